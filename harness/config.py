@@ -1,0 +1,215 @@
+"""One YAML is one experiment: its schema, its defaults, and clear refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from harness import resources
+from harness.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, Filler, Placement, named_condition
+from harness.datasets import Dataset, Fields, load_demo, load_jsonl, load_math500
+from harness.errors import ConfigError
+from harness.prompts import Layout
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ConditionConfig(_Strict):
+    """An inline condition: a repeated unit or token ids, how many, and where."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
+    unit: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    count: int = STUDY_COUNT
+    separator: str = " "
+    placement: Placement = Placement.BETWEEN
+    seed: int = DEFAULT_SEED
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Condition:
+        """A condition from raw values.
+
+        Raises:
+            ConfigError: naming the key and what it should be.
+        """
+        try:
+            return cls.model_validate(dict(values)).condition()
+        except ValidationError as error:
+            raise ConfigError(_explain(error, "condition", cls)) from None
+
+    def condition(self) -> Condition:
+        """The condition that this describes."""
+        return Condition(
+            name=self.name,
+            filler=Filler(unit=self.unit, token_ids=self.token_ids, count=self.count, separator=self.separator),
+            placement=self.placement,
+            seed=self.seed,
+        )
+
+
+class ModelConfig(_Strict):
+    """Which model, by which of lm-eval's backends, with which of the backend's own arguments.
+
+    `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model.
+    """
+
+    backend: str = "vllm"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    label: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name or path as given."""
+        return str(self.arguments.get("pretrained") or self.arguments.get("model") or "")
+
+    @property
+    def display_name(self) -> str:
+        """What tables and figures call it."""
+        return self.label or self.name.rstrip("/").rpartition("/")[2]
+
+
+class DatasetConfig(_Strict):
+    """A JSONL file of one's own and which of its fields hold what; `id: null` numbers the lines."""
+
+    path: Path
+    problem: str = "problem"
+    answer: str = "answer"
+    id: str | None = "unique_id"
+
+
+class SamplingConfig(_Strict):
+    """How completions are drawn: `greedy`, `model_default` (the model's generation_config), or explicit values."""
+
+    mode: Literal["greedy", "model_default", "explicit"] = "greedy"
+    max_gen_toks: int = Field(default=2048, ge=1)
+    until: tuple[str, ...] = ()
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    repetition_penalty: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _explicit_has_temperature(self) -> Self:
+        given = [k for k in ("temperature", "top_p", "top_k", "repetition_penalty") if getattr(self, k) is not None]
+        if self.mode == "explicit" and self.temperature is None:
+            raise ValueError("mode explicit needs a temperature")
+        if self.mode != "explicit" and given:
+            raise ValueError(f"{', '.join(given)} need `mode: explicit`, got mode {self.mode}")
+        return self
+
+
+def _as_inline(value: Any) -> Any:
+    return named_condition(value) if isinstance(value, str) else ConditionConfig.parse(value)
+
+
+class RunConfig(_Strict):
+    """One experiment."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    model: ModelConfig
+    dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
+    conditions: tuple[Annotated[Any, BeforeValidator(_as_inline)], ...] = Field(min_length=1)
+    layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
+    instruction: str | None = None
+    sampling: SamplingConfig = SamplingConfig()
+    output: Path = Path("results")
+    seed: int = DEFAULT_SEED
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [condition.name for condition in self.conditions]
+        if len(set(names)) < len(names):
+            raise ValueError(f"condition names must differ, got {', '.join(names)}")
+        if len(set(self.layouts)) < len(self.layouts):
+            raise ValueError("each layout may be named once")
+        if not self.model.name:
+            raise ValueError("model.arguments needs `pretrained` (or `model` for an API backend)")
+        if self.model.arguments.get("data_parallel_size", 1) not in (1, "1"):
+            raise ValueError("data_parallel_size above 1 is not supported by a single run")
+        return self
+
+    def load_dataset(self) -> Dataset:
+        """The problems that the config names."""
+        match self.dataset:
+            case "math500":
+                return load_math500()
+            case "demo":
+                return load_demo()
+            case DatasetConfig(path=path, problem=problem, answer=answer, id=identity):
+                return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
+        raise AssertionError(self.dataset)
+
+    def model_arguments(self) -> dict[str, Any]:
+        """lm-eval's model arguments, the bundled model and tokenizer resolved."""
+        arguments = dict(self.model.arguments)
+        for key in ("pretrained", "tokenizer"):
+            if isinstance(arguments.get(key), str):
+                arguments[key] = resources.resolve_model(arguments[key])
+        return arguments
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
+    """
+    if not path.is_file():
+        shipped = resources.folder("configs") / "runs" / path.name
+        if not shipped.is_file():
+            raise ConfigError(
+                f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
+            )
+        path = shipped
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(RunConfig.model_fields)}.")
+    for override in overrides:
+        _override(values, override)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, str(path), RunConfig)) from None
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected key=value, such as --set sampling.max_gen_toks=512.")
+    *parents, last = key.split(".")
+    target = values
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is not a mapping in the config.")
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[last] = text
+
+
+def _explain(error: ValidationError, where: str, schema: type[_Strict]) -> str:
+    """The most specific complaint in one line; an unknown key is named with the valid ones."""
+    worst = max(error.errors(), key=lambda e: len(e["loc"]))
+    parts = [str(part) for part in worst["loc"] if part != "DatasetConfig" and "[" not in str(part)]
+    key = ".".join(parts)
+    if worst["type"] == "extra_forbidden":
+        for part in parts[:-1]:
+            schema = _NESTED.get(part, schema)
+        return f"{where}: unknown key {key!r}. Expected one of: {', '.join(schema.model_fields)}."
+    if worst["type"] == "missing":
+        return f"{where}: the key {key!r} is missing."
+    message = worst["msg"].removeprefix("Value error, ")
+    return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."
+
+
+_NESTED: dict[str, type[_Strict]] = {"model": ModelConfig, "sampling": SamplingConfig, "dataset": DatasetConfig}

@@ -1,0 +1,137 @@
+"""Problems and a condition become lm-eval documents, checked where the model's tokenizer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import resources
+from harness.conditions import Condition
+from harness.datasets import Dataset
+from harness.prompts import Layout, build_prompt
+from harness.tokenization import (
+    ConditionCheck,
+    check_condition,
+    check_context,
+    context_length,
+    fit_filler,
+    has_system_turn,
+    load_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_GEN_TOKS = 2048
+"""Tokens generated at most, as in the authors' code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What of a model the prompts depend on.
+
+    Attributes:
+        name: For messages.
+        tokenizer: Its tokenizer.
+        context_length: Positions, None where unknown.
+    """
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    context_length: int | None
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Model | None:
+        """The model that lm-eval's model arguments name, None where they name none that can be loaded here.
+
+        `tokenizer` and `pretrained` are loaded or refused. A bare `model` (the API backends) counts only if it is a
+        folder: a served model may have any name.
+        """
+        served = str(arguments.get("model") or "")
+        weights = arguments.get("pretrained") or (served if Path(served).is_dir() and served else None)
+        tokenizer = arguments.get("tokenizer") or weights
+        if not isinstance(tokenizer, str) or not (weights is None or isinstance(weights, str)):
+            return None
+        trust = arguments.get("trust_remote_code") in (True, "True", "true")
+        loaded = load_tokenizer(
+            resources.resolve_model(tokenizer),
+            revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
+            trust_remote_code=trust,
+        )
+        stated = arguments.get("max_model_len") or arguments.get("max_length")
+        if stated is not None:
+            length: int | None = int(stated)
+        elif weights is not None and tokenizer == weights:
+            length = context_length(
+                resources.resolve_model(weights), revision=arguments.get("revision"), trust_remote_code=trust
+            )
+        else:
+            length = None
+        return cls(name=tokenizer, tokenizer=loaded, context_length=length)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """The sound layouts that the model can be run in."""
+        return (Layout.RAW, Layout.CHAT) if self.tokenizer.chat_template else (Layout.RAW,)
+
+
+def build_documents(
+    dataset: Dataset,
+    condition: Condition,
+    layout: Layout,
+    *,
+    model: Model | None = None,
+    instruction: str | None = None,
+) -> list[dict[str, Any]]:
+    """One document a problem: the problem's fields, the condition, `system` and `user` text, and the segments."""
+    tokenizer = model.tokenizer if model else None
+    inserted = fit_filler(condition, tokenizer)
+    system_turn = has_system_turn(tokenizer)
+    documents = []
+    for problem in dataset.problems:
+        prompt = build_prompt(
+            problem.problem,
+            condition,
+            filler_text=inserted,
+            layout=layout,
+            key=problem.id,
+            system_turn=system_turn,
+            instruction=instruction,
+        )
+        documents.append(
+            {
+                **asdict(problem),
+                "condition": condition.name,
+                "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
+                "system": prompt.system,
+                "user": prompt.user,
+                "segments": [asdict(segment) for segment in prompt.segments],
+            }
+        )
+    return documents
+
+
+def check_documents(
+    dataset: Dataset,
+    condition: Condition,
+    layouts: Sequence[Layout],
+    model: Model,
+    *,
+    max_gen_toks: int = MAX_GEN_TOKS,
+    instruction: str | None = None,
+) -> list[ConditionCheck]:
+    """Check every prompt of the condition in each layout.
+
+    Raises:
+        PromptMismatchError: a guarantee is broken, or a prompt and its completion do not fit the context.
+    """
+    problems = {problem.id: problem.problem for problem in dataset.problems}
+    checks = []
+    for layout in layouts:
+        check = check_condition(problems, condition, layout, model.tokenizer, instruction=instruction)
+        check.refuse(model.name)
+        if model.context_length is not None:
+            check_context(check, model.context_length, max_gen_toks)
+        checks.append(check)
+    return checks

@@ -1,0 +1,35 @@
+"""The exceptions that mless raises on purpose.
+
+Every message says four things: what happened, what was expected, what was found, and what to do. The command
+line prints the message alone and exits with code 2; a traceback therefore always means a bug in mless itself.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class ConfigError(HarnessError):
+    """A condition, a run config or a command-line value is not usable as written."""
+
+
+class DataError(HarnessError):
+    """A dataset file is missing, torn, or lacks a field."""
+
+
+class PromptMismatchError(HarnessError):
+    """A built prompt breaks a guarantee: filler length, problem token ids, or context length."""
+
+
+class ModelError(HarnessError):
+    """A model or tokenizer folder cannot be used for what was asked of it."""
+
+
+class MissingDependencyError(HarnessError):
+    """An optional package is needed for this command and is not installed."""
+
+
+class RunError(HarnessError):
+    """A run folder is missing, incomplete, or was not written by mless."""

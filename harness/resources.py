@@ -1,0 +1,28 @@
+"""Where tasks, configs and the demo lie: in the checkout as they stand, or inside the installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def folder(name: str) -> Path:
+    """The folder `tasks` or `configs`: beside the package in a checkout, inside it in a wheel."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def demo_folder() -> Path:
+    """The bundled problem set and, in `model/`, the bundled model."""
+    return _PACKAGE / "demo"
+
+
+def demo_model() -> Path:
+    """The bundled model with its tokenizer."""
+    return demo_folder() / "model"
+
+
+def resolve_model(name: str) -> str:
+    """A model's name as loaders take it: `demo` is the bundled model, everything else is itself."""
+    return str(demo_model()) if name == "demo" else name

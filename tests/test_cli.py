@@ -1,0 +1,146 @@
+"""The command as a user types it: what works, and each bad input in one line with exit code 2."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from harness import resources
+
+CONFIG = {
+    "name": "t",
+    "model": {"arguments": {"pretrained": "demo"}},
+    "dataset": "demo",
+    "conditions": ["wo", "mless"],
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(**changes):
+        path = tmp_path / "t.yaml"
+        path.write_text(yaml.safe_dump({**CONFIG, **changes}))
+        return str(path)
+
+    return write
+
+
+def refused(done, message):
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mless: ") and message in line
+
+
+def test_help_lists_the_commands(mless):
+    done = mless("--help")
+    assert done.returncode == 0
+    assert {"run", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
+
+
+def test_tasks_prints_the_include_path(mless):
+    assert mless("tasks").stdout.strip() == str(resources.folder("tasks"))
+
+
+def test_tasks_check_passes_for_the_bundled_model(mless):
+    done = mless("tasks", "--check", "--model", "demo")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert len(rows) == 12 and all(row[3] == row[2] and row[4] == row[5] == "0" and row[-1] == "same" for row in rows)
+
+
+def test_tasks_check_exits_2_on_a_violation(mless, tmp_path):
+    from tests.conftest import build_tokenizer
+
+    # a tokenizer without any merge splits `he`, so `mful` cannot be exact
+    tokenizer = build_tokenizer("gpt2", bos=False)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["merges"] = []
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    done = mless("tasks", "--check", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert "violation: mful, raw: the tokenizer splits the unit 'he': 55 units became 110 tokens" in done.stdout
+
+
+def test_dry_run_prints_the_plan_without_loading_a_model(mless, config):
+    done = mless("run", config(), "--dry-run", "--limit", "10")
+    assert done.returncode == 0
+    assert "requests  20" in done.stdout and "tokens    " in done.stdout
+    assert "mless      raw     55" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({"colour": 1}, [], "unknown key 'colour'. Expected one of: name, model"),
+        ({"conditions": ["wo", "mles"]}, [], "Unknown condition 'mles': expected one of wo, mless"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, [], "from 1 up, got 0"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": -5}]}, [], "from 1 up, got -5"),
+        ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
+        ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl does not exist"),
+        ({}, ["--set", "model.arguments.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
+        ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
+        ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(mless, config, changes, arguments, message):
+    refused(mless("run", config(**changes), *arguments), message)
+
+
+def test_a_broken_data_file_is_named_with_its_line(mless, config, tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"problem": "1+1?", "answer": "2", "unique_id": "a"}\n{"problem": "1+\n')
+    refused(mless("run", config(dataset={"path": str(tmp_path / "d.jsonl")})), "d.jsonl, line 2: not a complete JSON")
+
+
+def test_chat_without_a_template_is_refused(mless, config, tmp_path, demo_tokenizer):
+    import shutil
+
+    shutil.copytree(resources.demo_model(), tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").unlink()
+    done = mless("run", config(layouts=["chat"]), "--set", f"model.arguments.pretrained={tmp_path / 'base'}")
+    refused(done, "has no chat template, and the layout `chat` needs one")
+
+
+def test_a_used_output_folder_is_refused(mless, config, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("x")
+    refused_line = mless("run", config(), "--limit", "1", "--output", str(tmp_path / "full"))
+    assert refused_line.returncode == 2
+    assert "already holds files" in refused_line.stderr.splitlines()[-1]
+
+
+def test_table_of_a_missing_run(mless, tmp_path):
+    refused(mless("table", str(tmp_path)), "holds no run: expected run.json")
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml")))
+def test_every_shipped_config_is_accepted_by_dry_run(mless, name):
+    done = mless("run", name, "--dry-run", "--limit", "3", "--set", "model.arguments.tokenizer=demo")
+    assert done.returncode == 0, done.stderr
+    assert "requests" in done.stdout
+
+
+def test_fetch_names_what_is_out_of_reach(mless, config):
+    done = mless("fetch", config())
+    assert done.returncode == 0
+    assert "is a folder: nothing to fetch" in done.stdout and "500 problems" in done.stdout
+    refused_line = mless("fetch", config(), "--set", "model.arguments.pretrained=some/model")
+    assert refused_line.returncode == 2
+    assert "The hub could not be reached for some/model" in refused_line.stderr
+
+
+def test_doctor_finds_the_installation_sound(mless):
+    done = mless("doctor")
+    assert done.returncode == 0, done.stdout
+    subjects = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert subjects == ["python", "lm-eval", "torch", "vllm", "tokenizer", "data", "hub", "disk", "memory"]
+
+
+def test_doctor_names_the_fix(mless):
+    done = mless("doctor", MATH500_PATH="nowhere.jsonl")
+    assert done.returncode == 2
+    assert "FAIL  data" in done.stdout and "fix: Data file nowhere.jsonl does not exist" in done.stdout

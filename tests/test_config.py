@@ -1,0 +1,94 @@
+"""Run configs: good ones load, bad ones are refused by key."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from harness import resources
+from harness.conditions import Filler, Placement
+from harness.config import load_config
+from harness.errors import ConfigError
+
+MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
+
+
+def write(tmp_path, values):
+    path = tmp_path / "run.yaml"
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return path
+
+
+def test_a_minimal_config_has_the_studys_defaults(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL))
+    assert (config.dataset, config.sampling.mode, config.sampling.max_gen_toks) == ("math500", "greedy", 2048)
+    assert [condition.name for condition in config.conditions] == ["wo", "mless"]
+    assert config.model_arguments()["pretrained"] == str(resources.demo_model())
+
+
+def test_inline_conditions(tmp_path):
+    inline = {"name": "dots", "unit": ".", "count": 10, "separator": " ", "placement": "end"}
+    (condition,) = load_config(write(tmp_path, {**MINIMAL, "conditions": [inline]})).conditions
+    assert condition.filler == Filler(unit=".", count=10)
+    assert condition.placement is Placement.END
+
+
+def test_set_changes_nested_keys(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    config = load_config(path, ["sampling.max_gen_toks=7", "model.arguments.dtype=float32", "conditions=[wo]"])
+    assert config.sampling.max_gen_toks == 7
+    assert config.model.arguments["dtype"] == "float32"
+    assert len(config.conditions) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, r"unknown key 'colour'. Expected one of: name, model, dataset, conditions"),
+        ({"model": {"pretrained": "demo"}}, r"unknown key 'model.pretrained'. Expected one of: backend, arguments"),
+        ({"sampling": {"max_tokens": 1}}, r"unknown key 'sampling.max_tokens'. Expected one of: mode, max_gen_toks"),
+        (
+            {"dataset": {"path": "x", "question": "q"}},
+            r"unknown key 'dataset.question'. Expected one of: path, problem",
+        ),
+        ({"dataset": "math5000"}, r"dataset: .*'math500'"),
+        ({"conditions": ["mles"]}, r"Unknown condition 'mles': expected one of wo, mless"),
+        ({"conditions": []}, r"conditions: .*at least 1"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, r"whole number of tokens from 1 up, got 0"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": -3}]}, r"got -3"),
+        ({"conditions": [{"name": "x", "units": "/"}]}, r"condition: unknown key 'units'. Expected one of: name, unit"),
+        (
+            {"conditions": [{"name": "x", "unit": "/", "placement": "middle"}]},
+            r"condition: placement: .*'before_system'",
+        ),
+        ({"conditions": ["wo", "wo"]}, r"condition names must differ"),
+        ({"layouts": ["cat"]}, r"layouts.0: .*'raw', 'chat'"),
+        ({"sampling": {"mode": "explicit"}}, r"mode explicit needs a temperature"),
+        ({"sampling": {"temperature": 0.5}}, r"temperature need `mode: explicit`"),
+        ({"model": {"arguments": {}}}, r"model.arguments needs `pretrained`"),
+        ({"model": {"arguments": {"pretrained": "demo", "data_parallel_size": 2}}}, r"data_parallel_size above 1"),
+        ({"name": None}, r"name: Input should be a valid string"),
+    ],
+)
+def test_bad_configs_are_refused_by_key(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(write(tmp_path, {**MINIMAL, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "no.yaml")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        load_config(write(tmp_path, "a: [1"))
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_config(write(tmp_path, "- 1"))
+    with pytest.raises(ConfigError, match="expected key=value"):
+        load_config(write(tmp_path, MINIMAL), ["nonsense"])
+
+
+def test_every_shipped_config_loads():
+    paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
+    assert len(paths) == 9
+    for path in paths:
+        assert load_config(path).name == path.stem

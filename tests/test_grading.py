@@ -1,0 +1,135 @@
+"""Extraction, equivalence, verdicts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.datasets import load_demo, load_jsonl
+from harness.grading import Grade, grade
+from harness.grading.extraction import last_box
+from harness.grading.stock import stock_math_verify
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"so \boxed{3}.", "3"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {x}", "x"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{}", ""),
+        ("no box, $3$", None),
+        (r"\boxed{1", None),
+        ("}}}{{{", None),
+        (r"} \boxed{5}", "5"),
+    ],
+)
+def test_the_last_closed_box(text, box):
+    assert last_box(text) == box
+
+
+@given(st.text("\\boxed{} 1", max_size=200))
+def test_extraction_never_fails(text):
+    box = last_box(text)
+    assert box is None or box in text
+
+
+@pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", r"\boxed{1}", r"\boxed "])
+def test_extraction_is_linear(piece):
+    def seconds(n):
+        started = time.perf_counter()
+        last_box(piece * n)
+        return time.perf_counter() - started
+
+    small, large = min(seconds(20_000) for _ in range(3)), min(seconds(200_000) for _ in range(3))
+    assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
+
+
+@pytest.mark.parametrize(
+    ("completion", "target", "verdict"),
+    [
+        (r"\boxed{3}", "3", "correct"),
+        (r"\boxed{4}", "3", "incorrect"),
+        (r"\boxed{}", "3", "incorrect"),
+        ("3", "3", "no_box"),
+        (r"\boxed{0.5}", r"\frac{1}{2}", "correct"),
+        (r"\boxed{\dfrac12}", r"\frac{1}{2}", "correct"),
+        (r"\boxed{1,000}", "1000", "correct"),
+        (r"\boxed{(1, 2)}", r"\left( 1, 2 \right)", "correct"),
+        (r"\boxed{(2, 1)}", r"\left( 1, 2 \right)", "incorrect"),
+        (r"\boxed{[1,2)}", "[1,2]", "incorrect"),
+        (r"\boxed{2\sqrt{2}}", r"\sqrt{8}", "correct"),
+        (r"\boxed{x^2 + 1}", "1 + x^2", "correct"),
+        (r"\boxed{x^2 - 1}", "x^2 + 1", "incorrect"),
+        (r"\boxed{25\%}", r"25\%", "correct"),
+        (r"\boxed{-3}", "3", "incorrect"),
+        (r"<think>\boxed{3}</think> so \boxed{4}", "3", "incorrect"),
+        (r"<think>\boxed{3}</think> done", "3", "no_box"),
+        (r"\boxed{" + "1" * 3000 + "}", "3", "refused"),
+    ],
+)
+def test_verdicts(completion, target, verdict):
+    assert grade(completion, target).verdict == verdict
+
+
+def test_truncated_means_no_closed_box_and_length():
+    assert grade("thinking", "3", finish_reason="length").verdict == "truncated"
+    assert grade("thinking", "3", finish_reason="stop").verdict == "no_box"
+    assert grade(r"\boxed{3} and then on and on", "3", finish_reason="length").verdict == "correct"
+    assert grade(r"\boxed{3", "3", finish_reason="length").verdict == "truncated"
+
+
+def test_the_answer_is_kept():
+    assert grade(r"\boxed{ \frac{1}{2} }", "3") == Grade(verdict="incorrect", answer=r"\frac{1}{2}")
+
+
+def test_grading_is_picklable():
+    assert pickle.loads(pickle.dumps(grade))(r"\boxed{3}", "3").correct
+    assert pickle.loads(pickle.dumps(grade(r"\boxed{3}", "3"))).verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{", "((((", r"\sqrt", "$", "\\", r"\begin{pmatrix} 1", "__import__('os').system('true')"]
+)
+def test_malformed_answers_are_never_correct(answer):
+    assert grade(f"\\boxed{{{answer}}}", "3").verdict in {"incorrect", "no_box", "crashed"}
+
+
+def test_every_bundled_gold_verifies_against_itself_and_its_solution():
+    for problem in load_demo().problems:
+        assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct
+        assert grade(problem.solution, problem.answer).correct
+
+
+def test_stock_math_verify_accepts_answers_without_a_box():
+    assert stock_math_verify("The answer is $3$.", r"so \boxed{3}")
+    assert not stock_math_verify("The answer is $4$.", r"so \boxed{3}")
+
+
+def _golds():
+    named = os.environ.get("MATH500_PATH", "demo")
+    dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
+    return sorted({problem.answer for problem in dataset.problems})
+
+
+@pytest.mark.slow
+def test_no_gold_verifies_against_another():
+    """With MATH500_PATH set to MATH-500 this is every pair of its golds."""
+    golds = _golds()
+    wrong = []
+    for answer in golds:
+        for target in golds:
+            if answer != target and grade(f"\\boxed{{{answer}}}", target).verdict != "incorrect":
+                wrong.append((answer, target))
+    assert wrong == []

@@ -1,0 +1,158 @@
+"""The lm-eval tasks: each loads through TaskManager, is built, and renders the prompts it should."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+from harness import resources, task_links
+from harness.errors import ConfigError, PromptMismatchError
+from harness.prompts import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR
+
+NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
+DEMO = str(resources.demo_model())
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+
+def load(name, **metadata):
+    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False, metadata=metadata)
+    return manager.load([name])["tasks"]
+
+
+def prompts(task, limit=3, chat_template=None):
+    task.build_all_requests(limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template)
+    return [instance.args[0] for instance in task.instances]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_loads_builds_and_renders(name):
+    (task,) = load(f"math500_{name}").values()
+    assert len(task.eval_docs) == 500
+    first = task.eval_docs[0]
+    text = prompts(task)[0]
+    assert text == "".join(segment["text"] for segment in first["segments"])
+    assert text.startswith(AS_PUBLISHED_INSTRUCTION if "published" in name else INSTRUCTION)
+    assert text.endswith(first["problem"])
+    gaps = 0 if "published" in name else 1 if name == "wo" else 2
+    assert text.count(SEPARATOR) == gaps
+    arguments = task.instances[0].args[1]
+    assert arguments == {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": 2048}
+    assert task.config.num_fewshot == 0 and task.instances[0].request_type == "generate_until"
+
+
+def test_the_group_has_the_four_conditions():
+    assert list(load("math500_conditions")) == [f"math500_{name}" for name in NAMES[:4]]
+
+
+def test_prompts_differ_only_by_the_filler():
+    (wo,), (mless,) = load("math500_wo").values(), load("math500_mless").values()
+    for plain, filled in zip(prompts(wo), prompts(mless), strict=True):
+        assert filled.replace(" ".join("/" * 55) + SEPARATOR, "") == plain
+
+
+def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):
+    (task,) = load("math500_mless", pretrained=DEMO).values()
+
+    def template(messages, add_generation_prompt=True):
+        return demo_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    text = prompts(task, 1, template)[0]
+    assert f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>" in text
+    assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
+
+
+def test_filler_takes_its_condition_from_metadata():
+    (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=DEMO).values()
+    assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"count": 0}, ConfigError, "whole number of tokens from 1 up, got 0"),
+        ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
+        ({"placement": "middle"}, ConfigError, "placement"),
+        ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
+        ({"layout": "cat"}, None, ""),
+    ],
+)
+def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):
+    if error is None:  # without a tokenizer nothing is checked, so the layout is not asked for
+        load("math500_filler", **metadata)
+        return
+    with pytest.raises(error, match=message):
+        load("math500_filler", **metadata)
+
+
+def test_a_shorter_budget_can_be_stated():
+    load("math500_mless", pretrained=DEMO, max_model_len=1024, max_gen_toks=256)
+
+
+def test_the_random_sentence_has_its_exact_length_when_the_model_is_known(demo_tokenizer):
+    (task,) = load("math500_random", pretrained=DEMO).values()
+    (sentence,) = [s["text"] for s in task.eval_docs[0]["segments"] if s["role"] == "filler"]
+    assert len(demo_tokenizer.encode(sentence, add_special_tokens=False)) == 55
+
+
+def test_grading_through_the_filter_and_process_results():
+    (task,) = load("math500_wo").values()
+    prompts(task, 2)
+    target = task.eval_docs[0]["answer"]
+    task.instances[0].resps = [f"\\boxed{{{target}}}"]
+    task.instances[1].resps = ["no box"]
+    task.apply_filters()
+    graded = [instance.filtered_resps["graded"] for instance in task.instances]
+    assert json.loads(graded[0][0])["verdict"] == "correct"
+    first = task.process_results(task.eval_docs[0], [graded[0]])
+    second = task.process_results(task.eval_docs[1], [graded[1]])
+    assert first == {"correct": 1.0, "math_verify": 1.0, "no_box": 0.0, "truncated": 0.0}
+    assert second["no_box"] == 1.0 and second["correct"] == 0.0
+
+
+def test_repeats_are_averaged():
+    (task,) = load("math500_wo").values()
+    doc = task.eval_docs[0]
+    from harness.lm_eval_hooks import grade_responses
+
+    graded = grade_responses([[f"\\boxed{{{doc['answer']}}}", "none"]], [doc])
+    assert task.process_results(doc, graded)["correct"] == 0.5
+
+
+def test_link_makes_the_bare_name_work_and_unlink_undoes_it_exactly():
+    import lm_eval
+
+    folder = task_links._link_folder().parent
+    before = sorted(path for path in folder.iterdir())
+    try:
+        links = task_links.link()
+        assert task_links.link() == links
+        manager = TaskManager()
+        assert {f"math500_{name}" for name in NAMES} | {"math500_conditions"} <= set(manager.all_tasks)
+        assert len(manager.load(["math500_mless"])["tasks"]) == 1
+        assert list(manager.load(["math500_conditions"])["tasks"]) == [f"math500_{name}" for name in NAMES[:4]]
+    finally:
+        removed = task_links.unlink()
+    assert removed == links
+    assert sorted(path for path in folder.iterdir()) == before
+    assert "math500_mless" not in TaskManager().all_tasks
+    assert lm_eval is not None
+
+
+def test_unlink_leaves_foreign_files_alone():
+    folder = task_links._link_folder()
+    folder.mkdir()
+    try:
+        (folder / "mine.yaml").write_text("task: mine\n")
+        with pytest.raises(ConfigError, match=r"did not write: mine.yaml"):
+            task_links.unlink()
+        assert (folder / "mine.yaml").exists()
+    finally:
+        (folder / "mine.yaml").unlink()
+        folder.rmdir()
