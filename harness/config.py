@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from harness import resources
-from harness.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, Filler, Placement, named_condition
+from harness.conditions import (
+    DEFAULT_SEED,
+    STUDY_COUNT,
+    Condition,
+    Filler,
+    Placement,
+    named_condition,
+    named_conditions,
+)
 from harness.datasets import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.errors import ConfigError
 from harness.prompts import Layout
@@ -26,7 +34,7 @@ class ConditionConfig(_Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     unit: str | None = None
     token_ids: tuple[int, ...] | None = None
-    count: int = STUDY_COUNT
+    count: StrictInt = STUDY_COUNT
     separator: str = " "
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
@@ -104,8 +112,21 @@ class SamplingConfig(_Strict):
         return self
 
 
-def _as_inline(value: Any) -> Any:
-    return named_condition(value) if isinstance(value, str) else ConditionConfig.parse(value)
+def _as_condition(value: Any) -> Condition:
+    """A named condition from its name, an inline one from a mapping; a study's name stays the study's."""
+    if isinstance(value, str):
+        return named_condition(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}. "
+            "Quote names that YAML reads as something else."
+        )
+    condition = ConditionConfig.parse(value)
+    if condition.name in named_conditions():
+        raise ConfigError(
+            f"conditions: the name {condition.name!r} is the study's own condition. Give an inline one another name."
+        )
+    return condition
 
 
 class RunConfig(_Strict):
@@ -114,7 +135,7 @@ class RunConfig(_Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     model: ModelConfig
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
-    conditions: tuple[Annotated[Any, BeforeValidator(_as_inline)], ...] = Field(min_length=1)
+    conditions: tuple[Annotated[Any, BeforeValidator(_as_condition)], ...] = Field(min_length=1)
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
     instruction: str | None = None
     sampling: SamplingConfig = SamplingConfig()
@@ -128,11 +149,21 @@ class RunConfig(_Strict):
             raise ValueError(f"condition names must differ, got {', '.join(names)}")
         if len(set(self.layouts)) < len(self.layouts):
             raise ValueError("each layout may be named once")
+        tasks = [self.task_name("x", c.name, layout) for layout in self.layouts for c in self.conditions]
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a condition's name ends like a layout; rename it")
+        if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
+            raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
         if not self.model.name:
             raise ValueError("model.arguments needs `pretrained` (or `model` for an API backend)")
         if self.model.arguments.get("data_parallel_size", 1) not in (1, "1"):
             raise ValueError("data_parallel_size above 1 is not supported by a single run")
         return self
+
+    @staticmethod
+    def task_name(dataset: str, condition: str, layout: Layout) -> str:
+        """What lm-eval calls one condition in one layout."""
+        return f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
 
     def load_dataset(self) -> Dataset:
         """The problems that the config names."""
@@ -145,13 +176,39 @@ class RunConfig(_Strict):
                 return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
         raise AssertionError(self.dataset)
 
+    def as_written(self) -> dict[str, Any]:
+        """The config as plain values that load again, all defaults spelled out."""
+        values = self.model_dump(mode="json", exclude={"conditions"})
+        values["conditions"] = [_written(condition) for condition in self.conditions]
+        return values
+
     def model_arguments(self) -> dict[str, Any]:
         """lm-eval's model arguments, the bundled model and tokenizer resolved."""
         arguments = dict(self.model.arguments)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):
                 arguments[key] = resources.resolve_model(arguments[key])
+        if self.model.backend == "vllm":
+            arguments.setdefault("seed", self.seed)
+            # lm-eval reads the tokenizer at its newest revision unless told
+            if "revision" in arguments and "tokenizer" not in arguments:
+                arguments.setdefault("tokenizer_revision", arguments["revision"])
         return arguments
+
+
+def _written(condition: Condition) -> str | dict[str, Any]:
+    if not isinstance(condition.filler, Filler) or condition == named_conditions().get(condition.name):
+        return condition.name
+    filler = condition.filler
+    content = {"unit": filler.unit} if filler.unit is not None else {"token_ids": list(filler.token_ids or ())}
+    return {
+        "name": condition.name,
+        **content,
+        "count": filler.count,
+        "separator": filler.separator,
+        "placement": str(condition.placement),
+        "seed": condition.seed,
+    }
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -162,14 +219,14 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     if not path.is_file():
         shipped = resources.folder("configs") / "runs" / path.name
-        if not shipped.is_file():
+        if path.parent not in (Path(), Path("configs/runs")) or not shipped.is_file():
             raise ConfigError(
                 f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
             )
         path = shipped
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(RunConfig.model_fields)}.")

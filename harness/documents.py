@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness import resources
 from harness.conditions import Condition
 from harness.datasets import Dataset
+from harness.errors import ConfigError
 from harness.prompts import Layout, build_prompt
 from harness.tokenization import (
     ConditionCheck,
@@ -60,20 +61,41 @@ class Model:
             revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
             trust_remote_code=trust,
         )
-        stated = arguments.get("max_model_len") or arguments.get("max_length")
-        if stated is not None:
-            length: int | None = int(stated)
-        elif weights is not None and tokenizer == weights:
-            length = context_length(
+        length = _stated_length(arguments)
+        if weights is not None and tokenizer == weights:
+            own = context_length(
                 resources.resolve_model(weights), revision=arguments.get("revision"), trust_remote_code=trust
             )
-        else:
-            length = None
+            if length is not None and own is not None and length > own and not arguments.get("hf_overrides"):
+                raise ConfigError(
+                    f"The context length {length} is over what {weights} was made for, {own}. "
+                    "Lower max_model_len (or max_length)."
+                )
+            length = own if length is None else length
         return cls(name=tokenizer, tokenizer=loaded, context_length=length)
 
     def layouts(self) -> tuple[Layout, ...]:
         """The sound layouts that the model can be run in."""
         return (Layout.RAW, Layout.CHAT) if self.tokenizer.chat_template else (Layout.RAW,)
+
+
+def _stated_length(arguments: Mapping[str, Any]) -> int | None:
+    """The context length that the arguments state.
+
+    Raises:
+        ConfigError: a completions API without `max_length`. lm-eval then takes 2048, keeps 2047 for prompt and
+            completion together, and cuts the front of every prompt where that is not enough.
+    """
+    stated = arguments.get("max_model_len") or arguments.get("max_length")
+    base_url = str(arguments.get("base_url") or "").rstrip("/")
+    if not base_url or base_url.endswith("chat/completions"):
+        return None if stated is None else int(stated)
+    if stated is None:
+        raise ConfigError(
+            "The completions API cuts prompts to `max_length`, 2048 by default, which leaves no room for one. "
+            "Add the served model's context to --model_args, such as max_length=4096."
+        )
+    return int(stated) - 1
 
 
 def build_documents(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import MissingDependencyError, ModelError
-from harness.tokenization import explain_hub_error, refuse_missing_folder, template_arguments
+from harness.errors import MissingDependencyError, ModelError, PromptMismatchError
+from harness.tokenization import explain_hub_error, hash_token_ids, refuse_missing_folder, template_arguments
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -40,8 +40,13 @@ class Completion(str):
         return str, (str(self),)
 
 
-def load_model(backend: str, arguments: Mapping[str, Any]) -> LM:
+def load_model(backend: str, arguments: Mapping[str, Any], *, checked_prompts: frozenset[str] | None = None) -> LM:
     """Load the model once.
+
+    Args:
+        backend: lm-eval's name of it.
+        arguments: lm-eval's model arguments.
+        checked_prompts: Hashes of the token ids that were checked; with vLLM any other prompt is refused.
 
     Raises:
         ModelError: no such backend, no such model, or the backend refuses its arguments.
@@ -54,16 +59,15 @@ def load_model(backend: str, arguments: Mapping[str, Any]) -> LM:
         refuse_missing_folder(name)
     try:
         kind = _recording_vllm() if backend == "vllm" else get_model(backend)
-        model: LM = kind.create_from_arg_obj(dict(arguments), {"batch_size": "auto"})
+        model: LM = kind.create_from_arg_obj({"batch_size": "auto", **arguments})
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"The backend {backend!r} needs the package {error.name!r}. Install `mless[gpu]` on a GPU machine, "
             "`mless[cpu]` elsewhere; `mless doctor` checks the result."
         ) from error
-    except (ValueError, KeyError, OSError, TypeError) as error:
-        raise ModelError(
-            f"The backend {backend!r} could not load {name or dict(arguments)}: {explain_hub_error(name, error)}"
-        ) from error
+    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
+        raise ModelError(f"The backend {backend!r} did not start: {explain_hub_error(name, error)}") from error
+    model.checked_prompts = checked_prompts
     if hasattr(model, "chat_template_args"):
         model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
     return model
@@ -82,10 +86,11 @@ def _recording_vllm() -> type[LM]:
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
             # lm-eval reorders requests by length; equal prompts share their record, as greedy decoding shares them
+            prompts = self.tok_encode([request.args[0] for request in requests])
+            self._refuse_unchecked(prompts)
             self._outputs: list[Any] = []
             texts = super().generate_until(requests, disable_tqdm)
             by_prompt = {tuple(output.prompt_token_ids): output for output in self._outputs}
-            prompts = self.tok_encode([request.args[0] for request in requests])
             completions: list[str] = []
             for text, prompt in zip(texts, prompts, strict=True):
                 output = by_prompt.get(tuple(prompt))
@@ -103,5 +108,15 @@ def _recording_vllm() -> type[LM]:
                     )
                 )
             return completions
+
+        def _refuse_unchecked(self, prompts: list[list[int]]) -> None:
+            if self.checked_prompts is None:
+                return
+            for prompt in prompts:
+                if hash_token_ids(prompt) not in self.checked_prompts:
+                    raise PromptMismatchError(
+                        "The engine would run other token ids than those that were checked. A model argument that "
+                        "changes prompts (add_bos_token, chat_template_args, enable_thinking) was set: remove it."
+                    )
 
     return RecordingVLLM

@@ -7,60 +7,52 @@ from pathlib import Path
 import yaml
 
 from harness.config import RunConfig
-from harness.errors import ConfigError
+from harness.errors import ConfigError, ModelError
 from harness.tokenization import explain_hub_error
 
 
-def fetch(config: RunConfig) -> list[str]:
+def fetch(config: RunConfig, *, pin: Path | None = None) -> list[str]:
     """Download model, tokenizer and data into the hub's cache; one line on each.
 
+    Args:
+        config: What to fetch for.
+        pin: Also write the config here, with the commits that were fetched as its revisions.
+
     Raises:
+        ConfigError: `pin` exists already.
         ModelError: the hub refuses or cannot be reached.
         DataError: the same for the data.
     """
+    if pin is not None and pin.exists():
+        raise ConfigError(f"{pin} exists already. Remove it, or give another --pin.")
     lines = []
     arguments = config.model_arguments()
-    for key in ("pretrained", "tokenizer"):
+    pinned = {}
+    for key, revision_key in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):
         name = arguments.get(key)
-        if isinstance(name, str):
-            revision = arguments.get("revision" if key == "pretrained" else "tokenizer_revision")
-            lines.append(f"{key:<11}{_fetch_repository(name, revision)}")
+        if not isinstance(name, str):
+            continue
+        if Path(name).is_dir():
+            lines.append(f"{key:<11}{name} is a folder: nothing to fetch")
+            continue
+        folder = _fetch_repository(name, arguments.get(revision_key), weights=key == "pretrained")
+        pinned[revision_key] = folder.name
+        lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
     dataset = config.load_dataset()
     lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
+    if pin is not None:
+        values = config.as_written()
+        values["model"]["arguments"] |= pinned
+        pin.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        lines.append(f"pinned     {pin}")
     return lines
 
 
-def write_pinned(source: Path, config: RunConfig, target: Path) -> None:
-    """Write the config again with the model's revision pinned to what the hub has now."""
-    values = yaml.safe_load(source.read_text(encoding="utf-8"))
-    if target.exists():
-        raise ConfigError(f"{target} exists already. Remove it, or give another --pin.")
-    name = config.model_arguments().get("pretrained")
-    if isinstance(name, str) and not Path(name).is_dir():
-        values["model"]["arguments"]["revision"] = _resolve(name, config.model.arguments.get("revision"))
-    target.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-
-
-def _fetch_repository(name: str, revision: str | None) -> str:
-    if Path(name).is_dir():
-        return f"{name} is a folder: nothing to fetch"
+def _fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    from harness.errors import ModelError
-
+    unneeded = ["*.pth", "*.gguf", "original/*"] + ([] if weights else ["*.safetensors", "*.bin"])
     try:
-        folder = snapshot_download(name, revision=revision, ignore_patterns=["*.pth", "*.gguf", "original/*"])
-    except Exception as error:
-        raise ModelError(explain_hub_error(name, error)) from error
-    return f"{name}@{Path(folder).name} in {folder}"
-
-
-def _resolve(name: str, revision: str | None) -> str:
-    from huggingface_hub import HfApi
-
-    from harness.errors import ModelError
-
-    try:
-        return str(HfApi().model_info(name, revision=revision).sha)
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=unneeded))
     except Exception as error:
         raise ModelError(explain_hub_error(name, error)) from error

@@ -21,8 +21,8 @@ _SPARE = ("#555555", "#999999", "#bbbb44", "#cc6677")
 def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
     """Grouped bars of `leaderboard.accuracy_table`, percent, each with its standard error.
 
-    Several layouts become groups of their own. The axis starts at zero unless every bar is far above it, so that
-    small differences stay visible and large ones are not made out of small ones.
+    Several layouts become groups of their own. As in the study the axis starts at 30 where every bar is well above
+    it, and the axis label then says so; else at zero.
     """
     from matplotlib.figure import Figure
 
@@ -55,11 +55,11 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
                 f"{height:.1f}", (x, height + lift), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
             )
     low, high = float(table["accuracy"].min()), float((table["accuracy"] + table["standard_error"].fillna(0)).max())
-    bottom = 0.0 if low < 30 else 30.0
+    bottom = 30.0 if low >= 40 else 0.0
     axes.set_ylim(bottom, min(104.0, high + 0.12 * max(high - bottom, 1.0)))
     axes.set_xticks(range(len(groups)), [f"{m}\n{layout}" if several_layouts else str(m) for m, layout in groups])
     axes.set_xlim(-0.5, len(groups) - 0.5)
-    axes.set_ylabel("Accuracy (%), bars: ± 1 standard error")
+    axes.set_ylabel("Accuracy (%), ± 1 standard error" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
     axes.set_title(title)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -72,7 +72,7 @@ def render_table(table: pandas.DataFrame, form: Format = "text") -> str:
             str(row.layout),
             LABELS.get(str(row.condition), str(row.condition)),
             f"{row.accuracy:.1f}",
-            "-" if math.isnan(row.standard_error) else f"{row.standard_error:.1f}",
+            "-" if row.standard_error != row.standard_error else f"{row.standard_error:.1f}",
             str(row.n),
             str(row.no_box),
             str(row.truncated),

@@ -56,7 +56,9 @@ def mless_as_published(**metadata: Any) -> Documents:
 
 def filler(**metadata: Any) -> Documents:
     """Documents of `math500_filler`: unit or token_ids, count, separator, placement, placement_seed from metadata."""
-    given = {k: metadata[k] for k in ("unit", "token_ids", "count", "separator", "placement") if k in metadata}
+    given: dict[str, Any] = {
+        k: metadata[k] for k in ("unit", "token_ids", "count", "separator", "placement") if k in metadata
+    }
     if "unit" not in given and "token_ids" not in given:
         given["unit"] = "/"
     given.setdefault("count", STUDY_COUNT)

@@ -43,13 +43,21 @@ def git_revision() -> str | None:
         return None
 
 
-def model_fingerprint(name: str) -> dict[str, Any]:
-    """What identifies a model: for a folder the hashes of its configs and weights, for a hub name the name."""
+def model_fingerprint(name: str, revision: str | None = None) -> dict[str, Any]:
+    """What identifies a model: for a folder the hashes of its configs and weights, for a hub name its commit."""
     folder = Path(name)
     if not folder.is_dir():
-        return {"name": name}
+        return {"name": name, "revision": _hub_commit(name, revision)}
     files = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".jinja"})
     return {"name": folder.name, "sha256": {p.name: _hash_file(p) for p in files}}
+
+
+def _hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit of a hub model as it lies in the local cache, where the run has just loaded it from."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def _hash_file(path: Path) -> str:

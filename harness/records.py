@@ -27,6 +27,8 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise RunError(f"{path} is torn ({error.msg}, line {error.lineno}). Restore it, or run again.") from None
+    if not isinstance(receipt, dict) or not receipt.get("tasks") or "model" not in receipt:
+        raise RunError(f"{path} is not a run's receipt: expected the keys model and tasks. Restore it, or run again.")
     return receipt
 
 
@@ -49,7 +51,7 @@ def load_run(path: str | Path) -> pandas.DataFrame:
         log = folder / task["samples"]
         if not log.is_file():
             raise RunError(f"{folder}: the sample log {task['samples']} is missing. Restore it, or run again.")
-        for number, line in enumerate(log.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(log.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
             try:
                 sample = json.loads(line)
             except json.JSONDecodeError:

@@ -21,12 +21,14 @@ from harness.conditions import Condition
 from harness.config import RunConfig
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents
+from harness.engine import Completion, load_model
 from harness.errors import ModelError, RunError
 from harness.figures import draw_accuracy_bars, save_figure
+from harness.grading.grade import GRADER_VERSION
 from harness.leaderboard import accuracy_table
 from harness.prompts import Layout
 from harness.records import RECEIPT, load_run
-from harness.tokenization import ConditionCheck, hash_token_ids
+from harness.tokenization import ConditionCheck, explain_hub_error, hash_token_ids
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -122,8 +124,7 @@ def plan_run(config: RunConfig, *, limit: int | None = None) -> Plan:
                 check = check_documents(
                     dataset, condition, (layout,), model, max_gen_toks=budget, instruction=config.instruction
                 )[0]
-            suffix = "" if layout is Layout.RAW else f"_{layout}"
-            task = f"{dataset.name}_{condition.name}{suffix}"
+            task = config.task_name(dataset.name, condition.name, layout)
             arms.append(Arm(task=task, condition=condition, layout=layout, check=check))
     return Plan(config=config, dataset=dataset, model=model, arms=tuple(arms))
 
@@ -137,10 +138,10 @@ def execute(plan: Plan, *, output: Path | None = None) -> Path:
     folder = _new_folder(plan.config, output)
     started = time.monotonic()
     _quieten()
-    from harness.engine import load_model
-
     generation = _generation_arguments(plan)
-    lm = load_model(plan.config.model.backend, plan.config.model_arguments())
+    checks = [arm.check for arm in plan.arms]
+    checked = None if None in checks else frozenset(h for check in checks if check for h in check.prompt_sha256)
+    lm = load_model(plan.config.model.backend, plan.config.model_arguments(), checked_prompts=checked)
     tasks = []
     for templated in (False, True):
         arms = [arm for arm in plan.arms if (arm.layout is Layout.CHAT) == templated]
@@ -204,11 +205,11 @@ def _evaluate(
                 "task": arm.task,
                 "condition": arm.condition.name,
                 "layout": str(arm.layout),
-                "samples": _newest(folder, f"samples_{arm.task}_[0-9]*.jsonl"),
-                "results": _newest(folder, "results_*.json"),
+                "samples": f"samples_{arm.task}_{tracker.date_id}.jsonl",
+                "results": f"results_{tracker.date_id}.json",
                 "prompts_sha256": _hash_all([row["prompt_hash"] for row in rows]),
                 "prompt_tokens_sha256": None if None in token_hashes else _hash_all(token_hashes),
-                "filler_tokens": arm.check.filler_tokens[1] if arm.check else None,
+                "filler_tokens": list(arm.check.filler_tokens) if arm.check else None,
             }
         )
     return written
@@ -240,7 +241,7 @@ def _as_split(table: Any, **_metadata: Any) -> dict[str, Any]:
 
 def _generation(completion: str) -> dict[str, Any]:
     """What the engine recorded of a completion; empty for backends that record nothing."""
-    if not hasattr(completion, "finish_reason"):
+    if not isinstance(completion, Completion):
         return {}
     return {
         "finish_reason": completion.finish_reason,
@@ -254,26 +255,38 @@ def _generation_arguments(plan: Plan) -> dict[str, Any]:
     """lm-eval's generation arguments for the config's sampling."""
     sampling = plan.config.sampling
     fixed: dict[str, Any] = {"until": list(sampling.until), "max_gen_toks": sampling.max_gen_toks}
-    greedy = fixed | {"do_sample": False, "temperature": 0.0}
     if sampling.mode == "greedy":
-        return greedy
+        return {**fixed, **_GREEDY}
     if sampling.mode == "explicit":
         given = {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "repetition_penalty")}
         return fixed | {"do_sample": bool(sampling.temperature)} | {k: v for k, v in given.items() if v is not None}
+    return fixed | _model_default(plan.config)
+
+
+_GREEDY: Mapping[str, Any] = {"do_sample": False, "temperature": 0.0}
+_GENERATE_TOP_K = 50
+"""What transformers' `generate` takes where a sampling model names no top_k."""
+
+
+def _model_default(config: RunConfig) -> dict[str, Any]:
+    """What plain `generate` would do with this model: its generation_config, gaps filled as transformers fills them."""
     from transformers import GenerationConfig
 
-    name = str(plan.config.model_arguments().get("pretrained") or "")
+    name = str(config.model_arguments().get("pretrained") or "")
     try:
-        own = GenerationConfig.from_pretrained(name, revision=plan.config.model.arguments.get("revision"))
+        own = GenerationConfig.from_pretrained(name, revision=config.model.arguments.get("revision"))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"sampling.mode is model_default, and {name or 'the model'} has no generation_config.json that can be "
-            "read. Use mode greedy, or explicit with a temperature."
+            "sampling.mode is model_default, and the model's generation_config.json cannot be read. "
+            f"{explain_hub_error(name, error)} Or use mode greedy, or explicit with a temperature."
         ) from error
+    penalty = {} if own.repetition_penalty in (None, 1.0) else {"repetition_penalty": own.repetition_penalty}
     if not own.do_sample:
-        return greedy
-    kept = {k: getattr(own, k, None) for k in ("temperature", "top_p", "top_k", "repetition_penalty")}
-    return fixed | {"do_sample": True} | {k: v for k, v in kept.items() if v is not None}
+        return {**_GREEDY, **penalty}
+    temperature = 1.0 if own.temperature is None else own.temperature
+    top_k = _GENERATE_TOP_K if own.top_k is None else own.top_k
+    top_p = {} if own.top_p is None else {"top_p": own.top_p}
+    return {"do_sample": True, "temperature": temperature, "top_k": top_k, **top_p, **penalty}
 
 
 def _receipt(plan: Plan, tasks: list[dict[str, Any]], generation: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -286,7 +299,10 @@ def _receipt(plan: Plan, tasks: list[dict[str, Any]], generation: Mapping[str, A
         "model": {
             "label": config.model.display_name,
             "backend": config.model.backend,
-            **receipts.model_fingerprint(str(config.model_arguments().get("pretrained") or config.model.name)),
+            **receipts.model_fingerprint(
+                str(config.model_arguments().get("pretrained") or config.model.name),
+                config.model.arguments.get("revision"),
+            ),
         },
         "dataset": {
             "name": plan.dataset.name,
@@ -295,27 +311,22 @@ def _receipt(plan: Plan, tasks: list[dict[str, Any]], generation: Mapping[str, A
             "sha256": plan.dataset.sha256,
         },
         "generation": dict(generation),
+        "grader_version": GRADER_VERSION,
         "seed": config.seed,
         "tasks": tasks,
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
-        "config": json.loads(_config_json(config)),
+        "config": config.as_written(),
     }
-
-
-def _config_json(config: RunConfig) -> str:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(RunConfig).dump_json(config).decode()
 
 
 def _new_folder(config: RunConfig, output: Path | None) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = output or config.output / f"{config.name}-{stamp}"
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} already holds files. Choose another --output; nothing there was touched.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise RunError(f"{folder} already holds files. Choose another --output; nothing there was touched.")
     except OSError as error:
         raise RunError(f"{folder} cannot be made: {error.strerror}. Choose another --output.") from None
     return folder
@@ -327,10 +338,6 @@ def _quieten() -> None:
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-
-
-def _newest(folder: Path, pattern: str) -> str:
-    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns).name
 
 
 def _hash_all(hashes: Sequence[str]) -> str:

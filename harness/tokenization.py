@@ -103,16 +103,16 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     text = " ".join(chain)
     if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
         return (
-            f"The hub refuses {name} (401/403): it is gated or private. Accept its licence on its page, then log in "
-            "with `hf auth login` or set HF_TOKEN."
+            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Check the spelling, "
+            "accept its licence on its page, then log in with `hf auth login` or set HF_TOKEN."
         )
     if re.search(r"offline|Connection|resolve|Temporary failure|Max retries|timed out|couldn't connect", text, re.I):
         return (
             f"The hub could not be reached for {name}, and it is not in the local cache. Check the network, or on a "
             "connected machine run `mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
         )
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"{name} cannot be loaded: {first} Expected a model folder or a hub name; check the spelling."
+    said = " ".join(str(error).split()) or type(error).__name__
+    return f"{name} cannot be loaded: {said[:400]} Expected a model folder or a hub name; check the spelling."
 
 
 def template_arguments() -> dict[str, Any]:
@@ -222,8 +222,8 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
             got = _ids_between_separators(text, tokenizer)
             if got != wanted:
                 raise PromptMismatchError(
-                    f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this tokenizer reads "
-                    f"back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
+                    f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this tokenizer "
+                    f"reads back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
                 )
             return text
         case Filler():
@@ -240,6 +240,7 @@ class ConditionCheck:
         filler_tokens, straddling, merged: Least and most over the prompts.
         filler_span: The first prompt's.
         prompt_tokens: Length of each prompt in tokens.
+        prompt_sha256: Hash of each prompt's token ids.
         same_problem_ids: Prompts whose problem ids equal those without filler.
         violations: What breaks the guarantees, in words; empty when sound.
     """
@@ -252,6 +253,7 @@ class ConditionCheck:
     merged: tuple[int, int]
     filler_span: tuple[int, int] | None
     prompt_tokens: tuple[int, ...]
+    prompt_sha256: tuple[str, ...]
     same_problem_ids: int
     violations: tuple[str, ...]
 
@@ -313,6 +315,7 @@ def check_condition(
         merged=_range(r.merged for r in reports),
         filler_span=reports[0].filler_span,
         prompt_tokens=tuple(len(r.prompt_token_ids) for r in reports),
+        prompt_sha256=tuple(r.sha256 for r in reports),
         same_problem_ids=same,
         violations=tuple(dict.fromkeys(violations)),
     )

@@ -34,7 +34,7 @@ REFUSES_SYSTEM_AND_ASKS_CLOCK = (
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 DROPS_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]\n{{ m['content'] }}\n[/INST]\n{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST]\n{{ m['content'] }}[/INST]\n{% endif %}{% endfor %}"
 )
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -68,12 +68,35 @@ def test_set_changes_nested_keys(tmp_path):
         ({"model": {"arguments": {}}}, r"model.arguments needs `pretrained`"),
         ({"model": {"arguments": {"pretrained": "demo", "data_parallel_size": 2}}}, r"data_parallel_size above 1"),
         ({"name": None}, r"name: Input should be a valid string"),
+        ({"conditions": ["wo", False]}, r"expected a name or a mapping .* got False"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": True}]}, r"count: .*integer"),
+        ({"conditions": [{"name": "mless", "unit": "?"}]}, r"'mless' is the study's own condition"),
+        ({"instruction": "Hi", "layouts": ["as_published"]}, r"instruction cannot be changed"),
+        (
+            {"conditions": ["wo", {"name": "wo_chat", "unit": "?"}], "layouts": ["raw", "chat"]},
+            r"a condition's name ends like a layout",
+        ),
     ],
 )
 def test_bad_configs_are_refused_by_key(tmp_path, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(write(tmp_path, {**MINIMAL, **change}))
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_written_loads_again(tmp_path):
+    inline = {"name": "dots", "unit": ".", "count": 10, "placement": "end"}
+    config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "random", inline]}))
+    assert load_config(write(tmp_path, config.as_written())) == config
+
+
+def test_the_seed_reaches_the_engine(tmp_path):
+    assert load_config(write(tmp_path, {**MINIMAL, "seed": 7})).model_arguments()["seed"] == 7
+
+
+def test_a_wrong_folder_does_not_fall_back_to_a_shipped_config(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "demo.yaml")
 
 
 def test_missing_and_broken_files(tmp_path):

@@ -76,11 +76,77 @@ def test_extraction_is_linear(piece):
         (r"\boxed{-3}", "3", "incorrect"),
         (r"<think>\boxed{3}</think> so \boxed{4}", "3", "incorrect"),
         (r"<think>\boxed{3}</think> done", "3", "no_box"),
+        (r"<think> maybe \boxed{3}?", "3", "no_box"),
         (r"\boxed{" + "1" * 3000 + "}", "3", "refused"),
+        (r"\boxed{9^{9^{9}}}", "3", "refused"),
+        (r"\boxed{9^9^9}", "3", "refused"),
+        (r"\boxed{2^{1000000000}}", "3", "refused"),
+        (r"\boxed{100000000!}", "3", "refused"),
     ],
 )
 def test_verdicts(completion, target, verdict):
     assert grade(completion, target).verdict == verdict
+
+
+SAME = [
+    ("200, 100", "100, 200"),
+    ("x=5", "5"),
+    ("f(x)=2x", "2x"),
+    (r"x\in[1,2]", "[1,2]"),
+    (r"1\le x\le 2", "[1,2]"),
+    ("x<5", r"(-\infty,5)"),
+    (r"1\,000", "1000"),
+    (r"10,\!000", "10000"),
+    ("1 000", "1000"),
+    ("y=2x+1", "y=1+2x"),
+    (r"5\text{ cm}", "5"),
+    ("2516_{8}", "2516_8"),
+    (r"3\sqrt{2}", r"\sqrt{18}"),
+    (r"\boxed{3}", "3"),
+    ("(x+1)(x-1)", "x^2-1"),
+    (r"1\pm\sqrt{2}", r"1-\sqrt2,1+\sqrt2"),
+    (r"\{1,2\}", "2,1"),
+    ("(0.5,2)", r"\left(\frac12,2\right)"),
+]
+DIFFERENT = [
+    (r"5, \boxed{3}", "3"),
+    (r"\text{not }\boxed{3}", "3"),
+    ("3 4", "34"),
+    (r"1\quad 2", "12"),
+    ("-2 3", "-23"),
+    ("$3$ $4$", "34"),
+    ("10100", "10, 100"),
+    ("1, 234", "1234"),
+    ("101_3", "101_2"),
+    ("52", "52_8"),
+    (r"\ne 5", "5"),
+    (r"x \ne 5", "5"),
+    (r"\approx 5", "5"),
+    (r"\le 5", "5"),
+    ("x>5", "5"),
+    ("x+1=5", "5"),
+    ("3=4", "4"),
+    (r"4 \Rightarrow 3", "3"),
+    (r"5\text{ km}", r"5\text{ m}"),
+    ("x", "X"),
+    ("3'", "3"),
+    ("f'(3)", "f(3)"),
+    ("1,2,2", "1,2"),
+    ("BA", "AB"),
+    (r"\angle ABC", r"\angle CBA"),
+    ("(-2,1)", "-2,1"),
+    ("(-2,1)", "1,-2"),
+]
+
+
+@pytest.mark.parametrize(("answer", "target"), SAME)
+def test_other_ways_to_write_the_same(answer, target):
+    assert grade(f"\\boxed{{{answer}}}", target).verdict == "correct"
+
+
+@pytest.mark.parametrize(("answer", "target"), DIFFERENT)
+def test_what_math_verify_would_confuse(answer, target):
+    assert grade(f"\\boxed{{{answer}}}", target).verdict == "incorrect"
 
 
 def test_truncated_means_no_closed_box_and_length():

@@ -125,24 +125,34 @@ def test_repeats_are_averaged():
     assert task.process_results(doc, graded)["correct"] == 0.5
 
 
-def test_link_makes_the_bare_name_work_and_unlink_undoes_it_exactly():
-    import lm_eval
-
+def test_link_writes_loadable_tasks_and_unlink_undoes_it_exactly():
     folder = task_links._link_folder().parent
-    before = sorted(path for path in folder.iterdir())
+    before = sorted(folder.iterdir())
     try:
         links = task_links.link()
         assert task_links.link() == links
-        manager = TaskManager()
-        assert {f"math500_{name}" for name in NAMES} | {"math500_conditions"} <= set(manager.all_tasks)
+        manager = TaskManager(include_path=str(links[0].parent), include_defaults=False)
+        assert {f"math500_{name}" for name in NAMES} | {"math500_conditions"} == set(manager.all_tasks)
         assert len(manager.load(["math500_mless"])["tasks"]) == 1
         assert list(manager.load(["math500_conditions"])["tasks"]) == [f"math500_{name}" for name in NAMES[:4]]
     finally:
         removed = task_links.unlink()
     assert removed == links
-    assert sorted(path for path in folder.iterdir()) == before
-    assert "math500_mless" not in TaskManager().all_tasks
-    assert lm_eval is not None
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_the_bare_name_works_after_link_and_fails_clearly_after_unlink(lm_eval, tmp_path):
+    arguments = ("run", "--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "1")
+    arguments += ("--tasks", "math500_mless", "--gen_kwargs", "max_gen_toks=4", "--output_path", str(tmp_path))
+    try:
+        task_links.link()
+        assert "|correct" in lm_eval(*arguments).stdout.replace(" ", "")
+    finally:
+        task_links.unlink()
+    done = lm_eval(*arguments)
+    assert done.returncode != 0
+    assert "math500_mless" in done.stderr.strip().splitlines()[-1]
 
 
 def test_unlink_leaves_foreign_files_alone():

@@ -90,7 +90,8 @@ def _percent(rng: random.Random, level: int) -> Drawn:
             ["What percent of $%d$ is $%d$?", "Out of $%d$ marbles, $%d$ are red. What percent is that?"]
         )
         % (whole, part),
-        solution=f"We have $\\frac{{{part}}}{{{whole}}} = \\frac{{{scaled}}}{{100}}$, so it is $\\boxed{{{share}\\%}}$.",
+        solution=f"We have $\\frac{{{part}}}{{{whole}}} = \\frac{{{scaled}}}{{100}}$, "
+        f"so it is $\\boxed{{{share}\\%}}$.",
         answer=f"{share}\\%",
     )
 
@@ -300,8 +301,8 @@ def _probability(rng: random.Random, level: int) -> Drawn:
     chance = _fraction(Fraction(red, red + blue))
     return Drawn(
         numbers=(red, blue),
-        problem=f"A bag holds ${red}$ red and ${blue}$ blue balls. One ball is drawn at random. What is the probability "
-        "that it is red?",
+        problem=f"A bag holds ${red}$ red and ${blue}$ blue balls. One ball is drawn at random. "
+        "What is the probability that it is red?",
         solution=f"There are ${red} + {blue} = {red + blue}$ balls, so it is $\\frac{{{red}}}{{{red + blue}}} = "
         f"\\boxed{{{chance}}}$.",
         answer=chance,

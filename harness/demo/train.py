@@ -183,7 +183,7 @@ def train(out: Path, *, steps: int, seed: int, batch_tokens: int, peak_rate: flo
         counted = wanted != -100
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
         loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[counted]), wanted[counted])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, schedule in zip(optimisers, schedules, strict=True):
             optimiser.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,13 @@ Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "tim
 GRADER_VERSION = 1
 """Goes up whenever a verdict can change."""
 
+_EXPLOSIVE = re.compile(
+    r"\^\s*\{?[-+(]*\d{5,}"  # 2^{10000000}
+    r"|\^\s*\{[^{}A-Za-z]*\d[^{}A-Za-z]*\^|\d\s*\^\s*\{?\d+\}?\s*\^"  # 9^{9^9}, 9^9^9
+    r"|\d{5,}\)?\s*!|!\s*\)*!"  # 100000000!, 9!!
+)
+"""Powers, towers and factorials whose value would not fit anywhere: sympy would try. No gold has any."""
+
 LONGEST_ANSWER = 2000
 """Characters of a box that are still read; the longest gold of MATH-500 has 53."""
 
@@ -23,8 +31,8 @@ class Grade:
 
     Attributes:
         verdict: `correct` or `incorrect` if a closed box was read, however generation ended; without one `truncated`
-            if generation ran into its limit, else `no_box`. `refused`: the box is too large to be read. `timeout`
-            and `crashed`: the comparison did not end, or failed; counted apart, never as correct.
+            if generation ran into its limit, else `no_box`. `refused`: the box is too large to be read, or
+            names a number too large to be computed. `timeout` and `crashed`: the comparison did not end, or failed; counted apart, never as correct.
         answer: The content of the last closed box; None without one.
     """
 
@@ -48,7 +56,7 @@ def grade(completion: str, target: str, *, finish_reason: str | None = None) -> 
     answer = last_box(visible_answer(completion))
     if answer is None:
         return Grade(verdict="truncated" if finish_reason == "length" else "no_box", answer=None)
-    if len(answer) > LONGEST_ANSWER:
+    if len(answer) > LONGEST_ANSWER or _EXPLOSIVE.search(answer):
         return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER])
     return Grade(verdict=_compare(answer, target), answer=answer)
 

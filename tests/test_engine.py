@@ -1,0 +1,209 @@
+"""The real engine on the bundled model: our run against the stock command, sample for sample.
+
+Four engine starts: one for `mless run`, two for the stock vLLM backend, one for `vllm serve`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pandas
+import pytest
+
+from harness import load_run, resources
+from harness.conditions import named_condition
+from harness.datasets import load_demo
+from harness.prompts import Layout
+from harness.tokenization import check_condition
+
+pytestmark = pytest.mark.engine
+
+LIMIT = 12
+BUDGET = 48  # short of some solutions, so that truncation occurs
+DEMO = str(resources.demo_model())
+ENGINE = (
+    f"pretrained={DEMO},dtype=bfloat16,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
+    "enable_chunked_prefill=False,max_num_batched_tokens=8192"
+)
+CONDITIONS = ["wo", "mless", "mful", "random"]
+
+
+@pytest.fixture(scope="session")
+def our_run(mless, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours") / "run"
+    done = mless(
+        *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(folder)),
+        *("--set", f"sampling.max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, done.stdout
+
+
+def stock(lm_eval, folder, *arguments):
+    done = lm_eval(
+        *("run", *arguments, "--tasks", "math500_conditions", "--include_path", str(resources.folder("tasks"))),
+        *("--limit", str(LIMIT), "--gen_kwargs", f"max_gen_toks={BUDGET}", "--log_samples"),
+        *("--output_path", str(folder)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = []
+    for log in sorted(Path(folder).rglob("samples_*.jsonl")):
+        condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
+        for line in log.read_text().rstrip("\n").split("\n"):
+            sample = json.loads(line)
+            graded = json.loads(sample["filtered_resps"][0][0])
+            rows.append(
+                {
+                    "condition": condition,
+                    "problem_id": sample["doc"]["id"],
+                    "completion": sample["resps"][0][0],
+                    "correct": graded["verdict"] == "correct",
+                    "verdict": graded["verdict"],
+                    "prompt_sha256": sample["prompt_hash"],
+                }
+            )
+    return pandas.DataFrame(rows).sort_values(["condition", "problem_id"], ignore_index=True)
+
+
+def ours(folder, layout):
+    frame = load_run(folder)
+    frame = frame[frame["layout"] == layout].assign(condition=lambda f: f["condition"].astype(str))
+    return frame.sort_values(["condition", "problem_id"], ignore_index=True)
+
+
+def test_the_table_has_every_condition_and_layout(our_run, mless):
+    folder, printed = our_run
+    assert mless("table", str(folder)).stdout.strip() in printed
+    rows = json.loads(mless("table", str(folder), "--format", "json").stdout)
+    assert [(r["layout"], r["condition"], r["n"]) for r in rows] == [
+        (layout, condition, LIMIT) for layout in ("raw", "chat") for condition in CONDITIONS
+    ]
+
+
+def test_the_run_folder_is_complete(our_run):
+    folder, _ = our_run
+    receipt = json.loads((folder / "run.json").read_text())
+    assert receipt["dataset"]["problems"] == LIMIT and receipt["generation"]["max_gen_toks"] == BUDGET
+    assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
+    assert all(
+        (folder / task["samples"]).is_file() and (folder / task["results"]).is_file() for task in receipt["tasks"]
+    )
+    assert (folder / "accuracy.png").stat().st_size > 10_000
+    results = json.loads((folder / receipt["tasks"][0]["results"]).read_text())
+    frame = load_run(folder)
+    for condition in CONDITIONS:
+        chosen = frame[(frame["layout"] == "raw") & (frame["condition"] == condition)]
+        assert results["results"][f"demo_{condition}"]["correct,graded"] == pytest.approx(chosen["correct"].mean())
+
+
+def test_truncated_is_told_from_no_box(our_run):
+    frame = load_run(our_run[0])
+    assert (frame["verdict"] == "truncated").any()
+    cut = frame[frame["verdict"] == "truncated"]
+    assert (cut["finish_reason"] == "length").all() and (cut["completion_tokens"] == BUDGET).all()
+
+
+def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
+    from harness.prompts import build_prompt
+    from harness.tokenization import fit_filler, measure
+
+    frame = load_run(our_run[0])
+    for layout in (Layout.RAW, Layout.CHAT):
+        for name in CONDITIONS:
+            text = fit_filler(named_condition(name), demo_tokenizer)
+            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index("problem_id")
+            for problem in load_demo().problems[:LIMIT]:
+                prompt = build_prompt(problem.problem, named_condition(name), filler_text=text, layout=layout)
+                report = measure(prompt, layout, demo_tokenizer)
+                assert rows.loc[problem.id, "prompt_token_sha256"] == report.sha256
+                assert rows.loc[problem.id, "prompt_tokens"] == len(report.prompt_token_ids)
+
+
+@pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
+def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
+    theirs = stock(lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
+    mine = ours(our_run[0], layout)
+    for column in ("problem_id", "prompt_sha256", "completion", "correct"):
+        assert list(theirs[column]) == list(mine[column])
+    renamed = mine["verdict"].replace("truncated", "no_box")  # the stock backend does not say why a completion ended
+    assert list(theirs["verdict"]) == list(renamed)
+
+
+def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
+    arguments = ("--model", "hf", "--model_args", f"pretrained={DEMO},dtype=float32", "--device", "cpu")
+    theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
+    mine = ours(our_run[0], "raw")
+    assert list(theirs["prompt_sha256"]) == list(mine["prompt_sha256"])
+    assert (theirs["completion"].to_numpy() == mine["completion"].to_numpy()).mean() > 0.5  # fp32 against bf16
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", DEMO, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
+    server = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    )
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except OSError:
+                assert server.poll() is None, Path(log.name).read_text()[-3000:]
+                time.sleep(1)
+        else:
+            pytest.fail("vllm serve never became healthy: " + Path(log.name).read_text()[-3000:])
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+def test_local_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
+    arguments = f"model=demo,base_url={served}/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
+    theirs = stock(
+        lm_eval,
+        tmp_path,
+        *("--model", "local-completions", "--model_args", f"{arguments},max_length=4096,num_concurrent=8"),
+    )
+    mine = ours(our_run[0], "raw")
+    assert list(theirs["prompt_sha256"]) == list(mine["prompt_sha256"])
+    assert list(theirs["completion"]) == list(mine["completion"])
+
+
+def test_local_chat_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
+    arguments = f"model=demo,base_url={served}/chat/completions,tokenizer={DEMO},num_concurrent=8"
+    theirs = stock(
+        lm_eval, tmp_path, "--model", "local-chat-completions", "--model_args", arguments, "--apply_chat_template"
+    )
+    assert list(theirs["completion"]) == list(ours(our_run[0], "chat")["completion"])
+
+
+def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval, tmp_path):
+    arguments = f"model=demo,base_url=http://127.0.0.1:9/v1/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
+    done = lm_eval(
+        *("run", "--model", "local-completions", "--model_args", arguments, "--tasks", "math500_mless"),
+        *("--include_path", str(resources.folder("tasks")), "--limit", "1"),
+    )
+    assert done.returncode != 0
+    assert "The completions API cuts prompts to `max_length`" in done.stderr.strip().splitlines()[-1]
+
+
+def test_check_condition_agrees_with_the_plan(our_run, demo_tokenizer):
+    problems = {p.id: p.problem for p in load_demo().problems[:LIMIT]}
+    check = check_condition(problems, named_condition("mless"), Layout.RAW, demo_tokenizer)
+    frame = ours(our_run[0], "raw")
+    assert sorted(frame[frame["condition"] == "mless"]["prompt_tokens"]) == sorted(check.prompt_tokens)
