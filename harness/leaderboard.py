@@ -68,18 +68,18 @@ def render_table(table: pandas.DataFrame, form: Format = "text") -> str:
     )
     rows = [
         (
-            str(row.model),
-            str(row.layout),
-            LABELS.get(str(row.condition), str(row.condition)),
-            f"{row.accuracy:.1f}",
-            "-" if row.standard_error != row.standard_error else f"{row.standard_error:.1f}",
-            str(row.n),
-            str(row.no_box),
-            str(row.truncated),
-            str(row.ungraded),
-            f"{row.math_verify:.1f}",
+            str(row["model"]),
+            str(row["layout"]),
+            LABELS.get(str(row["condition"]), str(row["condition"])),
+            f"{row['accuracy']:.1f}",
+            "-" if math.isnan(row["standard_error"]) else f"{row['standard_error']:.1f}",
+            str(row["n"]),
+            str(row["no_box"]),
+            str(row["truncated"]),
+            str(row["ungraded"]),
+            f"{row['math_verify']:.1f}",
         )
-        for row in table.itertuples()
+        for row in table.to_dict("records")
     ]
     if form == "markdown":
         rule = tuple("---" if i < 3 else "--:" for i in range(len(header)))

@@ -207,3 +207,40 @@ def test_check_condition_agrees_with_the_plan(our_run, demo_tokenizer):
     check = check_condition(problems, named_condition("mless"), Layout.RAW, demo_tokenizer)
     frame = ours(our_run[0], "raw")
     assert sorted(frame[frame["condition"] == "mless"]["prompt_tokens"]) == sorted(check.prompt_tokens)
+
+
+@pytest.mark.slow
+def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
+    """Raw and templated: lm-eval's tokens on the real engine are those that were checked, which hold one BOS."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.conftest import build_tokenizer
+
+    tokenizer = build_tokenizer("llama3", bos=True)
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    done = mless(
+        *("run", "demo.yaml", "--limit", "4", "--output", str(tmp_path / "run")),
+        *("--set", f"model.arguments.pretrained={tmp_path / 'model'}", "--set", "model.arguments.max_model_len=1024"),
+        *("--set", "sampling.max_gen_toks=8", "--set", "layouts=[raw, chat]"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    problems = {p.id: p.problem for p in load_demo().problems[:4]}
+    frame = load_run(tmp_path / "run")
+    for layout in (Layout.RAW, Layout.CHAT):
+        check = check_condition(problems, named_condition("mless"), layout, tokenizer)
+        rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]
+        assert sorted(rows["prompt_token_sha256"]) == sorted(check.prompt_sha256)

@@ -31,8 +31,9 @@ class Grade:
 
     Attributes:
         verdict: `correct` or `incorrect` if a closed box was read, however generation ended; without one `truncated`
-            if generation ran into its limit, else `no_box`. `refused`: the box is too large to be read, or
-            names a number too large to be computed. `timeout` and `crashed`: the comparison did not end, or failed; counted apart, never as correct.
+            if generation ran into its limit, else `no_box`. `refused`: the box is too large to be read, or names a
+            number too large to be computed. `timeout` and `crashed`: the comparison did not end, or failed; counted
+            apart, never as correct.
         answer: The content of the last closed box; None without one.
     """
 
