@@ -52,7 +52,13 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
         for x, height, error in zip(xs, heights, errors, strict=True):
             lift = 0 if error != error else error
             axes.annotate(
-                f"{height:.1f}", (x, height + lift), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8
+                f"{height:.1f}",
+                (x, height + lift),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
             )
     low, high = float(table["accuracy"].min()), float((table["accuracy"] + table["standard_error"].fillna(0)).max())
     bottom = 30.0 if low >= 40 else 0.0
