@@ -132,11 +132,16 @@ def _check_tasks(name: str) -> None:
     dataset = load_math500()
     problems = {problem.id: problem.problem for problem in dataset.problems}
     header = ("condition", "layout", "filler", "own", "straddling", "merged", "span", "prompt tokens", "problem ids")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     complaints = []
     for layout in (*model.layouts(), Layout.AS_PUBLISHED):
         for condition in named_conditions().values():
-            found = check_condition(problems, condition, layout, model.tokenizer)
+            try:
+                found = check_condition(problems, condition, layout, model.tokenizer)
+            except HarnessError as error:
+                rows.append((condition.name, str(layout), *["-"] * (len(header) - 2)))
+                complaints.append(("violation", f"violation: {condition.name}, {layout}: {error}"))
+                continue
             low, high = found.filler_span or (0, 0)
             same = "same" if found.same_problem_ids == len(problems) else f"{found.same_problem_ids} same"
             rows.append(

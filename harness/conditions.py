@@ -150,9 +150,12 @@ class Sentence:
                 continue
             for shift in range(len(_PADDING_WORDS)):
                 padding = [_PADDING_WORDS[(shift + i) % len(_PADDING_WORDS)] for i in range(missing)]
-                candidate = _as_sentence(words[:size] + padding)
-                if count_tokens(candidate) == self.count:
-                    return candidate
+                for padded in range(missing, -1, -1):  # fewer words where a padding word is several tokens
+                    candidate = _as_sentence(words[:size] + padding[:padded])
+                    if (got := count_tokens(candidate)) == self.count:
+                        return candidate
+                    if got < self.count:
+                        break
         raise ConfigError(
             f"No cut of the random sentence has exactly {self.count} tokens in this tokenizer. "
             "Choose another seed or count."

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +170,7 @@ def _evaluate(
     """All arms in one call, hence one pool of requests; lm-eval's files are written as its own CLI writes them."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
+    from lm_eval.utils import sanitize_model_name
 
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     results = simple_evaluate(
@@ -180,7 +180,6 @@ def _evaluate(
         apply_chat_template=templated,
         log_samples=True,
         evaluation_tracker=tracker,
-        bootstrap_iters=0,
         random_seed=plan.config.seed,
         numpy_random_seed=plan.config.seed,
         torch_random_seed=plan.config.seed,
@@ -189,8 +188,11 @@ def _evaluate(
     samples = results.pop("samples")
     results["config"] |= {
         "model": plan.config.model.backend,
-        "model_args": {k: str(v) for k, v in plan.config.model_arguments().items()},
+        "model_args": {k: str(v) for k, v in plan.config.model.arguments.items()},
     }
+    tracker.general_config_tracker.model_source = plan.config.model.backend
+    tracker.general_config_tracker.model_name = plan.config.model.display_name
+    tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(plan.config.model.display_name)
     written = []
     for arm in arms:
         for sample in samples[arm.task]:
@@ -224,19 +226,20 @@ def _task(plan: Plan, arm: Arm, generation: Mapping[str, Any]) -> Any:
     documents = build_documents(
         plan.dataset, arm.condition, arm.layout, model=plan.model, instruction=plan.config.instruction
     )
+    table = Table.from_list(documents)
+
+    def custom_dataset(**_metadata: Any) -> dict[str, Any]:
+        return {"test": table}
+
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
     return ConfigurableTask(
         config={
             **template,
             "task": arm.task,
             "generation_kwargs": dict(generation),
-            "custom_dataset": partial(_as_split, Table.from_list(documents)),
+            "custom_dataset": custom_dataset,
         }
     )
-
-
-def _as_split(table: Any, **_metadata: Any) -> dict[str, Any]:
-    return {"test": table}
 
 
 def _generation(completion: str) -> dict[str, Any]:
