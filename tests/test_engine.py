@@ -1,6 +1,7 @@
 """The real engine on the bundled model: our run against the stock command, sample for sample.
 
-Four engine starts: one for `mless run`, two for the stock vLLM backend, one for `vllm serve`.
+Two engine starts in `make test` (`mless run` and the stock vLLM backend), five in `make test-long` (also the stock
+backend with a chat template, `vllm serve`, and a model with a BOS).
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
                 assert rows.loc[problem.id, "prompt_tokens"] == len(report.prompt_token_ids)
 
 
-@pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
+@pytest.mark.parametrize(
+    ("layout", "flags"), [("raw", []), pytest.param("chat", ["--apply_chat_template"], marks=pytest.mark.slow)]
+)
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
     theirs = stock(lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
     mine = ours(our_run[0], layout)
@@ -136,6 +139,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
     assert list(theirs["verdict"]) == list(renamed)
 
 
+@pytest.mark.slow
 def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
     arguments = ("--model", "hf", "--model_args", f"pretrained={DEMO},dtype=float32", "--device", "cpu")
     theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
@@ -172,6 +176,7 @@ def served(tmp_path_factory):
         log.close()
 
 
+@pytest.mark.slow
 def test_local_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
     arguments = f"model=demo,base_url={served}/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
     theirs = stock(
@@ -184,6 +189,7 @@ def test_local_completions_give_the_same_samples(our_run, served, lm_eval, tmp_p
     assert list(theirs["completion"]) == list(mine["completion"])
 
 
+@pytest.mark.slow
 def test_local_chat_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
     arguments = f"model=demo,base_url={served}/chat/completions,tokenizer={DEMO},num_concurrent=8"
     theirs = stock(
