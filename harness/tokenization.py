@@ -68,9 +68,9 @@ def load_tokenizer(
     Raises:
         ModelError: the folder does not exist, the hub refuses or cannot be reached, or there is no fast tokenizer.
     """
+    refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
-    refuse_missing_folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:

@@ -180,5 +180,5 @@ def test_a_prompt_longer_than_the_context_is_refused(demo_tokenizer):
 def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         load_tokenizer(str(tmp_path / "nothing"))
-    assert "Accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
+    assert "accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
     assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))
