@@ -191,7 +191,7 @@ def _golds():
 
 
 def _bare(gold):
-    """A gold without spacing, unit, degree sign, `x=` and the order of a bare list: MATH-500 has some twice this way."""
+    """A gold without spacing, unit, degree sign, `x=` and list order: MATH-500 has some twice this way."""
     gold = re.sub(r"\\mbox\{[^}]*\}(\^2)?|\\text\{[^}]*\}|\^\{?\\circ\}?|\\!|\\\$|\s|^x=", "", gold)
     gold = re.sub(r"(?<=\d),(?=\d{3}\b)", "", gold)
     return sorted(gold.split(","))
