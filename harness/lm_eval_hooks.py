@@ -17,8 +17,7 @@ from harness.config import ConditionConfig
 from harness.datasets import load_math500
 from harness.documents import MAX_GEN_TOKS, Model, build_documents, check_documents
 from harness.errors import ConfigError
-from harness.grading import grade
-from harness.grading.stock import stock_math_verify
+from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
 from harness.prompts import Layout
 
 Documents = dict[str, datasets.Dataset]
@@ -67,19 +66,39 @@ def filler(**metadata: Any) -> Documents:
 
 
 def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Grade every repeat of every document; a grade travels as JSON, which sample logs keep as it is."""
-    return [[_graded(completion, doc) for completion in repeats] for repeats, doc in zip(responses, docs, strict=True)]
+    """Grade and audit every repeat of every document; both travel as one JSON text, which sample logs keep as it is.
+
+    A completion may carry `finish_reason`, and `graded`: the JSON text that an earlier run made of it. If all carry
+    that, no grader is started.
+    """
+    graded: list[list[str]] = [[getattr(completion, "graded", "") for completion in repeats] for repeats in responses]
+    missing = [(row, place) for row, texts in enumerate(graded) for place, text in enumerate(texts) if not text]
+    if missing:
+        with GraderPool() as pool:
+            for row, place in missing:
+                completion, doc = responses[row][place], docs[row]
+                finish_reason = getattr(completion, "finish_reason", None)
+                job = GradeJob(completion=completion, target=doc["answer"], finish_reason=finish_reason)
+                pool.submit((row, place, "grade"), job)
+                pool.submit((row, place, "audit"), _audit_job(completion, doc))
+            results: dict[tuple[int, int, str], Any] = dict(pool.drain())
+        for row, place in missing:
+            grade, audit = results[row, place, "grade"], results[row, place, "audit"]
+            assert isinstance(grade, Grade) and isinstance(audit, Audit)
+            graded[row][place] = as_text(grade, audit)
+    return graded
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Grades of one document as lm-eval's metrics, each the mean over repeats."""
+    """Grades of one document as lm-eval's metrics, each the mean over repeats.
+
+    A column that did not end (None in the JSON) counts as 0 here, since lm-eval's mean knows no missing value.
+    """
     grades = [json.loads(graded) for graded in results[0]]
-    return {
-        "correct": fmean(g["verdict"] == "correct" for g in grades),
-        "math_verify": fmean(g["math_verify"] for g in grades),
-        "no_box": fmean(g["verdict"] == "no_box" for g in grades),
-        "truncated": fmean(g["verdict"] == "truncated" for g in grades),
-    }
+    shown = ("correct", "no_box", "truncated")
+    verdicts = {verdict: fmean(g["verdict"] == verdict for g in grades) for verdict in shown}
+    columns = {column: fmean(bool(g.get(column)) for g in grades) for column in COLUMNS}
+    return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
 
 
 def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_published: bool = False) -> Documents:
@@ -104,7 +123,11 @@ def _layouts(metadata: Mapping[str, Any], model: Model) -> tuple[Layout, ...]:
     return (Layout(wanted),)
 
 
-def _graded(completion: str, doc: Mapping[str, Any]) -> str:
-    graded = grade(completion, doc["answer"], finish_reason=getattr(completion, "finish_reason", None))
-    stock = stock_math_verify(completion, doc["solution"] or f"\\boxed{{{doc['answer']}}}")
-    return json.dumps({"verdict": graded.verdict, "answer": graded.answer, "math_verify": int(stock)})
+def _audit_job(completion: str, doc: Mapping[str, Any]) -> AuditJob:
+    """The authors' rule reads the prompt too; a chat template adds no boxes to it, so the raw text stands for both."""
+    return AuditJob(
+        prompt=doc["system"] + doc["user"],
+        completion=completion,
+        target=doc["answer"],
+        solution=doc["solution"] or "",
+    )

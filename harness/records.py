@@ -1,4 +1,4 @@
-"""A finished run on disk: `run.json` (the receipt) beside lm-eval's own results and sample logs."""
+"""A run on disk as a tidy frame: journal, scores and prompts joined, one row a sample."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
+from harness.run_folder import RECEIPT, read_prompts, read_samples, read_scores
 
 if TYPE_CHECKING:
     import pandas
-
-RECEIPT = "run.json"
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:
     """The run's receipt.
 
     Raises:
-        RunError: there is no such run, or its receipt is torn.
+        RunError: there is no finished run, or its receipt is torn.
     """
     path = folder / RECEIPT
     if not path.is_file():
-        raise RunError(f"{folder} holds no run: expected {RECEIPT} in it, as `mless run` writes. Check the path.")
+        raise RunError(
+            f"{folder} holds no finished run: expected {RECEIPT} in it. Check the path; an interrupted run is continued by "
+            "the command that began it."
+        )
     try:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -35,62 +37,65 @@ def read_receipt(folder: Path) -> dict[str, Any]:
 def load_run(path: str | Path) -> pandas.DataFrame:
     """A run as a tidy frame, one row a sample; needs neither torch nor lm-eval.
 
-    Columns: model, condition, layout, problem_id, repeat, subject, level, verdict, correct, math_verify, answer,
-    target, completion, finish_reason, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens. What a
-    backend does not tell is missing.
+    Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
+    target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then the
+    audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
+    boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing.
 
     Raises:
-        RunError: there is no run there, or a sample log is missing or torn.
+        RunError: there is no finished run there, or a file of it is missing or damaged.
     """
     import pandas
 
     folder = Path(path)
     receipt = read_receipt(folder)
-    rows: list[dict[str, Any]] = []
-    for task in receipt["tasks"]:
-        log = folder / task["samples"]
-        if not log.is_file():
-            raise RunError(f"{folder}: the sample log {task['samples']} is missing. Restore it, or run again.")
-        for number, line in enumerate(log.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
-            try:
-                sample = json.loads(line)
-            except json.JSONDecodeError:
-                raise RunError(f"{log}, line {number}: torn. Restore the file, or run again.") from None
-            rows += _rows(sample, receipt["model"]["label"], task)
-    frame = pandas.DataFrame(rows)
-    for column in ("condition", "layout"):
-        order = list(dict.fromkeys(frame[column]))
-        frame[column] = pandas.Categorical(frame[column], categories=order, ordered=True)
-    return frame
-
-
-def _rows(sample: dict[str, Any], model: str, task: dict[str, Any]) -> list[dict[str, Any]]:
-    doc = sample["doc"]
+    prompts = {(row["task"], row["doc"]["id"]): row for row in read_prompts(folder)}
+    scores = read_scores(folder)
     rows = []
-    completions, grades = sample["resps"][0], sample["filtered_resps"][0]
-    for repeat, (completion, text) in enumerate(zip(completions, grades, strict=True)):
-        graded = json.loads(text)
-        generation = (sample.get("generations") or [{}] * len(completions))[repeat]
+    for sample in read_samples(folder):
+        row = prompts.get((sample["task"], sample["problem_id"]))
+        score = scores.get(sample["key"])
+        if row is None or score is None:
+            missing = "prompt" if row is None else "score"
+            raise RunError(
+                f"{folder}: the {missing} of problem {sample['problem_id']}, {sample['task']}, is missing. Run "
+                "`mless regrade` on the folder, or restore its files."
+            )
+        doc = row["doc"]
         rows.append(
             {
-                "model": model,
-                "condition": task["condition"],
-                "layout": task["layout"],
+                "model": receipt["config"]["model"]["label"] or receipt["model"]["name"],
+                "condition": row["condition"],
+                "layout": row["layout"],
                 "problem_id": doc["id"],
-                "repeat": repeat,
+                "sample_index": sample["sample_index"],
+                "replicate": sample["replicate"],
                 "subject": doc["subject"],
                 "level": doc["level"],
-                "verdict": graded["verdict"],
-                "correct": graded["verdict"] == "correct",
-                "math_verify": bool(graded["math_verify"]),
-                "answer": graded["answer"],
+                "verdict": score["verdict"],
+                "correct": score["verdict"] == "correct",
+                "answer": score["answer"],
                 "target": doc["answer"],
-                "completion": completion,
-                "finish_reason": generation.get("finish_reason"),
-                "prompt_sha256": sample["prompt_hash"],
-                "prompt_token_sha256": generation.get("prompt_token_sha256"),
-                "prompt_tokens": generation.get("prompt_tokens"),
-                "completion_tokens": generation.get("completion_tokens"),
+                "completion": sample["completion"],
+                "finish_reason": sample["finish_reason"],
+                "seed": sample["seed"],
+                "prompt_sha256": row["prompt_sha256"],
+                "prompt_token_sha256": sample["prompt_token_sha256"],
+                "prompt_tokens": sample["prompt_tokens"],
+                "completion_tokens": sample["completion_tokens"],
+                **{name: value for name, value in score.items() if name not in ("key", "verdict", "answer")},
             }
         )
-    return rows
+    # the journal is in the order of finishing; a frame is in the order of the prompts
+    place = {key: number for number, key in enumerate(prompts)}
+    frame = pandas.DataFrame(rows)
+    for column in ("condition", "layout"):
+        order = list(dict.fromkeys(row[column] for row in prompts.values()))
+        frame[column] = pandas.Categorical(frame[column], categories=order, ordered=True)
+    tasks = dict(((row["condition"], row["layout"]), row["task"]) for row in prompts.values())
+    frame["_place"] = [
+        place[tasks[condition, layout], problem]
+        for condition, layout, problem in zip(frame["condition"], frame["layout"], frame["problem_id"], strict=True)
+    ]
+    ordered = frame.sort_values(["layout", "condition", "_place", "replicate", "sample_index"], ignore_index=True)
+    return ordered.drop(columns="_place")

@@ -1,347 +1,253 @@
-"""One config, one experiment: documents, one loaded model, all conditions, grades, and a run folder."""
+"""One config, one experiment: requests into one engine, samples into the journal, scores beside them, a receipt."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import statistics
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness import receipts, resources
-from harness.conditions import Condition
+from harness import receipts
 from harness.config import RunConfig
-from harness.datasets import Dataset
-from harness.documents import Model, build_documents, check_documents
-from harness.engine import Completion, load_model
-from harness.errors import ModelError, RunError
-from harness.figures import draw_accuracy_bars, save_figure
-from harness.grading.grade import GRADER_VERSION
-from harness.leaderboard import accuracy_table
-from harness.prompts import Layout
-from harness.records import RECEIPT, load_run
-from harness.tokenization import ConditionCheck, explain_hub_error, hash_token_ids
-
-if TYPE_CHECKING:
-    from lm_eval.api.model import LM
+from harness.errors import ModelError, RunInterrupted
+from harness.grading import GRADER_VERSION
+from harness.plan import Plan, task_version
+from harness.progress import Progress
+from harness.run_folder import RECEIPT, RunFolder, beside, changes, read_identity, read_samples, read_sessions
+from harness.samples import Sample
+from harness.sampling import Sampling
+from harness.scores import Scorer
 
 FIGURE = "accuracy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One condition in one layout: a task for lm-eval.
+def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet: bool = False) -> Path:
+    """Run the plan, or what of it is not done yet, and return the run folder.
 
-    Attributes:
-        task: Its name in results and logs.
-        check: What its prompts look like; None where the model's tokenizer is not known.
-    """
-
-    task: str
-    condition: Condition
-    layout: Layout
-    check: ConditionCheck | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """All that a run will do, before any weight is loaded."""
-
-    config: RunConfig
-    dataset: Dataset
-    model: Model | None
-    arms: tuple[Arm, ...]
-
-    @property
-    def requests(self) -> int:
-        """Completions to generate."""
-        return len(self.arms) * len(self.dataset.problems)
-
-    def describe(self) -> str:
-        """The plan as text: requests, prompt lengths, tokens."""
-        budget = self.config.sampling.max_gen_toks
-        lines = [
-            f"model     {self.config.model.display_name} through {self.config.model.backend}",
-            f"dataset   {self.dataset.name}, {len(self.dataset.problems)} problems, {self.dataset.source}",
-            f"sampling  {self.config.sampling.mode}, at most {budget} tokens each",
-            f"requests  {self.requests}",
-        ]
-        rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
-        total = 0
-        for arm in self.arms:
-            if arm.check is None:
-                rows.append((arm.condition.name, arm.layout, "?", "?", "?", "?", "?"))
-                continue
-            lengths = arm.check.prompt_tokens
-            total += sum(lengths)
-            low, high = arm.check.filler_span or (0, 0)
-            middle = f"{statistics.median(lengths):.0f}"
-            span = f"{low}-{high}" if high else "-"
-            rows.append(
-                (
-                    arm.condition.name,
-                    arm.layout,
-                    str(arm.check.filler_tokens[1]),
-                    span,
-                    str(min(lengths)),
-                    middle,
-                    str(max(lengths)),
-                )
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        if total:
-            lines.append(f"tokens    {total:,} in prompts, at most {self.requests * budget:,} generated")
-        else:
-            lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
-        return "\n".join(lines)
-
-
-def plan_run(config: RunConfig, *, limit: int | None = None) -> Plan:
-    """Load data and tokenizer, build and check every prompt.
+    Args:
+        plan: What to do.
+        output: The run folder; by default the config's, with the shard in its name.
+        fork: Where the folder holds a run with other settings, use a new one beside it.
+        quiet: Lines for a log instead of a live table.
 
     Raises:
-        HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
+        HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies; what was done stays.
+        RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
-    dataset = config.load_dataset()
-    if limit is not None:
-        dataset = Dataset(name=dataset.name, source=dataset.source, problems=dataset.problems[:limit])
-    model = Model.from_arguments(config.model_arguments())
-    arms = []
-    for layout in config.layouts:
-        for condition in config.conditions:
-            check = None
-            if model is not None:
-                budget = config.sampling.max_gen_toks
-                check = check_documents(
-                    dataset, condition, (layout,), model, max_gen_toks=budget, instruction=config.instruction
-                )[0]
-            task = config.task_name(dataset.name, condition.name, layout)
-            arms.append(Arm(task=task, condition=condition, layout=layout, check=check))
-    return Plan(config=config, dataset=dataset, model=model, arms=tuple(arms))
-
-
-def execute(plan: Plan, *, output: Path | None = None) -> Path:
-    """Run the plan and return the run folder.
-
-    Raises:
-        HarnessError: the folder already holds a run, or the model cannot be loaded.
-    """
-    folder = _new_folder(plan.config, output)
-    started = time.monotonic()
     _quieten()
-    generation = _generation_arguments(plan)
-    checks = [arm.check for arm in plan.arms]
-    checked = None if None in checks else frozenset(h for check in checks if check for h in check.prompt_sha256)
-    lm = load_model(plan.config.model.backend, plan.config.model_arguments(), checked_prompts=checked)
-    tasks = []
-    for templated in (False, True):
-        arms = [arm for arm in plan.arms if (arm.layout is Layout.CHAT) == templated]
-        if arms:
-            tasks += _evaluate(plan, arms, lm, generation, folder, templated=templated)
-    receipt = _receipt(plan, tasks, generation, time.monotonic() - started)
-    (folder / RECEIPT).write_text(json.dumps(receipt, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    draw_run(folder)
-    return folder
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    identity = run_identity(plan, sampling)
+    path = output or plan.config.folder
+    if output is None and plan.shard:
+        path = path.with_name(f"{path.name}-shard-{plan.shard.index}-of-{plan.shard.count}")
+    if fork and changes(path, identity):
+        path = beside(path)
+    with RunFolder(path, identity, plan.prompts) as folder:
+        for text in folder.mended:
+            print(f"mless: {text}", file=sys.stderr)
+        with _termination_as_interrupt():
+            try:
+                timing = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
+            except KeyboardInterrupt:
+                done = sum(not key.startswith("session") for key in folder.journal.keys)
+                raise RunInterrupted(
+                    f"interrupted: {done} of {plan.size} samples are safe in {path}. Run the same command again to "
+                    "continue."
+                ) from None
+            if timing or not (path / RECEIPT).exists():
+                finish(path, timing=timing)
+    return path
 
 
-def draw_run(folder: Path) -> list[Path]:
+def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
+    """All that must be the same for a run to be continued: the first line of its journal."""
+    config = plan.config
+    name = str(config.model_arguments().get("pretrained") or config.model.name)
+    return {
+        "run": config.name,
+        "config": config.identity(),
+        "limit": plan.limit,
+        "shard": None if plan.shard is None else str(plan.shard),
+        "dataset": {
+            "name": plan.dataset.name,
+            "problems": len(plan.dataset.problems),
+            "sha256": plan.dataset.sha256,
+        },
+        "task_version": task_version(),
+        "prompts_sha256": plan.prompts_sha256,
+        "sampling": sampling.record(),
+        "generation": sampling.lm_eval(),
+        "model": receipts.model_fingerprint(name, config.model.arguments.get("revision")),
+        "engine": {"name": config.model.backend, "version": receipts.package_version("vllm")},
+    }
+
+
+def finish(path: Path, *, timing: Mapping[str, Any]) -> None:
+    """Write what a finished run folder holds beside the journal: lm-eval's files, the receipt, the figure.
+
+    Raises:
+        JournalError: a sample or a score is missing.
+    """
+    from harness.export import export
+
+    identity = read_identity(path)
+    tasks = export(path, identity)
+    receipt = {
+        **identity,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "timing": dict(timing),
+        "grader_version": GRADER_VERSION,
+        "seed": identity["config"]["seed"],
+        "tasks": tasks,
+        "sessions": read_sessions(path),
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }
+    part = path / f"{RECEIPT}.part"
+    part.write_text(json.dumps(receipt, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path / RECEIPT)
+    draw_run(path)
+
+
+def draw_run(path: Path) -> list[Path]:
     """Draw the bar chart of a finished run into its folder."""
-    frame = load_run(folder)
-    receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
-    table = accuracy_table(frame)
+    from harness.figures import draw_accuracy_bars, save_figure
+    from harness.leaderboard import accuracy_table
+    from harness.records import load_run, read_receipt
+
+    receipt = read_receipt(path)
     figure = draw_accuracy_bars(
-        table, title=f"Results on {receipt['dataset']['name']} ({receipt['dataset']['problems']} problems)"
+        accuracy_table(load_run(path)),
+        title=f"Results on {receipt['dataset']['name']} ({receipt['dataset']['problems']} problems)",
     )
     kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}
-    return save_figure(figure, folder / FIGURE, kept)
+    return save_figure(figure, path / FIGURE, kept)
 
 
-def _evaluate(
-    plan: Plan, arms: Sequence[Arm], lm: LM, generation: Mapping[str, Any], folder: Path, *, templated: bool
-) -> list[dict[str, Any]]:
-    """All arms in one call, hence one pool of requests; lm-eval's files are written as its own CLI writes them."""
-    from lm_eval import simple_evaluate
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.utils import sanitize_model_name
-
-    tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    results = simple_evaluate(
-        model=lm,
-        tasks=[_task(plan, arm, generation) for arm in arms],
-        batch_size="auto",
-        apply_chat_template=templated,
-        log_samples=True,
-        evaluation_tracker=tracker,
-        random_seed=plan.config.seed,
-        numpy_random_seed=plan.config.seed,
-        torch_random_seed=plan.config.seed,
-        fewshot_random_seed=plan.config.seed,
-    )
-    samples = results.pop("samples")
-    results["config"] |= {
-        "model": plan.config.model.backend,
-        "model_args": {k: str(v) for k, v in plan.config.model.arguments.items()},
-    }
-    tracker.general_config_tracker.model_source = plan.config.model.backend
-    tracker.general_config_tracker.model_name = plan.config.model.display_name
-    tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(plan.config.model.display_name)
-    written = []
-    for arm in arms:
-        for sample in samples[arm.task]:
-            sample["generations"] = [_generation(completion) for completion in sample["resps"][0]]
-    tracker.save_results_aggregated(results=results, samples=samples)
-    for arm in arms:
-        rows = samples[arm.task]
-        token_hashes = [g.get("prompt_token_sha256") for row in rows for g in row["generations"]]
-        tracker.save_results_samples(task_name=arm.task, samples=rows)
-        written.append(
-            {
-                "task": arm.task,
-                "condition": arm.condition.name,
-                "layout": str(arm.layout),
-                "samples": f"samples_{arm.task}_{tracker.date_id}.jsonl",
-                "results": f"results_{tracker.date_id}.json",
-                "prompts_sha256": _hash_all([row["prompt_hash"] for row in rows]),
-                "prompt_tokens_sha256": None if None in token_hashes else _hash_all(token_hashes),
-                "filler_tokens": list(arm.check.filler_tokens) if arm.check else None,
-            }
-        )
-    return written
-
-
-def _task(plan: Plan, arm: Arm, generation: Mapping[str, Any]) -> Any:
-    """The shipped task template with this arm's documents."""
-    from datasets import Dataset as Table
-    from lm_eval.api.task import ConfigurableTask
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    documents = build_documents(
-        plan.dataset, arm.condition, arm.layout, model=plan.model, instruction=plan.config.instruction
-    )
-    table = Table.from_list(documents)
-
-    def custom_dataset(**_metadata: Any) -> dict[str, Any]:
-        return {"test": table}
-
-    template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
-    return ConfigurableTask(
-        config={
-            **template,
-            "task": arm.task,
-            "generation_kwargs": dict(generation),
-            "custom_dataset": custom_dataset,
-        }
-    )
-
-
-def _generation(completion: str) -> dict[str, Any]:
-    """What the engine recorded of a completion; empty for backends that record nothing."""
-    if not isinstance(completion, Completion):
+def _generate_and_grade(
+    plan: Plan, sampling: Sampling, identity: Mapping[str, Any], folder: RunFolder, *, quiet: bool
+) -> dict[str, Any]:
+    """Make every missing sample and every missing score; return what was timed, nothing if nothing was missing."""
+    keyed = [(request, request.key(identity["model"], identity["engine"])) for request in plan.requests(sampling)]
+    keys = {id(request): key for request, key in keyed}
+    missing = [request for request, key in keyed if key not in folder.journal.keys]
+    if not missing and len(folder.scores.keys) == len(keyed):
         return {}
+    tasks = {key: request.task for request, key in keyed}
+    totals = {arm.task: plan.size // len(plan.arms) for arm in plan.arms}
+    timing: dict[str, Any] = {"samples": 0, "tokens": 0}
+    folder.begin_session(_session(plan))
+    with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
+        progress = Progress(totals, quiet=quiet)
+
+        def collect() -> None:
+            for score in scorer.poll():
+                progress.score(tasks[score["key"]], score["verdict"])
+
+        for sample in read_samples(folder.path):
+            progress.known(sample["task"])
+            scorer.submit(sample)
+        last = started = time.monotonic()
+        if missing:
+            with _open_backend(plan, sampling) as backend, progress:
+                timing["load_seconds"] = round(time.monotonic() - started, 1)
+                started = time.monotonic()
+                progress.begin()
+                for finished in backend.stream(missing):
+                    for request, done in finished:
+                        sample = Sample.of(
+                            request,
+                            keys[id(request)],
+                            done.text,
+                            tokens=done.completion_tokens,
+                            reason=done.finish_reason,
+                        ).record()
+                        folder.journal.append(sample)
+                        scorer.submit(sample)
+                        progress.sample(request.task, done.completion_tokens)
+                        timing["samples"] += 1
+                        timing["tokens"] += done.completion_tokens or 0
+                    collect()
+                    folder.sync_if_due()
+                    progress.tick()
+                last = time.monotonic()
+                timing["generation_seconds"] = round(last - started, 2)
+                timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
+                for score in scorer.finish():
+                    progress.score(tasks[score["key"]], score["verdict"])
+                timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
+        for score in scorer.finish():
+            progress.score(tasks[score["key"]], score["verdict"])
+    return timing
+
+
+def _open_backend(plan: Plan, sampling: Sampling) -> Any:
+    from harness.backends import open_backend
+
+    return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
+
+
+def _session(plan: Plan) -> dict[str, Any]:
+    """Who writes the journal from here on."""
     return {
-        "finish_reason": completion.finish_reason,
-        "prompt_tokens": len(completion.prompt_token_ids),
-        "prompt_token_sha256": hash_token_ids(completion.prompt_token_ids),
-        "completion_tokens": completion.completion_tokens,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "dataset_source": plan.dataset.source,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
     }
 
 
-def _generation_arguments(plan: Plan) -> dict[str, Any]:
-    """lm-eval's generation arguments for the config's sampling."""
-    sampling = plan.config.sampling
-    fixed: dict[str, Any] = {"until": list(sampling.until), "max_gen_toks": sampling.max_gen_toks}
-    if sampling.mode == "greedy":
-        return {**fixed, **_GREEDY}
-    if sampling.mode == "explicit":
-        given = {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "repetition_penalty")}
-        return fixed | {"do_sample": bool(sampling.temperature)} | {k: v for k, v in given.items() if v is not None}
-    return fixed | _model_default(plan.config)
+def _generation_config(config: RunConfig) -> dict[str, Any] | None:
+    """The model's generation_config, None where it has none.
 
-
-_GREEDY: Mapping[str, Any] = {"do_sample": False, "temperature": 0.0}
-_GENERATE_TOP_K = 50
-"""What transformers' `generate` takes where a sampling model names no top_k."""
-
-
-def _model_default(config: RunConfig) -> dict[str, Any]:
-    """What plain `generate` would do with this model: its generation_config, gaps filled as transformers fills them."""
+    Raises:
+        ModelError: `model_default`, and it cannot be read.
+    """
     from transformers import GenerationConfig
+
+    from harness.tokenization import explain_hub_error
 
     name = str(config.model_arguments().get("pretrained") or "")
     try:
         own = GenerationConfig.from_pretrained(name, revision=config.model.arguments.get("revision"))
     except (OSError, ValueError) as error:
+        if config.sampling != "model_default":
+            return None
         raise ModelError(
-            "sampling.mode is model_default, and the model's generation_config.json cannot be read. "
-            f"{explain_hub_error(name, error)} Or use mode greedy, or explicit with a temperature."
+            "`sampling` is model_default, and the model's generation_config.json cannot be read. "
+            f"{explain_hub_error(name, error)} Or use greedy, or values such as {{temperature: 0.7}}."
         ) from error
-    penalty = {} if own.repetition_penalty in (None, 1.0) else {"repetition_penalty": own.repetition_penalty}
-    if not own.do_sample:
-        return {**_GREEDY, **penalty}
-    temperature = 1.0 if own.temperature is None else own.temperature
-    top_k = _GENERATE_TOP_K if own.top_k is None else own.top_k
-    top_p = {} if own.top_p is None else {"top_p": own.top_p}
-    return {"do_sample": True, "temperature": temperature, "top_k": top_k, **top_p, **penalty}
+    return dict(own.to_diff_dict())
 
 
-def _receipt(plan: Plan, tasks: list[dict[str, Any]], generation: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    config = plan.config
-    return {
-        "run": config.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "model": {
-            "label": config.model.display_name,
-            "backend": config.model.backend,
-            **receipts.model_fingerprint(
-                str(config.model_arguments().get("pretrained") or config.model.name),
-                config.model.arguments.get("revision"),
-            ),
-        },
-        "dataset": {
-            "name": plan.dataset.name,
-            "source": plan.dataset.source,
-            "problems": len(plan.dataset.problems),
-            "sha256": plan.dataset.sha256,
-        },
-        "generation": dict(generation),
-        "grader_version": GRADER_VERSION,
-        "seed": config.seed,
-        "tasks": tasks,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
-        "config": config.as_written(),
-    }
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """A job scheduler's SIGTERM ends a run as Ctrl-C does."""
 
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
 
-def _new_folder(config: RunConfig, output: Path | None) -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = output or config.output / f"{config.name}-{stamp}"
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise RunError(f"{folder} already holds files. Choose another --output; nothing there was touched.")
-    except OSError as error:
-        raise RunError(f"{folder} cannot be made: {error.strerror}. Choose another --output.") from None
-    return folder
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _quieten() -> None:
-    """Progress bars stay, chatter goes; whoever set a level keeps it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    """Chatter goes; whoever set a level keeps it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-
-
-def _hash_all(hashes: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    # a killed engine leaves shared memory to Python's tracker, which cleans it up and says so after our last word
+    told = os.environ.get("PYTHONWARNINGS", "")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))

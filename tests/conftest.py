@@ -18,6 +18,11 @@ os.environ.setdefault("MATH500_PATH", "demo")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+LIMIT = 60
+BUDGET = 48  # short of some solutions, so that truncation occurs
+ENGINE_FLAGS = ["--limit", str(LIMIT), "--set", f"max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"]
+"""Of the one run that most engine tests look at: 480 samples, a few seconds of generation."""
+
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -151,3 +156,12 @@ def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def our_run(mless, tmp_path_factory):
+    """A finished run of the bundled model: its folder, and what the command printed."""
+    folder = tmp_path_factory.mktemp("ours") / "run"
+    done = mless("run", "demo.yaml", "--output", str(folder), *ENGINE_FLAGS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, done.stdout

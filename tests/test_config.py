@@ -35,7 +35,7 @@ def test_inline_conditions(tmp_path):
 
 def test_set_changes_nested_keys(tmp_path):
     path = write(tmp_path, MINIMAL)
-    config = load_config(path, ["sampling.max_gen_toks=7", "model.arguments.dtype=float32", "conditions=[wo]"])
+    config = load_config(path, ["max_gen_toks=7", "model.arguments.dtype=float32", "conditions=[wo]"])
     assert config.sampling.max_gen_toks == 7
     assert config.model.arguments["dtype"] == "float32"
     assert len(config.conditions) == 1

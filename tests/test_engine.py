@@ -24,27 +24,16 @@ from harness.datasets import load_demo
 from harness.prompts import Layout
 from harness.tokenization import check_condition
 
+from tests.conftest import BUDGET, LIMIT
+
 pytestmark = pytest.mark.engine
 
-LIMIT = 12
-BUDGET = 48  # short of some solutions, so that truncation occurs
 DEMO = str(resources.demo_model())
 ENGINE = (
     f"pretrained={DEMO},dtype=bfloat16,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
     "enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
 CONDITIONS = ["wo", "mless", "mful", "random"]
-
-
-@pytest.fixture(scope="session")
-def our_run(mless, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ours") / "run"
-    done = mless(
-        *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(folder)),
-        *("--set", f"sampling.max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder, done.stdout
 
 
 def stock(lm_eval, folder, *arguments):
@@ -241,7 +230,7 @@ def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
     done = mless(
         *("run", "demo.yaml", "--limit", "4", "--output", str(tmp_path / "run")),
         *("--set", f"model.arguments.pretrained={tmp_path / 'model'}", "--set", "model.arguments.max_model_len=1024"),
-        *("--set", "sampling.max_gen_toks=8", "--set", "layouts=[raw, chat]"),
+        *("--set", "max_gen_toks=8", "--set", "layouts=[raw, chat]"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     problems = {p.id: p.problem for p in load_demo().problems[:4]}

@@ -109,8 +109,12 @@ def test_grading_through_the_filter_and_process_results():
     assert json.loads(graded[0][0])["verdict"] == "correct"
     first = task.process_results(task.eval_docs[0], [graded[0]])
     second = task.process_results(task.eval_docs[1], [graded[1]])
-    assert first == {"correct": 1.0, "math_verify": 1.0, "no_box": 0.0, "truncated": 0.0}
-    assert second["no_box"] == 1.0 and second["correct"] == 0.0
+    right = ("correct", "math_verify", "exact_match_boxed", "authors_rule", "authors_rule_strict", "first_box")
+    wrong = ("no_box", "truncated", "ungraded", "exact_match")
+    assert first == {**dict.fromkeys(right, 1.0), **dict.fromkeys(wrong, 0.0)}
+    # the prompt's own empty box is what the authors' rule calls right
+    assert {name for name, value in second.items() if value} == {"no_box", "authors_rule"}
+    assert set(first) == {metric["metric"] for metric in task.config.metric_list}
 
 
 def test_repeats_are_averaged():
@@ -120,6 +124,38 @@ def test_repeats_are_averaged():
 
     graded = grade_responses([[f"\\boxed{{{doc['answer']}}}", "none"]], [doc])
     assert task.process_results(doc, graded)["correct"] == 0.5
+
+
+class Replayed(str):
+    """A completion out of a journal: graded before."""
+
+    graded = json.dumps(
+        {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None, "first_box": True}
+    )
+    finish_reason = "stop"
+
+
+def test_completions_that_are_graded_start_no_grader(monkeypatch):
+    from harness import lm_eval_hooks
+
+    monkeypatch.setattr(lm_eval_hooks, "GraderPool", None)
+    graded = lm_eval_hooks.grade_responses([[Replayed("a"), Replayed("b")], []], [{}, {}])
+    assert graded == [[Replayed.graded] * 2, []]
+    counted = lm_eval_hooks.metrics({}, graded)
+    assert counted["ungraded"] == 1.0 and counted["first_box"] == 1.0
+    assert counted["math_verify"] == 0.0  # unknown counts as wrong in lm-eval's mean
+
+
+def test_only_what_is_not_graded_is_graded_and_truncation_is_known():
+    from harness.lm_eval_hooks import grade_responses
+
+    class Cut(str):
+        finish_reason = "length"
+
+    doc = {"system": "", "user": "", "answer": "3", "solution": ""}
+    ((first, second),) = grade_responses([[Replayed("a"), Cut("thinking")]], [doc])
+    assert first == Replayed.graded
+    assert json.loads(second)["verdict"] == "truncated"
 
 
 def test_link_writes_loadable_tasks_and_unlink_undoes_it_exactly():

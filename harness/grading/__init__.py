@@ -1,5 +1,33 @@
 """From a completion to a verdict. Model output is hostile text: nothing here evaluates it."""
 
-from harness.grading.grade import Grade, Verdict, grade
+from harness.grading.audit import (
+    COLUMNS,
+    UNGRADED,
+    Audit,
+    AuditJob,
+    Disagreement,
+    as_record,
+    as_text,
+    disagreements,
+)
+from harness.grading.grade import GRADER_VERSION, Grade, Verdict, compare, grade, read
+from harness.grading.pool import GradeJob, GraderPool
 
-__all__ = ["Grade", "Verdict", "grade"]
+__all__ = [
+    "COLUMNS",
+    "GRADER_VERSION",
+    "UNGRADED",
+    "Audit",
+    "AuditJob",
+    "Disagreement",
+    "Grade",
+    "GradeJob",
+    "GraderPool",
+    "Verdict",
+    "as_record",
+    "as_text",
+    "compare",
+    "disagreements",
+    "grade",
+    "read",
+]

@@ -1,179 +1,301 @@
-"""Are two answers the same? Text first, numbers second, math_verify last, and only where it can be trusted.
+"""Are two answers the same? Shape first, then the values in it: exactly where possible, by sympy where not.
 
-math_verify is generous: it takes `(-2,1)` for `1,-2`, `101_3` for `101_2`, `x \\ne 5` for `5`, `x` for `X`. What it
-would confuse is told apart before it is asked.
+The rules, each with examples, are in `tests/labelled_answers.yaml`. In short: `(1,2)`, `[1,2)` and `1,2` all differ;
+between brackets order counts, in a bare list or a set it does not, and every element counts; a unit, a name
+(`x=`) or a percent sign may be left out but not be another one; a base may not be left out; nothing is rounded.
 """
 
 from __future__ import annotations
 
-import logging
 import re
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
 
-FLOAT_ROUNDING = 12
+from harness.grading.exact import Arithmetic, Quotient, TooLarge
+from harness.grading.formula import Broken, Unreadable, read
+from harness.grading.notation import ROW_END, brackets, parts, plain, readable_words
+from harness.grading.symbolic import same_values
+from harness.grading.units import without_unit
 
-# both say once a process that their timeouts are off, which is what we ask of them
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,\\!|\{,\}|\\,|\\!|\\ |,|~| )\d{3})+(?![\d])")
-_BLANK = re.compile(r"(?:\\[,;:! ]|\\q?quad|[\s~])+")
-_INTEGER = re.compile(r"[-+]?\d+")
-_BASED = re.compile(r"\(?([0-9A-Z]+)\)?_\{?(\d+)\}?")
-_TEXT = re.compile(r"\\(?:text|textbf|mbox|mathrm|operatorname)\s*\{([^{}]*)\}")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_RELATION = re.compile(
-    r"\\(?:ne|neq|le|leq|leqslant|ge|geq|geqslant|approx|equiv|sim|in|to|[Rr]ightarrow|implies)\b|[=<>]"
+_SIMPLE = re.compile(r"([-+]?)(?:(\d+)(?:\.(\d+))?|\.(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|\\frac(\d)(\d)|(\d+)/(\d+))")
+_BASED = re.compile(r"\(?([0-9A-Z]+)\)?_(?:\{(?:\\text\{)?(\w+)\}?\}|(\d+))")
+_RELATIONS = frozenset(
+    "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow".split()
 )
-_DEFINITION = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w+\}?)?(?:\([a-z]\))?(?:=|\\in(?![a-z]))")
-_SHADY = re.compile(r"\\(?:ne|neq|approx|equiv|sim|to|[Rr]ightarrow|implies)\b")
-_SEVERAL = re.compile(r"\\(?:pm|mp|cup|cap|infty|setminus)|<|>|\\[lg]eq?|pmatrix")
-"""What a single expression must hold to stand for a list or an interval."""
-_NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow)")
+_RELATIONS |= frozenset("\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split())
+_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+_VARIABLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?")
+_DEFINED = re.compile(
+    rf"{_VARIABLE.pattern}(?:\((?:[A-Za-z]|-?\d+)\))?"  # x, x_1, f(x), f(2)
+    r"|(?:\\angle ?)?[A-Z]{1,3}|\((?:[A-Za-z],)+[A-Za-z]\)|\\text\{[^{}]*\}"  # AB, (x,y), words
+)
+_BUILDER = re.compile(r"[A-Za-z](?:\\in ?\\mathbb\{R\})?[|:]")
+_NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square|boxed|fbox)|[A-Z]{2,}\Z")
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?|small)(matrix|array)\}(?:\{[lcr|]+\})?(.*)\\end\{\1\2\}", re.DOTALL)
+_COMMAS, _CUPS, _COLONS = frozenset(",;"), frozenset(["\\cup"]), frozenset(":")
+_ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
 def same_text(answer: str, target: str) -> bool:
     """Equal but for spacing, size commands, dollar signs, digit grouping and a closing full stop."""
-    return _plain(answer) == _plain(target)
+    return plain(answer) == plain(target)
 
 
-def as_integer(text: str) -> int | None:
-    """The whole number that a text is, digit groups allowed; None if it is not one or has over 4,000 digits."""
-    plain = _plain(text)
-    return int(plain) if len(plain) <= 4000 and _INTEGER.fullmatch(plain) else None
+def as_number(text: str) -> Fraction | None:
+    """The number that a text is: digits with a sign, decimals, or a fraction of two integers; None for all else."""
+    match = _SIMPLE.fullmatch(plain(text))
+    if match is None:
+        return None
+    sign, whole, decimals, only_decimals, *fractions = match.groups()
+    pairs = [pair for pair in zip(fractions[::2], fractions[1::2], strict=True) if pair[0] is not None]
+    if pairs:
+        value = Fraction(int(pairs[0][0]), int(pairs[0][1])) if int(pairs[0][1]) else None
+    else:
+        decimals = decimals or only_decimals or ""
+        value = Fraction(int((whole or "") + decimals), 10 ** len(decimals))
+    return -value if value is not None and sign == "-" else value
 
 
 def same_mathematics(answer: str, target: str) -> bool:
     """Whether two answers that differ as text are the same mathematics.
 
-    Told apart first: bases (a number without its base is another number), relations that are not a definition of a
-    value, units that differ, letters that differ in case, primes, names of points, and brackets: `(1,2)`, `[1,2)` and
-    `1,2` all differ, and between brackets order counts. Two bare lists, or two sets in braces, may be reordered but
-    must be of one length. The rest is math_verify's.
+    Raises:
+        TooLarge: If the answer would take too much work to compare.
     """
-    answer, target = _defined_value(_plain(answer)), _defined_value(_plain(target))
+    answers, targets = {plain(answer), plain(answer, commas_group=False)}, {plain(target)}
+    if re.search(r"[(\[{]", target):
+        targets.add(plain(target, commas_group=False))  # `(12,102)` is an interval, `58,500` stays a number
+    return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
+
+
+def _same(answer: str, target: str) -> bool:
     if answer == target:
         return True
-    if _differ_by_notation(answer, target):
-        return False
-    answer_kind, answer_parts = _brackets(answer)
-    target_kind, target_parts = _brackets(target)
-    if (len(answer_parts) > 1) != (len(target_parts) > 1):
-        one = target if len(answer_parts) > 1 else answer
-        if not _SEVERAL.search(one):
-            return False
-    if len(answer_parts) > 1 and len(target_parts) > 1:
-        same_kind = answer_kind == target_kind or {answer_kind, target_kind} == {"", "{}"}
-        if not same_kind or len(answer_parts) != len(target_parts):
-            return False
-        if answer_kind not in ("", "{}"):
-            return all(map(_same_part, answer_parts, target_parts))
-        return _same_in_any_order(answer_parts, target_parts)
-    return _verify(answer, target)
-
-
-def _same_part(answer: str, target: str) -> bool:
-    return answer == target or (not _differ_by_notation(answer, target) and _verify(answer, target))
+    answers, targets = _members(answer), _members(target)
+    if len(answers) != len(targets):
+        # x<1 or x>3 against a union
+        joined = [_as_union(members) for members in (answers, targets)]
+        return all(joined) and _same_one(str(joined[0]), str(joined[1]))
+    if len(answers) == 1:
+        return _same_one(answers[0], targets[0])
+    if "\\ldots" in answer or "\\ldots" in target:
+        return all(map(_same_one, answers, targets))
+    return _same_in_any_order(answers, targets)
 
 
 def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
     unmatched = list(targets)
     for answer in answers:
-        found = next((target for target in unmatched if _same_part(answer, target)), None)
+        found = next((target for target in unmatched if _same_one(answer, target)), None)
         if found is None:
             return False
         unmatched.remove(found)
     return True
 
 
-def _differ_by_notation(answer: str, target: str) -> bool:
-    both = (answer, target)
-    if any("boxed" in side or re.search(r"\d \d", side) or _NAMES.search(side) for side in both):
-        return True
-    bases = [_BASED.fullmatch(side) for side in both]
-    if any(bases):
-        return not (bases[0] and bases[1] and bases[0].groups() == bases[1].groups())
-    related = [bool(_RELATION.search(side)) for side in both]
-    if related[0] != related[1]:
-        related_side, other = (answer, target) if related[0] else (target, answer)
-        interval = bool(re.search(r"[\[(].*,.*[\])]|\\infty|\\cup", other))
-        if not interval or _SHADY.search(related_side) or "=" in related_side:
-            return True
-    elif bool(_SHADY.search(answer)) != bool(_SHADY.search(target)):
-        return True
-    units = [{word for text in _TEXT.findall(side) for word in text.split()} for side in both]
-    if units[0] and units[1] and units[0] != units[1]:
-        return True
-    if answer.count("'") + answer.count("\\prime") != target.count("'") + target.count("\\prime"):
-        return True
-    letters = [set(re.sub(r"[^A-Za-z]", "", _COMMAND.sub("", _TEXT.sub("", side)))) for side in both]
-    if letters[0] != letters[1] and {c.lower() for c in letters[0]} == {c.lower() for c in letters[1]}:
-        return True
-    return all(re.fullmatch(r"[A-Z]{2,}", side) for side in both)
+def _members(text: str) -> list[str]:
+    """What a bare list or a set in braces holds, with both values of each plus-minus; a single answer is its own."""
+    terms, operators = parts(text, _RELATIONS)
+    if len(terms) == 2 and operators[0] in ("=", "\\in") and _DEFINED.fullmatch(terms[0]):
+        if brackets(terms[1])[0] == "\\{\\}":
+            text = terms[1]
+    kind, inner = brackets(text)
+    if kind == "\\{\\}":
+        builder = _BUILDER.match(inner)
+        text = inner[builder.end() :] if builder else inner
+    items = [item for item in parts(text, _COMMAS)[0] if item] or [text]
+    return [signed for item in items for signed in _both_signs(item)]
 
 
-def _verify(answer: str, target: str) -> bool:
-    """math_verify on the two contents alone.
-
-    Its own timeouts are off: they rely on signals, which misbehave outside the main thread; the caller owns the clock.
-
-    Source: math_verify 0.9, https://github.com/huggingface/Math-Verify; the options are those that made no error on
-    500 golds, 437 equivalent rewrites and 1,333 near misses.
-    """
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    extraction = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-    parsed = [
-        parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None) for text in (target, answer)
+def _both_signs(text: str) -> list[str]:
+    pieces = re.split(r"\\(pm|mp) ?", text)
+    if len(pieces) == 1:
+        return [text]
+    signs = pieces[1::2]
+    if "mp" in signs:  # upper signs belong together
+        choices = [tuple(sign == "pm" for sign in signs), tuple(sign == "mp" for sign in signs)]
+    else:
+        choices = list(product((True, False), repeat=len(signs)))
+    return [
+        pieces[0] + "".join("-+"[plus] + piece for plus, piece in zip(choice, pieces[2::2], strict=True))
+        for choice in choices
     ]
-    if not all(parsed):
-        return False
-    return bool(
-        verify(
-            parsed[0],
-            parsed[1],
-            float_rounding=FLOAT_ROUNDING,
-            allow_set_relation_comp=True,
-            timeout_seconds=None,
-        )
-    )
 
 
-def _defined_value(plain: str) -> str:
-    """`x=5` and `x\\in[1,2]` as `5` and `[1,2]`: a single symbol set to a value, and nothing else."""
-    match = _DEFINITION.match(plain)
-    if match and not _RELATION.search(plain, match.end()):
-        return plain[match.end() :]
-    return plain
+def _same_one(answer: str, target: str) -> bool:
+    if answer == target:
+        return True
+    relations = parts(answer, _RELATIONS), parts(target, _RELATIONS)
+    if any(operators for _, operators in relations):
+        return _same_relation(*relations)
+    words = readable_words(answer), readable_words(target)
+    if "\\text" in answer + target and None not in words:
+        return words[0] == words[1]
+    unions = parts(answer, _CUPS)[0], parts(target, _CUPS)[0]
+    if len(unions[0]) > 1 or len(unions[1]) > 1:
+        return len(unions[0]) == len(unions[1]) and _same_in_any_order(*unions)
+    matrices = _MATRIX.fullmatch(_unwrapped(answer)), _MATRIX.fullmatch(_unwrapped(target))
+    if any(matrices):
+        return bool(matrices[0] and matrices[1]) and _same_matrix(matrices[0], matrices[1])  # type: ignore[arg-type]
+    kinds = brackets(answer), brackets(target)
+    entries = [parts(inner, _COMMAS)[0] if kind else [inner] for kind, inner in kinds]
+    if max(map(len, entries)) > 1 or "[" in kinds[0][0] + kinds[1][0]:
+        alike = kinds[0][0] == kinds[1][0] and len(entries[0]) == len(entries[1])
+        return alike and all(map(_same, entries[0], entries[1]))
+    ratios = parts(answer, _COLONS)[0], parts(target, _COLONS)[0]
+    if len(ratios[0]) > 1 or len(ratios[1]) > 1:
+        return _same_ratio(*ratios)
+    return _same_value(answer, target)
 
 
-def _brackets(plain: str) -> tuple[str, list[str]]:
-    """The outer bracket pair ("" if there is none around the whole) and the parts between top-level commas."""
-    plain = plain.replace("\\{", "{").replace("\\}", "}")
-    kind = plain[:1] + plain[-1:] if plain[:1] in "([{" and plain[-1:] in ")]}" and _encloses(plain) else ""
-    inner = plain[1:-1] if kind else plain
-    parts, depth, start = [], 0, 0
-    for place, character in enumerate(inner):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            parts.append(inner[start:place])
-            start = place + 1
-    return kind, [*parts, inner[start:]]
-
-
-def _encloses(plain: str) -> bool:
-    """Whether the first bracket closes at the very end and not before."""
-    depth = 0
-    for place, character in enumerate(plain):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return place == len(plain) - 1
+def _same_relation(answer: tuple[list[str], list[str]], target: tuple[list[str], list[str]]) -> bool:
+    intervals = _as_interval(answer), _as_interval(target)
+    if not answer[1] or not target[1]:
+        related, other = (answer, target[0][0]) if answer[1] else (target, answer[0][0])
+        interval = intervals[0] or intervals[1]
+        if interval:
+            return (
+                brackets(other)[0] != "\\{\\}" and bool(re.search(r"[\[(].*,", other)) and _same_one(interval[1], other)
+            )
+        value = _defined_value(*related)
+        return value is not None and _same(value, other)
+    if intervals[0] and intervals[1]:
+        return intervals[0][0] == intervals[1][0] and _same_one(intervals[0][1], intervals[1][1])
+    flipped = target[0][::-1], [_FLIPPED.get(operator, "") for operator in reversed(target[1])]
+    for terms, operators in (target, flipped):
+        if answer[1] == operators and all(map(_same, answer[0], terms)):
+            return True
+    if answer[1] == target[1] == ["="]:
+        return _same_equation(answer[0], target[0])
+    if answer[0][0] == target[0][0] and {*answer[1], *target[1]} == {"=", "\\in"}:
+        values = _defined_value(*answer), _defined_value(*target)
+        return values[0] is not None and values[1] is not None and _same(values[0], values[1])
     return False
 
 
-def _plain(text: str) -> str:
-    """The text without what does not change its meaning. A blank between two digits stays: `3 4` is not 34."""
-    bare = text.replace("\\left", "").replace("\\right", "").replace("$", "")
-    bare = bare.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    bare = _GROUPED.sub(lambda match: re.sub(r"\D", "", match.group()), bare)
-    bare = _BLANK.sub(" ", bare)
-    bare = re.sub(r"(?<!\d) | (?!\d)", "", bare.strip())
-    return bare.removesuffix(".")
+def _same_equation(answer: list[str], target: list[str]) -> bool:
+    sides = [f"({terms[0]})-({terms[1]})" for terms in (answer, target)]
+    try:
+        values = _answer_value(sides[0]), _target_value(sides[1])
+    except Broken:
+        return False
+    return values[0] is not None and values[1] is not None and Arithmetic().proportional(values[0], values[1])
+
+
+def _defined_value(terms: list[str], operators: list[str]) -> str | None:
+    """What `x=5`, `f(x)=2x`, `x=2+3=5` or `2+3=5` says the value is; None if it says something else."""
+    if operators == ["\\in"] and _DEFINED.fullmatch(terms[0]):
+        return terms[1]
+    if set(operators) != {"="}:
+        return None
+    values = terms[1:] if _DEFINED.fullmatch(terms[0]) else terms
+    return values[-1] if all(_same(value, values[-1]) for value in values[:-1]) else None
+
+
+def _as_interval(relation: tuple[list[str], list[str]]) -> tuple[str, str] | None:
+    """The variable and the interval of `x<5`, `1<=x<2`, `x in [1,2]`; None for other relations."""
+    terms, operators = relation
+    if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]) and re.search(r"[\[(].*,", terms[1]):
+        return terms[0], terms[1]
+    if operators and operators[0] in (">", "\\ge"):
+        terms, operators = terms[::-1], [_FLIPPED.get(operator, "") for operator in reversed(operators)]
+    if operators == ["\\ne"] and _VARIABLE.fullmatch(terms[0]):
+        return terms[0], f"(-\\infty,{terms[1]})\\cup(" + f"{terms[1]},\\infty)"
+    if not operators or not set(operators) <= {"<", "\\le"}:
+        return None
+    if len(terms) == 2:
+        place = next((place for place in (0, 1) if _VARIABLE.fullmatch(terms[place])), None)
+        if place is None:
+            return None
+        terms = ["-\\infty", *terms] if place == 0 else [*terms, "\\infty"]
+        operators = ["<", *operators] if place == 0 else [*operators, "<"]
+    if len(terms) != 3 or not _VARIABLE.fullmatch(terms[1]):
+        return None
+    opening, closing = "(" if operators[0] == "<" else "[", ")" if operators[1] == "<" else "]"
+    return terms[1], f"{opening}{terms[0]},{terms[2]}{closing}"
+
+
+def _as_union(members: list[str]) -> str | None:
+    """Inequalities in one variable as a union of intervals; a single answer with a union in it as it is."""
+    intervals = [_as_interval(parts(member, _RELATIONS)) for member in members]
+    if all(intervals) and len({interval[0] for interval in intervals if interval}) == 1:
+        return "\\cup".join(interval[1] for interval in intervals if interval)
+    return members[0] if len(members) == 1 and "\\cup" in members[0] else None
+
+
+def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
+    if (answer[1] in ("v", "V", "B") or target[1] in ("v", "V", "B")) and answer[1] != target[1]:
+        return False
+    grids = [
+        [parts(row, _CELLS)[0] for row in parts(match[3].removesuffix(ROW_END), _ROWS)[0]] for match in (answer, target)
+    ]
+    if [len(row) for row in grids[0]] != [len(row) for row in grids[1]]:
+        return False
+    return all(all(map(_same, row, other)) for row, other in zip(*grids, strict=True))
+
+
+def _same_ratio(answer: list[str], target: list[str]) -> bool:
+    """As ratios if both are written so (6:4 is 3:2); a ratio of two terms is also their quotient."""
+    if len(answer) != len(target):
+        longer, (value,) = (
+            (answer, target) if len(target) == 1 else (target, answer) if len(answer) == 1 else ([], [""])
+        )
+        return len(longer) == 2 and _same_value(f"({longer[0]})/({longer[1]})", value)
+    pairs = list(zip(answer, target, strict=True))
+    return all(_same_value(f"({pairs[0][0]})*({b})", f"({pairs[0][1]})*({a})") for a, b in pairs[1:])
+
+
+def _same_value(answer: str, target: str) -> bool:
+    """Two single values, each perhaps with a unit or a percent sign."""
+    (answer, answer_unit), (target, target_unit) = without_unit(answer), without_unit(target)
+    if answer_unit and target_unit and answer_unit != target_unit:
+        return False
+    if answer == target:
+        return True
+    bases = _BASED.fullmatch(answer), _BASED.fullmatch(target)
+    if any(bases):
+        return bool(bases[0] and bases[1]) and _base(bases[0]) == _base(bases[1])
+    if _NAMES.match(answer) or _NAMES.match(target):
+        return False
+    try:
+        values = _answer_value(answer), _target_value(target)
+    except Broken:
+        return False
+    if values[0] is None or values[1] is None:
+        return same_values(answer, target)
+    exact = Arithmetic()
+    if exact.equal(values[0], values[1]):
+        return True
+    if "%" in (answer_unit, target_unit) and answer_unit != target_unit:
+        # 50% is also the number 0.5
+        percent = exact.number(Fraction(1, 100))
+        scaled = exact.multiply(values[0] if answer_unit == "%" else values[1], percent)
+        return exact.equal(scaled, values[1] if answer_unit == "%" else values[0])
+    return False
+
+
+def _base(match: re.Match[str] | None) -> tuple[str, str]:
+    return (match[1], match[2] or match[3]) if match else ("", "")
+
+
+def _answer_value(text: str) -> Quotient | None:
+    try:
+        return read(text)
+    except Broken:
+        raise
+    except Unreadable:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _target_value(text: str) -> Quotient | None:
+    try:
+        return read(text)
+    except (Unreadable, TooLarge):
+        return None
+
+
+def _unwrapped(text: str) -> str:
+    kind, inner = brackets(text)
+    return inner if kind in ("()", "[]") else text

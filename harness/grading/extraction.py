@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _TOKEN = re.compile(r"\\boxed\s*\{|\\fbox\s*\{|\\[\\{}]|[{}]")
+_WHOLE = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}")
 THINK_START, THINK_END = "<think>", "</think>"
 
 
@@ -16,12 +17,31 @@ def visible_answer(completion: str) -> str:
 def last_box(text: str) -> str | None:
     r"""The content of the last closed `\boxed{...}` (or `\fbox{...}`), None if no box is closed.
 
-    One pass with a stack: linear in the text, whatever the nesting. A box inside a box is part of the outer one, and
-    a box that holds nothing but a box is that box. Escaped braces do not nest. An unclosed box is skipped, so an
-    earlier closed one still counts.
+    A box inside a closed box is part of it, and a box that holds nothing but a box is that box. Escaped braces do not
+    nest. An unclosed box is skipped, so an earlier closed one still counts.
+    """
+    spans = _closed_boxes(text)
+    return _content(text, spans[-1]) if spans else None
+
+
+def first_box(text: str) -> str | None:
+    r"""The content of the first closed box, None if no box is closed."""
+    spans = _closed_boxes(text)
+    return _content(text, spans[0]) if spans else None
+
+
+def boxes_after_first(text: str) -> int:
+    """How many closed boxes follow the first one; those inside another closed box are not counted."""
+    return max(0, len(_closed_boxes(text)) - 1)
+
+
+def _closed_boxes(text: str) -> list[tuple[int, int]]:
+    """Where the contents of the closed boxes start and end, without those inside another closed box.
+
+    One pass with a stack: linear in the text, whatever the nesting.
     """
     stack: list[int | None] = []
-    found: tuple[int, int] | None = None
+    found: list[tuple[int, int]] = []
     for match in _TOKEN.finditer(text):
         token = match.group()
         if token.startswith(("\\boxed", "\\fbox")):
@@ -30,11 +50,14 @@ def last_box(text: str) -> str | None:
             stack.append(None)
         elif token == "}" and stack:
             start = stack.pop()
-            # boxes close inside out, so the last one to close is the outermost of the last nest
             if start is not None:
-                found = start, match.start()
-    if found is None:
-        return None
-    content = text[found[0] : found[1]].strip()
-    whole = re.fullmatch(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", content)
+                while found and found[-1][0] > start:  # boxes close inside out: those were inside this one
+                    found.pop()
+                found.append((start, match.start()))
+    return found
+
+
+def _content(text: str, span: tuple[int, int]) -> str:
+    content = text[span[0] : span[1]].strip()
+    whole = _WHOLE.fullmatch(content)
     return whole.group(1).strip() if whole else content

@@ -1,0 +1,93 @@
+"""lm-eval's own model objects behind the same stream as ours, for every backend that is not vLLM.
+
+They return nothing before a batch is done, keep no finish reason and know no seed of a sample's own: what a run loses
+with them is one batch, not more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from harness.engine import MlessVLLM
+from harness.errors import MissingDependencyError, ModelError
+from harness.samples import Request
+from harness.tokenization import explain_hub_error, refuse_missing_folder, template_arguments
+from harness.vllm_adapter import Finished
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+BATCH = 64
+"""Requests handed to a backend at once, and so what an interruption can cost."""
+
+
+class LmEvalBackend:
+    """Any of lm-eval's models as a stream of finished completions."""
+
+    def __init__(self, model: LM) -> None:
+        self.model = model
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
+        """Generate the requests batch by batch, in order."""
+        from lm_eval.api.instance import Instance
+
+        for start in range(0, len(requests), BATCH):
+            batch = requests[start : start + BATCH]
+            instances = [
+                Instance(
+                    request_type="generate_until",
+                    doc={"id": request.problem_id},
+                    arguments=(self._text(request), request.sampling.lm_eval()),
+                    idx=0,
+                    metadata=(request.task, number, 1),
+                )
+                for number, request in enumerate(batch, start=start)
+            ]
+            texts = self.model.generate_until(instances)
+            yield [
+                (request, Finished(request_id="", text=str(text), completion_tokens=None, finish_reason=None))
+                for request, text in zip(batch, texts, strict=True)
+            ]
+
+    def _text(self, request: Request) -> str:
+        """The prompt; an API that applies its own template gets the turns as lm-eval hands them to it."""
+        return request.prompt if request.turns is None else str(self.model.apply_chat_template(list(request.turns)))
+
+    def close(self) -> None:
+        """Nothing to shut down: lm-eval's models end with the process."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -> MlessVLLM | LmEvalBackend:
+    """Load the model once: `vllm` through our engine, any other by lm-eval's own model of that name.
+
+    Raises:
+        ConfigError: an argument that cannot be obeyed.
+        ModelError: no such backend, no such model, or the backend refuses its arguments.
+        MissingDependencyError: the backend's package is not installed.
+    """
+    name = str(arguments.get("pretrained") or "")
+    if name:
+        refuse_missing_folder(name)
+    if backend == "vllm":
+        return MlessVLLM(sampled=sampled, **arguments)
+    from lm_eval.api.registry import get_model
+
+    try:
+        model: LM = get_model(backend).create_from_arg_obj({"batch_size": "auto", **arguments})
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."
+        ) from error
+    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
+        raise ModelError(f"The backend {backend!r} did not start: {explain_hub_error(name, error)}") from error
+    if hasattr(model, "chat_template_args"):
+        model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
+    return LmEvalBackend(model)
+

@@ -1,0 +1,108 @@
+"""Two formulas with functions or roots in them, compared by their values at a few points; sympy only parses.
+
+Nothing is simplified, solved or expanded, so there is little that a hostile formula could make sympy do.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from harness.grading.exact import TooLarge
+from harness.grading.formula import GREEK
+
+LONGEST_FORMULA, MOST_COMMANDS, DEEPEST_FORMULA = 300, 20, 6
+"""What the parser is given at most: its time doubles with each level of brackets."""
+DIGITS, AGREEMENT = 40, 1e-25
+POINTS = ((7, 10), (-137, 100), (293, 100), (-31, 100))
+"""Values for the letters, of both signs: |x| is not x, and the root of x^2 is neither."""
+
+_FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp frac sqrt lfloor rfloor lceil rceil".split()
+)
+_KNOWN = re.compile(r"(?:\\(?P<command>[A-Za-z]+) ?|[0-9A-Za-z+\-*/^_(){}\[\]|.])*")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+
+
+def same_values(answer: str, target: str) -> bool:
+    """Whether two formulas agree in letters' values of both signs, to 25 digits.
+
+    Raises:
+        TooLarge: If the answer is too long to be handed to sympy.
+    """
+    if not _known(answer) or not _known(target):
+        return False
+    if len(answer) > LONGEST_FORMULA or len(_COMMAND.findall(answer)) > MOST_COMMANDS:
+        raise TooLarge("formula too long")
+    if _depth(answer) > DEEPEST_FORMULA:
+        raise TooLarge("formula nested too deep")
+    expected = _parsed_target(target)
+    found = _parsed(answer) if expected is not None else None
+    if expected is None or found is None:
+        return False
+    symbols = sorted(expected.free_symbols | found.free_symbols, key=str)
+    return all(_agree(expected, found, symbols, start) for start in range(len(POINTS) if symbols else 1))
+
+
+def _known(plain: str) -> bool:
+    """Whether a text is made of the characters and commands above alone: anything else is never given to sympy."""
+    if not _KNOWN.fullmatch(plain):
+        return False
+    return all(command in _FUNCTIONS or command in GREEK for command in _COMMAND.findall(plain))
+
+
+def _depth(plain: str) -> int:
+    depths = accumulate((character in "([{") - (character in ")]}") for character in plain)
+    return max(depths, default=0)
+
+
+def _agree(expected: Any, found: Any, symbols: list[Any], start: int) -> bool:
+    import sympy  # type: ignore[import-untyped]
+
+    # each letter gets a value of its own, close to the point of this round
+    values = {
+        symbol: sympy.Rational(*POINTS[(start + place) % len(POINTS)]) + sympy.Rational(place, 1009)
+        for place, symbol in enumerate(symbols)
+    }
+    try:
+        left, right = (sympy.N(side.subs(values), DIGITS) for side in (expected, found))
+    except (ArithmeticError, TypeError, ValueError):
+        return False  # sympy has no value for it, as for a power beyond its numbers
+    if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
+        # one point outside the domain of both says nothing, outside that of one it tells them apart
+        return bool(symbols) and left == right
+    scale = max(abs(left), abs(right), 1)
+    return bool(abs(left - right) <= AGREEMENT * scale)
+
+
+def _parsed(plain: str) -> Any | None:
+    """The sympy expression, None if latex2sympy finds no single value in the text.
+
+    Source: latex2sympy2_extended, the parser of math_verify 0.9, https://github.com/huggingface/Math-Verify. Its
+    entry point is called directly, as `math_verify.parse` also tries sympy's `parse_expr`, which is an `eval`.
+    """
+    import sympy
+    from latex2sympy2_extended.latex2sympy2 import latex2sympy  # type: ignore[import-untyped]
+
+    try:
+        expression = latex2sympy(_strict(plain), is_real=False, convert_degrees=False, normalization_config=None)
+    except MemoryError:
+        raise
+    except Exception:  # the parser raises bare Exception for whatever it does not understand
+        return None
+    return expression if isinstance(expression, sympy.Expr) else None
+
+
+@lru_cache(maxsize=1024)
+def _parsed_target(plain: str) -> Any | None:
+    return _parsed(plain)
+
+
+def _strict(plain: str) -> str:
+    r"""With braces where LaTeX lets one leave them out: `\frac12` and `\sqrt2`."""
+    plain = re.sub(r"\\frac ?(\d)(\d)", r"\\frac{\1}{\2}", plain)
+    plain = re.sub(r"\\frac ?(\d)\{", r"\\frac{\1}{", plain)
+    plain = re.sub(r"\\sqrt ?(\d)", r"\\sqrt{\1}", plain)
+    return plain.replace("*", "\\cdot ")

@@ -1,0 +1,88 @@
+"""Shards of one run become one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import JournalError
+from harness.journal import differences
+from harness.plan import Shard
+from harness.run import finish
+from harness.run_folder import RunFolder, read_identity, read_prompts, read_samples, read_scores, read_sessions
+
+_PER_SHARD = ("shard", "dataset", "prompts_sha256")
+"""What of a run's identity each shard has of its own."""
+
+
+def merge(shards: Sequence[Path], output: Path) -> None:
+    """Merge finished shards into a new run folder, problems in their first order.
+
+    Raises:
+        JournalError: a shard is missing, given twice, unfinished, or of another run; or `output` exists.
+    """
+    identities = [read_identity(path) for path in shards]
+    parts = [_shard(path, identity) for path, identity in zip(shards, identities, strict=True)]
+    count = parts[0].count
+    missing = set(range(1, count + 1)) - {part.index for part in parts}
+    if missing or len(parts) != count:
+        names = ", ".join(f"{index}/{count}" for index in sorted(missing)) or "none, but one is given twice"
+        raise JournalError(f"merge needs all {count} shards of the run. Missing: {names}.")
+    common = [{k: v for k, v in identity.items() if k not in _PER_SHARD} for identity in identities]
+    for path, other in zip(shards[1:], common[1:], strict=True):
+        if changed := differences(common[0], other):
+            raise JournalError(
+                f"{path} is a shard of another run than {shards[0]}: {'; '.join(changed[:4])}. Merge what belongs together."
+            )
+    if output.exists() and any(output.iterdir()):
+        raise JournalError(f"{output} already holds files. Choose another --output; nothing there was touched.")
+    in_order = sorted(zip(parts, shards, identities, strict=True), key=lambda part: part[0].index)
+    prompts = _interleave([read_prompts(path) for _, path, _ in in_order])
+    identity = _whole_identity([identity for _, _, identity in in_order], prompts)
+    with RunFolder(output, identity, prompts) as folder:
+        for part, path, _ in in_order:
+            for session in read_sessions(path):
+                facts = {name: value for name, value in session.items() if name != "key"}
+                folder.begin_session({**facts, "shard": str(part)})
+            scores = read_scores(path)
+            for sample in read_samples(path):
+                if sample["key"] not in scores:
+                    raise JournalError(f"{path} is unfinished: continue it with the command that began it, then merge.")
+                folder.journal.append(sample)
+                folder.scores.append(scores[sample["key"]])
+        finish(output, timing={})
+
+
+def _shard(path: Path, identity: dict[str, Any]) -> Shard:
+    if not identity.get("shard"):
+        raise JournalError(f"{path} is no shard. Expected folders that `mless run --shard I/N` made.")
+    return Shard.parse(identity["shard"])
+
+
+def _interleave(prompts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of all shards in the order of the whole dataset: each shard has every n-th problem, all arms of it."""
+    problems: list[list[list[dict[str, Any]]]] = []
+    for rows in prompts:
+        grouped: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            grouped.setdefault(row["doc"]["id"], []).append(row)
+        problems.append(list(grouped.values()))
+    longest = max(map(len, problems))
+    return [row for place in range(longest) for shard in problems if place < len(shard) for row in shard[place]]
+
+
+def _whole_identity(identities: Sequence[dict[str, Any]], prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The identity that the run would have had in one piece."""
+    from harness.datasets import Dataset, Problem
+    from harness.plan import hash_prompts
+
+    fields = Problem.__slots__
+    problems = {row["doc"]["id"]: Problem(**{name: row["doc"][name] for name in fields}) for row in prompts}
+    dataset = Dataset(name=identities[0]["dataset"]["name"], source="", problems=tuple(problems.values()))
+    return {
+        **identities[0],
+        "shard": None,
+        "dataset": {"name": dataset.name, "problems": len(dataset.problems), "sha256": dataset.sha256},
+        "prompts_sha256": hash_prompts(prompts),
+    }

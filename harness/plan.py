@@ -1,0 +1,255 @@
+"""All that a run will do, settled before any weight is loaded: arms, checked prompts, requests."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from harness import resources
+from harness.conditions import Condition
+from harness.config import RunConfig
+from harness.datasets import Dataset
+from harness.documents import Model, build_documents, check_documents
+from harness.errors import ConfigError, PromptMismatchError
+from harness.prompts import Layout, Prompt, Segment
+from harness.samples import Request
+from harness.sampling import Sampling, sample_seed
+from harness.tokenization import ConditionCheck, encode, hash_token_ids, render
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One part of a run that several processes share: every `count`-th problem, so that conditions stay paired."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`2/4` is the second of four.
+
+        Raises:
+            ConfigError: it is not of that form, or out of range.
+        """
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+            raise ConfigError(f"--shard expects I/N with I from 1 to N, such as 2/4, got {text!r}.")
+        return cls(index=int(index), count=int(count))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One condition in one layout: a task for lm-eval.
+
+    Attributes:
+        task: Its name in results and logs.
+        check: What its prompts look like; None where the model's tokenizer is not known.
+    """
+
+    task: str
+    condition: Condition
+    layout: Layout
+    check: ConditionCheck | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a run will do.
+
+    Attributes:
+        dataset: The problems, limit and shard taken into account.
+        model: What of the model the prompts depend on; None where its tokenizer is not known.
+        limit: Only the first so many problems.
+        shard: Only this part of them.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    model: Model | None
+    arms: tuple[Arm, ...]
+    limit: int | None = None
+    shard: Shard | None = None
+
+    @property
+    def size(self) -> int:
+        """Completions to generate."""
+        return len(self.arms) * len(self.dataset.problems) * self.config.samples_per_problem
+
+    @cached_property
+    def prompts(self) -> list[dict[str, Any]]:
+        """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside.
+
+        Raises:
+            PromptMismatchError: a prompt's token ids are not those that were checked.
+        """
+        columns = [self._arm_prompts(arm) for arm in self.arms]
+        return [row for rows in zip(*columns, strict=True) for row in rows]
+
+    @cached_property
+    def prompts_sha256(self) -> str:
+        """Hash over all prompts, texts and token ids."""
+        return hash_prompts(self.prompts)
+
+    def requests(self, sampling: Sampling) -> Iterator[Request]:
+        """All requests in the order in which they are scheduled.
+
+        The first sample of every problem comes before the second of any, and the conditions of a problem stand together:
+        a run that is stopped early has the whole comparison, with fewer samples or problems.
+        """
+        version = task_version()
+        token_ids = [self._token_ids(row["prompt"]) for row in self.prompts]
+        for index in range(self.config.samples_per_problem):
+            for row, ids in zip(self.prompts, token_ids, strict=True):
+                problem = row["doc"]["id"]
+                yield Request(
+                    task=row["task"],
+                    task_version=version,
+                    problem_id=problem,
+                    sample_index=index,
+                    seed=None if sampling.greedy else sample_seed(self.config.seed, problem, index),
+                    prompt=row["prompt"],
+                    prompt_token_ids=ids,
+                    prompt_sha256=row["prompt_sha256"],
+                    prompt_token_sha256=row["prompt_token_sha256"],
+                    sampling=sampling,
+                    turns=tuple(_prompt(row["doc"]).messages) if row["layout"] == "chat" and ids is None else None,
+                )
+
+    def describe(self) -> str:
+        """The plan as text: requests, prompt lengths, tokens."""
+        config = self.config
+        part = f", shard {self.shard}" if self.shard else ""
+        lines = [
+            f"model     {config.model.display_name} through {config.model.backend}",
+            f"dataset   {self.dataset.name}, {len(self.dataset.problems)} problems{part}, {self.dataset.source}",
+            f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
+            f"requests  {self.size}",
+        ]
+        rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
+        total = 0
+        for arm in self.arms:
+            if arm.check is None:
+                rows.append((arm.condition.name, arm.layout, "?", "?", "?", "?", "?"))
+                continue
+            lengths = arm.check.prompt_tokens
+            total += sum(lengths) * config.samples_per_problem
+            low, high = arm.check.filler_span or (0, 0)
+            rows.append(
+                (
+                    arm.condition.name,
+                    arm.layout,
+                    str(arm.check.filler_tokens[1]),
+                    f"{low}-{high}" if high else "-",
+                    str(min(lengths)),
+                    f"{statistics.median(lengths):.0f}",
+                    str(max(lengths)),
+                )
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if total:
+            lines.append(f"tokens    {total:,} in prompts, at most {self.size * config.max_gen_toks:,} generated")
+        else:
+            lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
+        return "\n".join(lines)
+
+    def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
+        documents = build_documents(
+            self.dataset, arm.condition, arm.layout, model=self.model, instruction=self.config.instruction
+        )
+        rows = []
+        for place, document in enumerate(documents):
+            prompt = _prompt(document)
+            text = prompt.text if self.model is None else render(prompt, arm.layout, self.model.tokenizer)
+            ids = self._token_ids(text)
+            token_sha256 = None if ids is None else hash_token_ids(ids)
+            if arm.check is not None and token_sha256 != arm.check.prompt_sha256[place]:
+                raise PromptMismatchError(
+                    f"Problem {document['id']}, {arm.task}: the prompt to be run is not the one that was checked. This is "
+                    "a bug in mless: please report it with the run config."
+                )
+            rows.append(
+                {
+                    "task": arm.task,
+                    "condition": arm.condition.name,
+                    "layout": str(arm.layout),
+                    "prompt": text,
+                    "prompt_sha256": hashlib.sha256(text.encode()).hexdigest(),
+                    "prompt_token_sha256": token_sha256,
+                    "prompt_tokens": None if ids is None else len(ids),
+                    "doc": document,
+                }
+            )
+        return rows
+
+    def _token_ids(self, text: str) -> tuple[int, ...] | None:
+        return None if self.model is None else encode(text, self.model.tokenizer)[0]
+
+
+def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:
+    """Load data and tokenizer, build and check every prompt.
+
+    Raises:
+        HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
+    """
+    whole = config.load_dataset()
+    problems = whole.problems[:limit]
+    if shard is not None:
+        problems = problems[shard.index - 1 :: shard.count]
+        if not problems:
+            raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
+    dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
+    model = Model.from_arguments(config.model_arguments())
+    arms = []
+    for layout in config.layouts:
+        for condition in config.conditions:
+            check = None
+            if model is not None:
+                check = check_documents(
+                    dataset,
+                    condition,
+                    (layout,),
+                    model,
+                    max_gen_toks=config.max_gen_toks,
+                    instruction=config.instruction,
+                )[0]
+            task = config.task_name(dataset.name, condition.name, layout)
+            arms.append(Arm(task=task, condition=condition, layout=layout, check=check))
+    return Plan(config=config, dataset=dataset, model=model, arms=tuple(arms), limit=limit, shard=shard)
+
+
+def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:
+    """Hash over the texts and token ids of all prompts, in order."""
+    hashes = (f"{row['prompt_sha256']} {row['prompt_token_sha256']}" for row in prompts)
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def task_version() -> float:
+    """The version of the task template: it goes up when a prompt or its grading changes."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads over `!function`: only the metadata is wanted."""
+
+    Loader.add_constructor("!function", lambda loader, node: None)
+    text = (resources.folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
+    return float(yaml.load(text, Loader)["metadata"]["version"])  # noqa: S506 - a SafeLoader
+
+
+def _prompt(document: Mapping[str, Any]) -> Prompt:
+    """The prompt that a document holds."""
+    segments = tuple(Segment(**segment) for segment in document["segments"])
+    size, length = 0, 0
+    while length < len(document["system"]):
+        length += len(segments[size].text)
+        size += 1
+    return Prompt(segments=segments, system_size=size)
+
+

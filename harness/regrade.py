@@ -1,0 +1,54 @@
+"""Grade a finished run again, without a model: after a better grader, or to ask the other graders too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from rich.progress import track
+
+from harness.errors import JournalError
+from harness.grading import GRADER_VERSION
+from harness.journal import Journal
+from harness.run import finish
+from harness.run_folder import SCORES, lock, read_prompts, read_samples, read_scores
+from harness.scores import Scorer
+
+
+def regrade(path: Path) -> str:
+    """Make every score anew and say which verdicts changed. Until the last is made, the old ones stay in force.
+
+    Raises:
+        JournalError: there is no finished run, or another process has the folder.
+    """
+    from harness.records import read_receipt
+
+    receipt = read_receipt(path)
+    held = lock(path)
+    try:
+        before = read_scores(path) if (path / SCORES).exists() else {}
+        part = path / f"{SCORES}.part"
+        part.unlink(missing_ok=True)
+        samples = list(read_samples(path))
+        with (
+            Journal(part, {"grader_version": GRADER_VERSION}) as scores,
+            Scorer(scores, read_prompts(path)) as scorer,
+        ):
+            for sample in samples:
+                scorer.submit(sample)
+            for _ in track(scorer.finish(), total=len(samples), description="regrading", transient=True):
+                pass
+        after = read_scores(path, part.name)
+        if len(after) != len(samples):
+            raise JournalError(f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again.")
+        part.replace(path / SCORES)
+        finish(path, timing=receipt["timing"])
+    finally:
+        held.release()
+    changed = Counter(
+        f"{before[key]['verdict']} -> {score['verdict']}"
+        for key, score in after.items()
+        if key in before and before[key]["verdict"] != score["verdict"]
+    )
+    told = "".join(f"\n  {count:6}  {change}" for change, count in changed.most_common())
+    return f"{len(after)} samples graded by version {GRADER_VERSION}, {sum(changed.values())} verdicts changed{told}"

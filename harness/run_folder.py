@@ -1,0 +1,191 @@
+"""A run on disk: which file is what, one writer at a time, and the journal that a run is continued from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from harness.errors import JournalError
+from harness.grading import GRADER_VERSION
+from harness.journal import Journal, differences, read_journal
+
+JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
+SESSION = "session "
+"""Keys of the journal's records on who wrote it, beside the samples."""
+
+
+class RunFolder:
+    """An open run folder. Holds the lock, the journal and the scores; knows what is done.
+
+    Args:
+        path: The folder; made if it is missing.
+        identity: What is being recorded: see `run.identity`.
+        prompts: Every prompt with its document; written once.
+
+    Raises:
+        JournalError: another process has the folder, it belongs to a run with other settings, it is not a run folder, or it
+            cannot be written.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> None:
+        self.path = path
+        with _clear_messages(path):
+            _make(path)
+            self._lock = lock(path)
+            try:
+                if not (path / JOURNAL).exists():
+                    _write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+                self.journal = Journal(path / JOURNAL, identity)
+                _set_old_scores_aside(path)
+                self.scores = Journal(path / SCORES, {"grader_version": GRADER_VERSION})
+            except BaseException:
+                self._lock.release()
+                raise
+
+    @property
+    def mended(self) -> list[str]:
+        """What was dropped at opening, in words."""
+        return [text for text in (self.journal.mended, self.scores.mended) if text]
+
+    def begin_session(self, facts: Mapping[str, Any]) -> None:
+        """Note in the journal that a process takes over."""
+        number = 1 + sum(key.startswith(SESSION) for key in self.journal.keys)
+        self.journal.append({"key": f"{SESSION}{number}", **facts})
+
+    def sync_if_due(self) -> None:
+        """Make what was written safe from a power cut, every few seconds."""
+        self.journal.sync_if_due()
+        self.scores.sync_if_due()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.journal.close()
+            self.scores.close()
+        finally:
+            self._lock.release()
+
+
+def lock(path: Path) -> FileLock:
+    """Be the folder's only writer; the lock goes when this process does.
+
+    Raises:
+        JournalError: another process is.
+    """
+    held = FileLock(path / LOCK)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise JournalError(
+            f"{path} is in use by another mless process. Wait for it, or choose another --output."
+        ) from None
+    return held
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """The first line of the folder's journal.
+
+    Raises:
+        JournalError: there is none.
+    """
+    return next(iter(read_journal(path / JOURNAL)), {})
+
+
+def read_sessions(path: Path) -> list[dict[str, Any]]:
+    """Who wrote the journal, in order."""
+    return [record for record in _records(path / JOURNAL) if record["key"].startswith(SESSION)]
+
+
+def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+    """Every sample of the folder's journal, in the order in which they finished."""
+    return (record for record in _records(path / JOURNAL) if not record["key"].startswith(SESSION))
+
+
+def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
+    """The score of every sample, by the sample's key."""
+    return {record["key"]: record for record in _records(path / name)}
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Every prompt with its document.
+
+    Raises:
+        JournalError: the file is missing or damaged.
+    """
+    return list(read_journal(path / PROMPTS))
+
+
+def beside(path: Path) -> Path:
+    """The first of `NAME-2`, `NAME-3`, ... that does not exist."""
+    number = 2
+    while (free := path.with_name(f"{path.name}-{number}")).exists():
+        number += 1
+    return free
+
+
+def changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
+    """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
+    if not (path / JOURNAL).exists():
+        return []
+    known = read_identity(path)
+    return differences(known, json.loads(json.dumps(identity))) if known else []
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    records = read_journal(path)
+    next(records, None)
+    return records
+
+
+def _make(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    if not (path / JOURNAL).exists() and any(p.name not in (LOCK, PROMPTS) for p in path.iterdir()):
+        raise JournalError(
+            f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."
+        )
+
+
+def _set_old_scores_aside(path: Path) -> None:
+    """Scores of another grader version are kept under another name, and every sample is graded again."""
+    if not (path / SCORES).exists():
+        return
+    version = next(iter(read_journal(path / SCORES)), {}).get("grader_version")
+    if version not in (None, GRADER_VERSION):
+        (path / SCORES).replace(path / f"scores-grader-{version}.jsonl")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is either absent or whole."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class _clear_messages:  # noqa: N801 - used like a function
+    """Turn the operating system's errors into ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError):
+            raise JournalError(
+                f"{self._path} cannot be written: {error.strerror}. Choose an --output that can."
+            ) from None

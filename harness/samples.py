@@ -1,0 +1,116 @@
+"""What is asked of a model, and what came back: requests, samples, and the key that makes a sample reusable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to generate.
+
+    Attributes:
+        task, task_version: The task as lm-eval knows it.
+        problem_id: Which problem of the dataset.
+        sample_index: Which of the samples of this problem, from 0.
+        replicate: Which repetition of the whole condition, from 0.
+        seed: The sample's own seed; None where nothing is drawn.
+        prompt: The prompt as text, templated.
+        prompt_token_ids: The prompt as the engine gets it; None where the model's tokenizer is not known.
+        prompt_sha256: Hash of the text, as lm-eval's sample logs carry it.
+        prompt_token_sha256: Hash of the token ids; None where they are not known.
+        sampling: The parameters in force.
+        turns: The messages of a chat whose template only the backend knows; None for a prompt that is final.
+    """
+
+    task: str
+    task_version: float
+    problem_id: str
+    sample_index: int = 0
+    replicate: int = 0
+    seed: int | None = None
+    prompt: str
+    prompt_token_ids: tuple[int, ...] | None
+    prompt_sha256: str
+    prompt_token_sha256: str | None
+    sampling: Sampling
+    turns: tuple[dict[str, str], ...] | None = None
+
+    def key(self, model: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+        """What the sample is filed under: equal keys mean that one sample may stand for the other.
+
+        Args:
+            model: The model's fingerprint.
+            engine: The engine's name and version.
+        """
+        parts = {
+            "task": self.task,
+            "task_version": self.task_version,
+            "problem_id": self.problem_id,
+            "sample_index": self.sample_index,
+            "replicate": self.replicate,
+            "prompt": self.prompt_token_sha256 or self.prompt_sha256,
+            "sampling": self.sampling.record(),
+            "seed": self.seed,
+            "model": model,
+            "engine": engine,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One finished completion, as the journal keeps it.
+
+    Attributes:
+        key: See `Request.key`.
+        task, problem_id, sample_index, replicate, seed, prompt_token_sha256: The request's.
+        prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
+        completion: What the model wrote.
+        completion_tokens: Tokens generated; None where the backend does not say.
+        finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
+        sampling: The parameters in force, and what the model's generation_config had to do with them.
+    """
+
+    key: str
+    task: str
+    problem_id: str
+    sample_index: int
+    replicate: int
+    seed: int | None
+    prompt_token_sha256: str | None
+    prompt_tokens: int | None
+    completion: str
+    completion_tokens: int | None
+    finish_reason: str | None
+    sampling: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, request: Request, key: str, completion: str, *, tokens: int | None = None, reason: str | None = None
+    ) -> Sample:
+        """The sample that a completion makes of a request."""
+        return cls(
+            key=key,
+            task=request.task,
+            problem_id=request.problem_id,
+            sample_index=request.sample_index,
+            replicate=request.replicate,
+            seed=request.seed,
+            prompt_token_sha256=request.prompt_token_sha256,
+            prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
+            completion=completion,
+            completion_tokens=tokens,
+            finish_reason=reason,
+            sampling=request.sampling.record(),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """As a line of the journal."""
+        return asdict(self)

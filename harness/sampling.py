@@ -1,0 +1,135 @@
+"""How completions are drawn: the effective sampling parameters, where each came from, and each sample's own seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from harness.errors import ConfigError, ModelError
+
+Source = Literal["greedy", "model_default", "explicit"]
+
+GENERATE_TOP_K = 50
+"""What transformers' `generate` takes where a sampling model names no top_k."""
+
+_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """The parameters in force, for every request of a run.
+
+    Attributes:
+        source: `greedy`, `model_default` (the model's generation_config, as plain `generate` reads it), `explicit`.
+        temperature: 0 is greedy.
+        top_p, top_k, min_p, repetition_penalty: vLLM's meaning; the defaults switch them off.
+        max_tokens: Tokens generated at most.
+        stop: Strings that end a completion.
+        from_model: What of these the model's generation_config set.
+        switched_off: What the generation_config also sets and this source passes over; None where it was not read.
+    """
+
+    source: Source = "greedy"
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 2048
+    stop: tuple[str, ...] = ()
+    from_model: Mapping[str, float] = field(default_factory=dict)
+    switched_off: Mapping[str, float] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the same prompt always gives the same completion (up to numerical noise)."""
+        return self.temperature == 0
+
+    def vllm(self) -> dict[str, Any]:
+        """As vLLM's SamplingParams takes them."""
+        values = {name: getattr(self, name) for name in _FIELDS}
+        return {**values, "max_tokens": self.max_tokens, "stop": list(self.stop)}
+
+    def lm_eval(self) -> dict[str, Any]:
+        """As lm-eval's generation arguments, which its results file shows; what is off is left out."""
+        off = Sampling()
+        values = {n: getattr(self, n) for n in _FIELDS[1:] if getattr(self, n) != getattr(off, n)}
+        fixed = {"until": list(self.stop), "max_gen_toks": self.max_tokens}
+        return {**fixed, "do_sample": not self.greedy, "temperature": self.temperature, **values}
+
+    def record(self) -> dict[str, Any]:
+        """As the journal keeps them."""
+        return {**asdict(self), "stop": list(self.stop)}
+
+
+def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = 2048) -> Sampling:
+    """The sampling that lm-eval's generation arguments ask for."""
+    sample = bool(arguments.get("do_sample", arguments.get("temperature", 0)))
+    values = {name: arguments[name] for name in _FIELDS if arguments.get(name) is not None}
+    until = arguments.get("until") or ()
+    return Sampling(
+        source="explicit" if sample else "greedy",
+        **{**values, "temperature": values.get("temperature", 1.0) if sample else 0.0},
+        max_tokens=int(arguments.get("max_gen_toks", max_tokens)),
+        stop=(until,) if isinstance(until, str) else tuple(until),
+    )
+
+
+def resolve_sampling(
+    source: Source,
+    explicit: Mapping[str, float],
+    *,
+    max_tokens: int,
+    stop: tuple[str, ...],
+    generation_config: Mapping[str, Any] | None,
+) -> Sampling:
+    """The parameters in force for a run config's choice.
+
+    Args:
+        source: The config's choice.
+        explicit: Its values, for `explicit`.
+        max_tokens: Tokens generated at most.
+        stop: Stop strings.
+        generation_config: The model's own, None where it has none or could not be read.
+
+    Raises:
+        ModelError: `model_default`, and there is no generation_config.
+    """
+    own = {n: generation_config[n] for n in _FIELDS if generation_config.get(n) is not None} if generation_config else {}
+    limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
+    if source != "model_default":
+        values = {n: v for n, v in explicit.items() if v is not None}
+        return Sampling(source=source, **values, **limits, switched_off=None if generation_config is None else own)
+    if generation_config is None:
+        raise ModelError(
+            "`sampling: model_default` takes the model's generation_config.json, and it has none. Use greedy, or give "
+            "values such as {temperature: 0.7, top_p: 0.95}."
+        )
+    if not generation_config.get("do_sample"):
+        # greedy, as plain `generate` would be; a repetition penalty applies there too
+        kept = {n: v for n, v in own.items() if n == "repetition_penalty"}
+        off = {n: v for n, v in own.items() if n not in kept}
+        return Sampling(source=source, **kept, **limits, from_model=kept, switched_off=off)
+    filled = {"temperature": 1.0, "top_k": GENERATE_TOP_K} | own
+    return Sampling(source=source, **filled, **limits, from_model=own, switched_off={})
+
+
+def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
+    """Raise ConfigError where several greedy samples of one problem are asked for: they would all be the same."""
+    if samples > 1 and sampling.greedy:
+        own = "the model's own settings are greedy" if sampling.source == "model_default" else "the sampling is greedy"
+        raise ConfigError(
+            f"samples_per_problem is {samples}, and {own}: every repeat would be the same. Use 1, or sample, for "
+            "instance with `sampling: {temperature: 0.7, top_p: 0.95}`."
+        )
+
+
+def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
+    """A sample's own seed, below 2**31: from problem and sample index, never from the condition.
+
+    So the conditions of one problem share their randomness, and a sample's seed does not depend on what else runs.
+    """
+    text = f"{run_seed}:{problem_id}:{sample_index}:{replicate}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

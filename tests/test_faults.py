@@ -1,0 +1,175 @@
+"""The real engine, killed in every way: what was finished stays, and the run goes on where it was.
+
+Three engine starts in `make test` (killed, its engine process killed, finished), many more in `make test-long`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENGINE_FLAGS
+
+pytestmark = pytest.mark.engine
+
+MLESS = str(Path(sys.executable).with_name("mless"))
+
+
+def start(folder, *, stderr=subprocess.PIPE, environment=None):
+    """The run of the fixture `our_run`, into another folder."""
+    command = [MLESS, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def samples(folder):
+    path = Path(folder) / "journal.jsonl"
+    return path.read_text().count('\n{"key":"') - path.read_text().count('"key":"session') if path.exists() else 0
+
+
+def wait_for(run, folder, count):
+    """Until the journal holds so many samples, or the run has ended."""
+    deadline = time.monotonic() + 240
+    while samples(folder) < count and run.poll() is None:
+        assert time.monotonic() < deadline, "no sample was ever finished"
+        time.sleep(0.02)
+
+
+def descendants(run):
+    return psutil.Process(run.pid).children(recursive=True)
+
+
+def verdicts(folder):
+    """The whole table, byte for byte, and every verdict with what it is about."""
+    from harness import load_run
+
+    frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
+    columns = ["layout", "condition", "problem_id", "verdict", "answer", "completion", "completion_tokens"]
+    table = subprocess.run([MLESS, "table", str(folder)], capture_output=True, text=True, check=True).stdout
+    return table, frame[columns].to_csv(index=False)
+
+
+def gone(processes, seconds=30):
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    total = samples(our_run[0])
+
+    run = start(folder)
+    wait_for(run, folder, random.Random(1).randrange(1, total // 3))
+    family = descendants(run)
+    assert run.poll() is None, "it must be killed in the middle"
+    run.kill()
+    run.communicate(timeout=60)
+    first = samples(folder)
+    assert 0 < first < total
+    assert gone(family), "neither the engine nor a grader outlives the run"
+
+    run = start(folder)
+    wait_for(run, folder, first + total // 4)
+    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
+    engine.kill()
+    killed = time.monotonic()
+    _, told = run.communicate(timeout=60)
+    assert time.monotonic() - killed < 45, "vLLM alone would wait for ever"
+    assert run.returncode == 2, told
+    assert "mless: The engine process died in the middle of the run" in told.splitlines()[-1]
+    second = samples(folder)
+    assert first < second < total
+
+    run = start(folder)
+    out, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert samples(folder) == total
+    assert verdicts(folder) == verdicts(our_run[0])
+    receipt = json.loads((folder / "run.json").read_text())
+    assert len(receipt["sessions"]) == 3 and receipt["timing"]["samples"] == total - second
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_the_same_command_continues(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder)
+    wait_for(run, folder, 20)
+    family = descendants(run)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    last = told.splitlines()[-1]
+    assert last.startswith("mless: interrupted: ") and "Run the same command again to continue." in last
+    assert "Traceback" not in told
+    assert gone(family)
+    kept = samples(folder)
+    assert f"interrupted: {kept} of {samples(our_run[0])} samples are safe" in last
+    run = start(folder)
+    wait_for(run, folder, kept + 20)
+    run.terminate()  # a scheduler's SIGTERM, to the run alone
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    draw = random.Random(7)
+    total, killed = samples(our_run[0]), 0
+    while killed < 20:
+        run = start(folder)
+        family = []
+        if draw.random() < 0.3:  # some while it is still loading, the others while it generates
+            time.sleep(draw.uniform(0.5, 12))
+        else:
+            wait_for(run, folder, min(samples(folder) + draw.randrange(1, 2 + total // 25), total - 1))
+        if run.poll() is None:
+            family = descendants(run)
+            run.kill()
+            killed += 1
+        run.communicate(timeout=60)
+        assert gone(family)
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_one_line_and_the_run_continues(our_run, tmp_path):
+    folder = tmp_path / "run"
+    limit = (Path(our_run[0]) / "journal.jsonl").stat().st_size // 2
+    command = [MLESS, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
+    # the prompts file is larger than half a journal, so it is put there before the limit holds
+    Path(folder).mkdir()
+    (folder / "prompts.jsonl").write_bytes((Path(our_run[0]) / "prompts.jsonl").read_bytes())
+    (folder / "journal.jsonl").write_bytes((Path(our_run[0]) / "journal.jsonl").read_bytes().splitlines(True)[0])
+    code = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, -1));"
+    code += "os.execv(sys.argv[2], sys.argv[2:])"
+    done = subprocess.run([sys.executable, "-c", code, str(limit), *command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "journal.jsonl cannot grow: File too large. Everything before is safe." in done.stderr.splitlines()[-1]
+    assert 0 < samples(folder) < samples(our_run[0])
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])

@@ -1,0 +1,294 @@
+"""The grader pool: order, streaming, and every way in which a worker can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import resources
+from harness.errors import GraderError
+from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
+
+FORMULA = (r"so \boxed{x+1}", "1 + x")
+"""Equal, but not as text: a worker has to look at it."""
+LIMITS = {"Max address space": 512 * 2**20, "Max core file size": 0, "Max file size": 0}
+
+
+def children():
+    return psutil.Process().children()
+
+
+def audit_job(completion, **changes):
+    return AuditJob(**{"prompt": "", "completion": completion, "target": "3", "solution": "", **changes})
+
+
+@pytest.fixture
+def pool():
+    with GraderPool(workers=1, deadline_s=2.0) as pool:
+        assert pool.grade_many([FORMULA])[0].correct
+        yield pool
+    assert children() == []
+
+
+def test_order_is_kept_over_fast_and_slow_answers():
+    pairs = [(rf"\boxed{{{n}x+1}}" if n % 3 else f"\\boxed{{{n}}}", f"1+{n}x") for n in range(1, 60)]
+    pairs[7] = ("no box", "3")
+    with GraderPool(workers=2) as pool:
+        grades = pool.grade_many(pairs)
+    expected = ["correct" if n % 3 else "incorrect" for n in range(1, 60)]
+    expected[7] = "no_box"
+    assert [grade.verdict for grade in grades] == expected
+    assert [grade.answer for grade in grades[:3]] == ["1x+1", "2x+1", "3"]
+
+
+def test_the_streaming_form_hands_out_each_tag_once(pool):
+    tags = [("a", n) for n in range(20)]
+    for tag in tags:
+        pool.submit(tag, GradeJob(completion=rf"\boxed{{x+{tag[1]}}}", target="x+3"))
+    assert pool.pending == 20
+    first = pool.poll(timeout_s=10)
+    assert first and pool.pending == 20 - len(first)
+    results = dict(first) | dict(pool.drain())
+    assert pool.pending == 0 and list(pool.drain()) == [] and pool.poll(5) == []
+    assert {tag for tag, grade in results.items() if grade.correct} == {("a", 3)}
+    assert set(results) == set(tags)
+
+
+def test_grade_many_leaves_what_was_submitted_before(pool):
+    pool.submit("mine", GradeJob(completion=r"\boxed{x+2}", target="2+x"))
+    assert [grade.correct for grade in pool.grade_many([FORMULA, ("none", "3")])] == [True, False]
+    assert [(tag, grade.correct) for tag, grade in pool.drain()] == [("mine", True)]
+
+
+def test_plain_answers_start_no_worker_and_poll_does_not_wait():
+    with GraderPool() as pool:
+        pool.submit(1, GradeJob(completion=r"\boxed{3}", target="3"))
+        pool.submit(2, GradeJob(completion="cut", target="3", finish_reason="length"))
+        assert [grade.verdict for _, grade in pool.poll()] == ["correct", "truncated"]
+        assert children() == []
+
+
+def test_poll_returns_at_once_while_a_worker_starts():
+    with GraderPool(workers=1) as pool:
+        pool.submit(1, GradeJob(completion=FORMULA[0], target=FORMULA[1]))
+        started = time.monotonic()
+        assert pool.poll() == []
+        assert time.monotonic() - started < 0.2
+
+
+def test_grades_go_before_audits(pool):
+    pool.submit("first", audit_job(r"\boxed{1}"))  # at the worker already
+    pool.submit("audit", audit_job(r"\boxed{2}"))
+    pool.submit("grade", GradeJob(completion=r"\boxed{x+7}", target="7+x"))
+    assert [tag for tag, _ in pool.drain()] == ["first", "grade", "audit"]
+
+
+def test_a_killed_worker_is_one_crash_and_the_rest_goes_on(pool):
+    (worker,) = children()
+    worker.suspend()  # so that the kill comes in the middle of the job
+    pool.submit("lost", GradeJob(completion=r"\boxed{x+5}", target="5+x"))
+    pool.submit("next", GradeJob(completion=r"\boxed{x+6}", target="6+x"))
+    os.kill(worker.pid, signal.SIGKILL)
+    results = dict(pool.drain())
+    assert results["lost"] == Grade(
+        verdict="crashed", answer="x+5", reason="the grader was killed by signal 9 (SIGKILL)"
+    )
+    assert results["next"].correct
+    assert pool.grade_many([(r"\boxed{x+5}", "5+x")])[0].correct  # a crash is not remembered
+
+
+def test_a_worker_that_dies_while_idle_is_replaced(pool):
+    children()[0].kill()
+    assert pool.grade_many([(r"\boxed{x+8}", "8+x")])[0].verdict in {"correct", "crashed"}
+    assert pool.grade_many([(r"\boxed{x+9}", "9+x")])[0].correct
+
+
+def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
+    (worker,) = children()
+    worker.suspend()
+    started = time.monotonic()
+    (grade,) = pool.grade_many([(r"\boxed{x+5}", "5+x")])
+    assert grade == Grade(verdict="timeout", answer="x+5", reason="over 2 s")
+    assert 1.9 < time.monotonic() - started < 3.5
+    assert not psutil.pid_exists(worker.pid)
+    assert pool.grade_many([(r"\boxed{x+5}", "5+x")])[0].correct
+
+
+def test_mathematics_that_does_not_end_is_killed():
+    """Nothing in it is a large power, and no number has more than two digits; sympy computes it for ever."""
+    started = time.monotonic()
+    with GraderPool(workers=1, deadline_s=1.0) as pool:
+        (grade,) = pool.grade_many([(r"\boxed{\exp(\exp(\exp(99)))}", r"\ln 2")])
+    assert grade.verdict in {"timeout", "refused"} and grade.reason  # refused, should a gate learn of it
+    assert time.monotonic() - started < 8
+
+
+def test_hostile_mathematics_costs_one_column_and_not_the_others(pool):
+    """math_verify as lm-eval calls it has no gate: it tries to compute this."""
+    pool.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
+    ((_, audit),) = pool.drain()
+    assert audit.authors_rule and audit.first_box and audit.exact_match is False and audit.exact_match_boxed
+    assert audit.math_verify is None or audit.reason is None
+    assert pool.grade_many([FORMULA])[0].correct
+
+
+def test_an_audit_goes_on_behind_the_step_that_was_lost(pool):
+    (worker,) = children()
+    worker.suspend()
+    pool.submit(1, audit_job(r"\boxed{3}"))
+    os.kill(worker.pid, signal.SIGKILL)
+    ((_, audit),) = pool.drain()
+    assert audit.authors_rule is None and audit.authors_rule_strict is None
+    assert audit.reason == "authors_rule: the grader was killed by signal 9 (SIGKILL)"
+    assert audit.math_verify and audit.exact_match_boxed and audit.first_box and audit.exact_match is False
+
+
+def test_out_of_memory_is_a_crash_with_its_limit():
+    with GraderPool(workers=1, memory_bytes=2**28, deadline_s=60) as pool:
+        pool.submit("bomb", GradeJob(completion=r"\boxed{x}", target="y" * 100_000_000))
+        pool.submit("next", GradeJob(completion=FORMULA[0], target=FORMULA[1]))
+        results = dict(pool.drain())
+    assert (results["bomb"].verdict, results["bomb"].reason) == ("crashed", "out of memory (limit 256 MiB)")
+    assert results["next"].correct
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
+def test_limits_priority_session_and_modules_of_a_worker():
+    with GraderPool(workers=1, memory_bytes=512 * 2**20) as pool:
+        pool.submit(1, audit_job(r"\boxed{3}"))
+        list(pool.drain())
+        (worker,) = children()
+        lines = Path(f"/proc/{worker.pid}/limits").read_text().splitlines()
+        for name, value in LIMITS.items():
+            assert next(line for line in lines if line.startswith(name))[26:].split()[:2] == [str(value)] * 2
+        assert worker.nice() >= psutil.Process().nice() + 5
+        assert os.getsid(worker.pid) == worker.pid
+        loaded = Path(f"/proc/{worker.pid}/maps").read_text()
+        assert "torch" not in loaded and "pyarrow" not in loaded
+        assert worker.num_threads() == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a busy worker outlives its parent until its job ends")
+def test_workers_die_with_a_killed_parent_even_when_hung():
+    code = textwrap.dedent(r"""
+        import os, psutil, signal
+        from harness.grading import GradeJob, GraderPool
+        pool = GraderPool(workers=1)
+        pool.grade_many([(r"\boxed{x+1}", "1+x")])
+        (worker,) = psutil.Process().children()
+        worker.suspend()
+        pool.submit(1, GradeJob(completion=r"\boxed{x+2}", target="2+x"))
+        print(worker.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    worker = int(done.stdout)
+    until = time.monotonic() + 5
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != "zombie" and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"
+
+
+def test_equal_jobs_are_done_once_and_remembered(pool):
+    (worker,) = children()
+    worker.suspend()
+    for tag in range(5):
+        pool.submit(tag, GradeJob(completion=f"{tag}" + r" \boxed{x+5}", target="5+x"))
+        pool.submit(tag + 10, audit_job("same"))
+    assert len(pool._tasks) == 2
+    worker.resume()
+    results = dict(pool.drain())
+    assert len(results) == 10 and all(results[tag].correct for tag in range(5))
+    assert len({results[tag + 10] for tag in range(5)}) == 1
+    children()[0].suspend()  # from here on only the cache can answer
+    assert pool.grade_many([(r"again \boxed{x+5}", "5+x")])[0].correct
+    pool.submit("audit", audit_job("same"))
+    assert pool.poll() == [("audit", results[10])]
+
+
+def test_long_and_odd_text_passes(pool):
+    text = "\udc80\x00\u2028é\n" + "word " * 400_000 + r"\boxed{3}"
+    for tag in range(3):
+        pool.submit(tag, audit_job(text, prompt=str(tag)))
+    results = [audit for _, audit in pool.drain()]
+    assert len(results) == 3
+    assert all(isinstance(audit, Audit) and audit.authors_rule_strict and audit.first_box for audit in results)
+    assert pool.grade_many([("\ud800\x00 \\boxed{\udfff + 1}", "x")])[0].verdict in {"incorrect", "refused", "crashed"}
+
+
+def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
+    """Descriptors 0 to 2 of a worker lead nowhere; the protocol has descriptors of its own."""
+    (worker,) = children()
+    if sys.platform != "linux":
+        pytest.skip("reads the descriptors from /proc")
+    assert {os.readlink(f"/proc/{worker.pid}/fd/{n}") for n in range(3)} == {os.devnull}
+
+
+def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with GraderPool() as pool, pytest.raises(GraderError, match=r"no grader worker can be started.*/nowhere/python"):
+        pool.grade_many([FORMULA])
+
+
+def test_a_broken_installation_is_one_clear_error(tmp_path, monkeypatch):
+    (tmp_path / "sympy.py").write_text("raise ImportError('this sympy is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=r"3 tries.*this sympy is broken"):
+        pool.grade_many([FORMULA])
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"workers": 0}, "`workers` of 1 or more, got 0"),
+        ({"deadline_s": 0.0}, "over 0 seconds"),
+        ({"memory_bytes": 1000}, "`memory_bytes` must be"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(limits, message):
+    with pytest.raises(GraderError, match=message):
+        GraderPool(**limits)
+
+
+def test_a_closed_pool_says_so():
+    with GraderPool() as pool:
+        pass
+    with pytest.raises(GraderError, match="closed"):
+        pool.submit(1, GradeJob(completion="", target=""))
+
+
+def test_any_program_can_hold_a_pool_wherever_it_stands(tmp_path):
+    """Not guarded by `__name__`, from a folder that has another `harness` and another `sympy` in it."""
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text("raise ImportError('the wrong harness')\n")
+    (tmp_path / "sympy.py").write_text("raise ImportError('the wrong sympy')\n")
+    code = (
+        f"from harness.grading import GraderPool\nwith GraderPool() as p: print(p.grade_many([{FORMULA!r}])[0].verdict)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["correct"] and done.stderr == ""
+
+
+@pytest.mark.slow
+def test_the_stock_command_grades_in_workers(lm_eval, tmp_path):
+    lm_eval(
+        *("run", "--model", "hf", "--model_args", f"pretrained={resources.demo_model()}", "--device", "cpu"),
+        *("--limit", "2", "--tasks", "math500_mless", "--include_path", str(resources.folder("tasks"))),
+        *("--gen_kwargs", "max_gen_toks=200", "--log_samples", "--output_path", str(tmp_path)),
+    ).check_returncode()
+    (log,) = tmp_path.rglob("samples_*.jsonl")
+    for line in log.read_text().splitlines():
+        sample = json.loads(line)
+        assert {"correct", "ungraded", "first_box", "authors_rule"} <= set(sample)
+        assert {"verdict", "audit_reason", "math_verify"} <= set(json.loads(sample["filtered_resps"][0][0]))
