@@ -90,4 +90,3 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
     if hasattr(model, "chat_template_args"):
         model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
     return LmEvalBackend(model)
-

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
 
 from harness.documents import Model
 from harness.errors import ConfigError, EngineError
@@ -48,6 +49,7 @@ class Completion(str):
         return str, (str(self),)
 
 
+@register_model("mless-vllm")
 class MlessVLLM(LM):
     """A loaded vLLM engine as an lm-eval model. Generation only: no task of ours asks for likelihoods.
 
@@ -177,4 +179,3 @@ class MlessVLLM(LM):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-

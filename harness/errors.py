@@ -43,7 +43,7 @@ class JournalError(RunError):
     """A journal cannot be written, read or continued as asked."""
 
 
-class RunInterrupted(HarnessError):  # noqa: N818 - it is no error
+class RunInterrupted(HarnessError):
     """The run was stopped from outside; it can be continued."""
 
 

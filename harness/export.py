@@ -106,6 +106,7 @@ def _evaluate(
     """One call for all tasks with, or all without, a chat template; lm-eval's files as its own CLI writes them."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
     from lm_eval.utils import sanitize_model_name
 
     config = identity["config"]
@@ -121,6 +122,7 @@ def _evaluate(
             apply_chat_template=chat,
             log_samples=True,
             evaluation_tracker=tracker,
+            task_manager=TaskManager(include_defaults=False),  # reading all of lm-eval's tasks would take 10 s
             random_seed=seed,
             numpy_random_seed=seed,
             torch_random_seed=seed,

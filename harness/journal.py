@@ -187,7 +187,9 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _key(path: Path, number: int, record: Mapping[str, Any]) -> str:
     if not isinstance(record.get("key"), str):
-        raise JournalError(f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path}).")
+        raise JournalError(
+            f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
+        )
     return str(record["key"])
 
 

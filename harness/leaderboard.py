@@ -116,7 +116,9 @@ def render_table(table: pandas.DataFrame, form: Format = "text") -> str:
         raise ConfigError(f"Unknown table format {form!r}: expected one of {', '.join(FORMATS)}.")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = [
-        "  ".join(cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(row, widths, left, strict=True))
+        "  ".join(
+            cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(row, widths, left, strict=True)
+        )
         for row in (header, *rows)
     ]
     lines.insert(1, "  ".join("-" * w for w in widths))

@@ -240,7 +240,7 @@ def task_version() -> float:
 
     Loader.add_constructor("!function", lambda loader, node: None)
     text = (resources.folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
-    return float(yaml.load(text, Loader)["metadata"]["version"])  # noqa: S506 - a SafeLoader
+    return float(yaml.load(text, Loader)["metadata"]["version"])
 
 
 def _prompt(document: Mapping[str, Any]) -> Prompt:
@@ -251,5 +251,3 @@ def _prompt(document: Mapping[str, Any]) -> Prompt:
         length += len(segments[size].text)
         size += 1
     return Prompt(segments=segments, system_size=size)
-
-

@@ -156,6 +156,7 @@ def _generate_and_grade(
             scorer.submit(sample)
         last = started = time.monotonic()
         if missing:
+            scorer.start()
             with _open_backend(plan, sampling) as backend, progress:
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 started = time.monotonic()

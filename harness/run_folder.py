@@ -175,7 +175,7 @@ def _write_whole(path: Path, text: str) -> None:
         raise
 
 
-class _clear_messages:  # noqa: N801 - used like a function
+class _clear_messages:
     """Turn the operating system's errors into ours."""
 
     def __init__(self, path: Path) -> None:

@@ -97,7 +97,9 @@ def resolve_sampling(
     Raises:
         ModelError: `model_default`, and there is no generation_config.
     """
-    own = {n: generation_config[n] for n in _FIELDS if generation_config.get(n) is not None} if generation_config else {}
+    own = (
+        {n: generation_config[n] for n in _FIELDS if generation_config.get(n) is not None} if generation_config else {}
+    )
     limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
     if source != "model_default":
         values = {n: v for n, v in explicit.items() if v is not None}

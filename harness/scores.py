@@ -53,6 +53,10 @@ class Scorer:
         else:
             self._half[key]["audit"] = Audit(reason="not asked for")
 
+    def start(self) -> None:
+        """Get the workers ready: samples are sure to come."""
+        self._pool.start()
+
     def poll(self) -> list[Score]:
         """File and return what has been finished meanwhile; returns at once."""
         return self._collect(self._pool.poll())

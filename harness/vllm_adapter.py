@@ -23,6 +23,9 @@ from harness.vllm_plugin import OWNER_VARIABLE
 CPU_KV_CACHE_BYTES = 2**30
 """On a CPU vLLM reserves nearly all memory for its cache unless told otherwise; 1 GiB is ample for a small model."""
 
+CLOSE_SECONDS = 2.0
+"""For the engine to end by itself before it is killed: nothing in it is wanted any more."""
+
 _OURS = {"pretrained": "model", "max_length": "max_model_len"}
 """lm-eval's names of two engine arguments."""
 _PROMPT_CHANGING = ("add_bos_token", "chat_template_args", "enable_thinking", "think_end_token", "truncation_side")
@@ -157,7 +160,7 @@ class VLLMEngine:
         """Shut the engine process down; what is unfinished is dropped. A second Ctrl-C must not leave it behind."""
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            self._engine.engine_core.shutdown()
+            self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -199,7 +202,7 @@ def _fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
             given["max_num_batched_tokens"] = max(int(given.get("max_num_batched_tokens") or 0), length, 8192)
 
 
-class _EngineDied(Exception):  # noqa: N818 - vLLM's own name for it ends in Error and has moved before
+class _EngineDied(Exception):
     """A process of the engine is gone."""
 
 

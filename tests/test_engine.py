@@ -1,7 +1,7 @@
 """The real engine on the bundled model: our run against the stock command, sample for sample.
 
-Two engine starts in `make test` (`mless run` and the stock vLLM backend), five in `make test-long` (also the stock
-backend with a chat template, `vllm serve`, and a model with a BOS).
+Three engine starts in `make test` (`mless run`, the stock vLLM backend, 500 sampled requests), four more in
+`make test-long` (the stock backend with a chat template, ours under lm-eval, `vllm serve`, a model with a BOS).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from harness.conditions import named_condition
 from harness.datasets import load_demo
 from harness.prompts import Layout
 from harness.tokenization import check_condition
-
 from tests.conftest import BUDGET, LIMIT
 
 pytestmark = pytest.mark.engine
@@ -81,6 +80,7 @@ def test_the_run_folder_is_complete(our_run):
     folder, _ = our_run
     receipt = json.loads((folder / "run.json").read_text())
     assert receipt["dataset"]["problems"] == LIMIT and receipt["generation"]["max_gen_toks"] == BUDGET
+    assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
     assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
     assert all(
         (folder / task["samples"]).is_file() and (folder / task["results"]).is_file() for task in receipt["tasks"]
@@ -126,6 +126,43 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
         assert list(theirs[column]) == list(mine[column])
     renamed = mine["verdict"].replace("truncated", "no_box")  # the stock backend does not say why a completion ended
     assert list(theirs["verdict"]) == list(renamed)
+
+
+def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
+    """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
+    flags = ["sampling={temperature: 0.8, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
+    done = mless(
+        *("run", "demo.yaml", "--limit", "25", "--output", str(tmp_path / "run"), "--quiet"),
+        *(part for flag in flags for part in ("--set", flag)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    frame = load_run(tmp_path / "run")
+    assert len(frame) == 500 and frame["finish_reason"].isin(["stop", "length"]).all()
+    seeds = frame.groupby(["problem_id", "sample_index"], observed=True)["seed"]
+    assert (seeds.nunique() == 1).all(), "one seed for a problem's sample, whatever the condition"
+    assert frame["seed"].nunique() == 125
+    several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
+    assert (several > 1).mean() > 0.5, "samples of one problem differ"
+    header = json.loads((tmp_path / "run" / "journal.jsonl").open().readline())
+    assert header["sampling"] | {"source": "explicit", "temperature": 0.8, "top_p": 0.95} == header["sampling"]
+    logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
+    assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5
+    table = json.loads(mless("table", str(tmp_path / "run"), "--format", "json").stdout)
+    assert [row["n"] for row in table] == [25] * 4
+
+
+@pytest.mark.slow
+def test_lm_eval_itself_can_use_the_engine(our_run, tmp_path):
+    code = "import harness.engine; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE]
+
+    def lm_eval(*arguments):
+        return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=500)
+
+    theirs = stock(lm_eval, tmp_path, *command[4:])
+    mine = ours(our_run[0], "raw")
+    for column in ("problem_id", "prompt_sha256", "completion", "verdict"):
+        assert list(theirs[column]) == list(mine[column])
 
 
 @pytest.mark.slow

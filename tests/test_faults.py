@@ -165,7 +165,9 @@ def test_a_full_disk_ends_in_one_line_and_the_run_continues(our_run, tmp_path):
     (folder / "journal.jsonl").write_bytes((Path(our_run[0]) / "journal.jsonl").read_bytes().splitlines(True)[0])
     code = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, -1));"
     code += "os.execv(sys.argv[2], sys.argv[2:])"
-    done = subprocess.run([sys.executable, "-c", code, str(limit), *command], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(limit), *command], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2, done.stderr
     assert "journal.jsonl cannot grow: File too large. Everything before is safe." in done.stderr.splitlines()[-1]
     assert 0 < samples(folder) < samples(our_run[0])

@@ -17,6 +17,7 @@ import pytest
 from harness import resources
 from harness.errors import GraderError
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
+from harness.grading.authors_rule import authors_rule
 
 FORMULA = (r"so \boxed{x+1}", "1 + x")
 """Equal, but not as text: a worker has to look at it."""
@@ -292,3 +293,28 @@ def test_the_stock_command_grades_in_workers(lm_eval, tmp_path):
         sample = json.loads(line)
         assert {"correct", "ungraded", "first_box", "authors_rule"} <= set(sample)
         assert {"verdict", "audit_reason", "math_verify"} <= set(json.loads(sample["filtered_resps"][0][0]))
+
+
+def test_the_prompt_is_dropped_only_where_no_grader_looks_at_it():
+    def job(prompt, completion):
+        return AuditJob(prompt=prompt, completion=completion, target="5", solution="")
+
+    jobs = [
+        job(p, c) for p in ("", r"in \boxed{}", r"\boxed{{}}") for c in (r"\boxed{5}", r"\fbox{5}", "5", r"\boxed{5")
+    ]
+    with GraderPool(workers=1) as pool:
+        for place, one in enumerate(jobs):
+            pool.submit(place, one)
+        through_pool = dict(pool.drain())
+    for place, one in enumerate(jobs):
+        said = authors_rule(one.prompt + one.completion, one.target)
+        assert (through_pool[place].authors_rule, through_pool[place].authors_rule_strict) == (said.right, said.strict)
+    assert job("x", r"\boxed{5}").essential().prompt == "" and job("x", r"\fbox{5}").essential().prompt == "x"
+
+
+def test_started_workers_are_ready_before_the_work(tmp_path):
+    with GraderPool(workers=2) as pool:
+        pool.start()
+        assert len(pool._workers) == 2
+        assert pool.grade_many([(r"\boxed{\sin x}", r"\cos x")])[0].verdict == "incorrect"
+        assert len(pool._workers) == 2

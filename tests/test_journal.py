@@ -177,5 +177,3 @@ def test_memory_stays_flat_while_it_grows(tmp_path):
         peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert os.path.getsize(tmp_path / "3000") > 60e6
     assert peaks[1] - peaks[0] < 5_000, "kB"
-
-

@@ -11,7 +11,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,14 @@ class AuditJob:
     completion: str
     target: str
     solution: str
+
+    def essential(self) -> AuditJob:
+        r"""The same job without a prompt that no grader would look at, so that equal completions are audited once.
+
+        The authors' rule looks for the last `\boxed` of the whole text; the prompt counts only where the completion has
+        none.
+        """
+        return replace(self, prompt="") if self.prompt and "\\boxed" in self.completion else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

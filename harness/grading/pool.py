@@ -121,7 +121,8 @@ class GraderPool:
 
     Order of work: grades before audits, each in order of submission. Equal jobs in flight are done once, and results
     are kept by (answer, target, grader version), except timeouts and crashes, which may say something about the
-    moment only. Workers start when there is work that needs one: a pool that only meets plain answers starts none.
+    moment only. Workers start when there is work that needs one, or by `start`: a pool that only meets plain answers
+    starts none.
 
     Args:
         workers: Processes at most; None: one a usable core, up to 8.
@@ -166,6 +167,11 @@ class GraderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def start(self) -> None:
+        """Start all workers now, for work that is sure to come: they are ready before it."""
+        while self._selector is not None and len(self._workers) < self._most:
+            self._start()
 
     def close(self) -> None:
         """Kill all workers; what is pending is dropped. The pool cannot be used again."""
@@ -219,6 +225,7 @@ class GraderPool:
             key: _Key = (answer, job.target, GRADER_VERSION)
             task = _Task(key=key, tags=[tag], answer=answer, target=job.target)
         else:
+            job = job.essential()
             key = ("audit", _digest(job), GRADER_VERSION)
             task = _Task(key=key, tags=[tag], audit=job, steps=list(_STEPS))
         if key in self._cache:

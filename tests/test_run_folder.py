@@ -1,0 +1,211 @@
+"""A run folder: one writer, one run, clear refusals; shards, regrading and lm-eval's files, all without a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import load_run, resources
+from harness.config import load_config
+from harness.errors import ConfigError, JournalError, RunError
+from harness.journal import Journal
+from harness.merge import merge
+from harness.plan import Shard, make_plan
+from harness.regrade import regrade
+from harness.run import execute, run_identity
+from harness.run_folder import JOURNAL, PROMPTS, SCORES, RunFolder, beside, changes, read_samples
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_RUN = ROOT / "results" / "demo"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"), limit=7)
+
+
+@pytest.fixture(scope="module")
+def identity(plan):
+    return run_identity(plan, plan.config.resolve_sampling({}))
+
+
+@pytest.fixture
+def demo_run(tmp_path):
+    """A copy of the committed example run."""
+    shutil.copytree(DEMO_RUN, tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def filled(plan, folder):
+    """The run of a plan, its samples taken from the committed example: keys do not depend on limit and shard."""
+    sampling = plan.config.resolve_sampling(_own_settings(plan))
+    identity = run_identity(plan, sampling)
+    recorded = {(s["task"], s["problem_id"]): s for s in read_samples(DEMO_RUN)}
+    with RunFolder(folder, identity, plan.prompts) as opened:
+        for request in plan.requests(sampling):
+            key = request.key(identity["model"], identity["engine"])
+            opened.journal.append({**recorded[request.task, request.problem_id], "key": key})
+    return execute(plan, output=folder, quiet=True)
+
+
+def _own_settings(plan):
+    from harness.run import _generation_config
+
+    return _generation_config(plan.config)
+
+
+def test_a_folder_has_one_writer(plan, identity, tmp_path):
+    with RunFolder(tmp_path / "run", identity, plan.prompts):
+        with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
+            RunFolder(tmp_path / "run", identity, plan.prompts)
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(JournalError, match=r"already holds files, and none is a run's journal.jsonl"):
+        RunFolder(tmp_path, identity, plan.prompts)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(JournalError, match=r"cannot be written: .*Choose an --output that can"):
+        RunFolder(tmp_path / "file", identity, plan.prompts)
+
+
+def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
+    folder = tmp_path / "run"
+    RunFolder(folder, identity, plan.prompts).__exit__()
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        with pytest.raises(JournalError, match="cannot be written"):
+            RunFolder(folder, identity, plan.prompts)
+        return
+    # root passes every permission, but not a read-only file system
+    mounted = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    if not mounted:
+        pytest.skip("root without the right to mount cannot meet a read-only folder")
+    code = "import sys; from pathlib import Path; from harness.journal import Journal; Journal(Path(sys.argv[1]), {})"
+    script = f'mount --bind -o ro "{folder}" "{folder}" 2>/dev/null; mount -o remount,ro,bind "{folder}" && '
+    script += f'"{sys.executable}" -c "{code}" "{folder / JOURNAL}"'
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True)
+    assert "JournalError" in done.stderr and "cannot be written: Read-only file system" in done.stderr
+
+
+def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    other = {**identity, "config": {**identity["config"], "max_gen_toks": 7}, "generation": {}}
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+    assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
+    assert beside(tmp_path / "run").name == "run-2"
+    (tmp_path / "run-2").mkdir()
+    assert beside(tmp_path / "run").name == "run-3"
+
+
+def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    (tmp_path / "run" / SCORES).unlink()
+    Journal(tmp_path / "run" / SCORES, {"grader_version": 1}).close()
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    assert (tmp_path / "run" / "scores-grader-1.jsonl").exists()
+
+
+def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    with pytest.raises(RunError, match=r"holds no finished run: expected run.json"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("text", "ok"), [("1/4", True), ("4/4", True), ("0/4", False), ("5/4", False), ("x", False)])
+def test_shards_are_parsed(text, ok):
+    if ok:
+        assert str(Shard.parse(text)) == text
+    else:
+        with pytest.raises(ConfigError, match=r"--shard expects I/N with I from 1 to N, such as 2/4, got"):
+            Shard.parse(text)
+
+
+def test_shards_hold_every_problem_once_with_all_conditions():
+    config = load_config(resources.folder("configs") / "runs" / "demo.yaml")
+    shards = [make_plan(config, limit=7, shard=Shard(index=i, count=3)) for i in (1, 2, 3)]
+    problems = [row["doc"]["id"] for shard in shards for row in shard.prompts]
+    whole = [row["doc"]["id"] for row in make_plan(config, limit=7).prompts]
+    assert sorted(problems) == sorted(whole) and len(set(problems)) == 7
+    with pytest.raises(ConfigError, match=r"Shard 3/3 holds no problem"):
+        make_plan(config, limit=2, shard=Shard(index=3, count=3))
+
+
+def test_merged_shards_are_the_whole_run(plan, tmp_path):
+    whole = filled(plan, tmp_path / "whole")
+    shards = []
+    for index in (1, 2, 3):
+        part = make_plan(plan.config, limit=7, shard=Shard(index=index, count=3))
+        shards.append(filled(part, tmp_path / f"shard{index}"))
+    with pytest.raises(JournalError, match=r"merge needs all 3 shards of the run. Missing: 2/3"):
+        merge([shards[0], shards[2]], tmp_path / "merged")
+    with pytest.raises(JournalError, match=r"is no shard. Expected folders that `mless run --shard I/N` made"):
+        merge([whole], tmp_path / "merged")
+    merge([shards[1], shards[0], shards[2]], tmp_path / "merged")
+    merged = load_run(tmp_path / "merged")
+    assert merged.equals(load_run(whole))
+    ours, theirs = (json.loads((p / "journal.jsonl").open().readline()) for p in (tmp_path / "merged", whole))
+    assert ours == theirs, "the identity is that of the run in one piece"
+    assert [s["shard"] for s in json.loads((tmp_path / "merged" / "run.json").read_text())["sessions"]] == [
+        *("1/3", "2/3", "3/3")
+    ]
+    with pytest.raises(JournalError, match="already holds files"):
+        merge(shards, tmp_path / "merged")
+
+
+def test_a_finished_run_is_not_run_again(plan, tmp_path):
+    folder = filled(plan, tmp_path / "run")
+    before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"}
+    execute(plan, output=folder, quiet=True)
+    assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"} == before
+
+
+def test_regrading_the_example_changes_no_verdict(demo_run):
+    before = load_run(demo_run)
+    told = regrade(demo_run)
+    assert told.startswith(f"{len(before)} samples graded by version") and told.endswith("0 verdicts changed")
+    assert load_run(demo_run).equals(before)
+
+
+def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
+    lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
+    wrong = [line.replace('"verdict":"correct"', '"verdict":"no_box"') for line in lines[:11]]
+    (demo_run / SCORES).write_text("".join([*wrong, *lines[11:-5]]))
+    with pytest.raises(RunError, match=r"the score of problem .* is missing. Run `mless regrade` on the folder"):
+        load_run(demo_run)
+    told = regrade(demo_run)
+    changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
+    assert changed > 0 and f"{changed} verdicts changed" in told and "no_box -> correct" in told
+    assert len(load_run(demo_run)) == len(lines) - 1
+
+
+def test_lm_evals_files_say_what_the_journal_says(demo_run):
+    frame = load_run(demo_run)
+    receipt = json.loads((demo_run / "run.json").read_text())
+    for task in receipt["tasks"]:
+        results = json.loads((demo_run / task["results"]).read_text())
+        chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
+        assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
+        assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+
+
+def test_a_damaged_journal_is_named(demo_run):
+    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
+    (demo_run / JOURNAL).write_text("".join([*lines[:5], "garbage\n", *lines[5:]]))
+    with pytest.raises(JournalError, match=r"journal.jsonl, line 6: damaged"):
+        load_run(demo_run)
+    (demo_run / PROMPTS).unlink()
+    with pytest.raises(JournalError, match=r"prompts.jsonl does not exist"):
+        load_run(demo_run)
