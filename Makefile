@@ -4,7 +4,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo test test-long test-oldest lint lock demo-model wheel clean
+.PHONY: demo test test-long test-oldest bench lint lock demo-model wheel clean
 
 demo: .venv/installed
 	.venv/bin/mless run configs/runs/demo.yaml
@@ -18,6 +18,11 @@ test-long: .venv/installed
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -m "engine and not slow and not gpu"
+
+# Benchmarks, each in a fresh process, into benchmarks/RESULTS.md. One of them: make bench BENCH=journal; a short
+# check of all, which leaves RESULTS.md alone: make bench BENCH=--small
+bench: .venv/installed
+	.venv/bin/python -m benchmarks $(BENCH)
 
 lint: .venv/installed
 	.venv/bin/ruff check .

@@ -162,9 +162,8 @@ class RunConfig(_Strict):
     @property
     def sampling_words(self) -> str:
         """The sampling in a few words."""
-        if isinstance(self.sampling, str):
-            chosen = self.sampling
-        else:
+        chosen = str(self.sampling)
+        if isinstance(self.sampling, ExplicitSampling):
             chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
         many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
         return chosen + many

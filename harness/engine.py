@@ -50,7 +50,7 @@ class Completion(str):
 
 
 @register_model("mless-vllm")
-class MlessVLLM(LM):
+class MlessVLLM(LM):  # type: ignore[misc]
     """A loaded vLLM engine as an lm-eval model. Generation only: no task of ours asks for likelihoods.
 
     Args:
@@ -93,8 +93,8 @@ class MlessVLLM(LM):
         length = len(request.prompt_token_ids) + request.sampling.max_tokens
         if length > self._engine.max_model_len:
             raise EngineError(
-                f"Problem {request.problem_id} of {request.task} has {len(request.prompt_token_ids)} prompt tokens, and "
-                f"with {request.sampling.max_tokens} generated ones that is over the context of "
+                f"Problem {request.problem_id} of {request.task} has {len(request.prompt_token_ids)} prompt tokens, "
+                f"and with {request.sampling.max_tokens} generated ones that is over the context of "
                 f"{self._engine.max_model_len}. Lower max_gen_toks, or raise max_model_len if the model allows it."
             )
         self._engine.add(number, request.prompt_token_ids, request.sampling, request.seed)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 
-class Replay(LM):
+class Replay(LM):  # type: ignore[misc]
     """An lm-eval model that generates nothing: it returns what was recorded."""
 
     def __init__(self, prompts: Sequence[Mapping[str, Any]], completions: Mapping[tuple[str, str, int], str]) -> None:

@@ -145,8 +145,8 @@ def _changed(path: Path, changes: list[str]) -> JournalError:
     named = [change for change in changes if change.startswith(("config.", "limit", "shard"))] or changes
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(
-        f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add --fork "
-        "to start a new one beside it, or choose another --output."
+        f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add "
+        "--fork to start a new one beside it, or choose another --output."
     )
 
 

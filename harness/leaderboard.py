@@ -60,7 +60,7 @@ def audit_table(frame: pandas.DataFrame) -> pandas.DataFrame:
 
     rows = []
     for (model, layout, condition), group in frame.groupby(["model", "layout", "condition"], observed=True, sort=False):
-        counts = disagreements(group.astype(object).where(group.notna(), None).to_dict("records"))
+        counts = disagreements(_records(group))
         row = {"model": model, "layout": layout, "condition": condition, "ours": 100 * float(group["correct"].mean())}
         for column in COLUMNS:
             row[column] = _percent(group[column])
@@ -68,6 +68,12 @@ def audit_table(frame: pandas.DataFrame) -> pandas.DataFrame:
             row[f"{column}_only_theirs"] = counts[column].only_theirs
         rows.append({**row, "boxes_after_first": int((group["boxes_after_first"] > 0).sum())})
     return pandas.DataFrame(rows)
+
+
+def _records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    """Rows as mappings, with None for what is missing."""
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def _percent(verdicts: pandas.Series[Any]) -> float:

@@ -33,7 +33,8 @@ def merge(shards: Sequence[Path], output: Path) -> None:
     for path, other in zip(shards[1:], common[1:], strict=True):
         if changed := differences(common[0], other):
             raise JournalError(
-                f"{path} is a shard of another run than {shards[0]}: {'; '.join(changed[:4])}. Merge what belongs together."
+                f"{path} is a shard of another run than {shards[0]}: {'; '.join(changed[:4])}. Merge what "
+                "belongs together."
             )
     if output.exists() and any(output.iterdir()):
         raise JournalError(f"{output} already holds files. Choose another --output; nothing there was touched.")

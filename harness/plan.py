@@ -100,8 +100,8 @@ class Plan:
     def requests(self, sampling: Sampling) -> Iterator[Request]:
         """All requests in the order in which they are scheduled.
 
-        The first sample of every problem comes before the second of any, and the conditions of a problem stand together:
-        a run that is stopped early has the whole comparison, with fewer samples or problems.
+        The first sample of every problem comes before the second of any, and the conditions of a problem stand
+        together: a run that is stopped early has the whole comparison, with fewer samples or problems.
         """
         version = task_version()
         token_ids = [self._token_ids(row["prompt"]) for row in self.prompts]
@@ -172,8 +172,8 @@ class Plan:
             token_sha256 = None if ids is None else hash_token_ids(ids)
             if arm.check is not None and token_sha256 != arm.check.prompt_sha256[place]:
                 raise PromptMismatchError(
-                    f"Problem {document['id']}, {arm.task}: the prompt to be run is not the one that was checked. This is "
-                    "a bug in mless: please report it with the run config."
+                    f"Problem {document['id']}, {arm.task}: the prompt to be run is not the one that was checked. This "
+                    "is a bug in mless: please report it with the run config."
                 )
             rows.append(
                 {

@@ -22,8 +22,8 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     path = folder / RECEIPT
     if not path.is_file():
         raise RunError(
-            f"{folder} holds no finished run: expected {RECEIPT} in it. Check the path; an interrupted run is continued by "
-            "the command that began it."
+            f"{folder} holds no finished run: expected {RECEIPT} in it. Check the path; an interrupted run is "
+            "continued by the command that began it."
         )
     try:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -38,8 +38,8 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     """A run as a tidy frame, one row a sample; needs neither torch nor lm-eval.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
-    target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then the
-    audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
+    target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
+    the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
     boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing.
 
     Raises:

@@ -28,8 +28,8 @@ class RunFolder:
         prompts: Every prompt with its document; written once.
 
     Raises:
-        JournalError: another process has the folder, it belongs to a run with other settings, it is not a run folder, or it
-            cannot be written.
+        JournalError: another process has the folder, it belongs to a run with other settings, it is not a run folder,
+            or it cannot be written.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> None:

@@ -97,12 +97,11 @@ def resolve_sampling(
     Raises:
         ModelError: `model_default`, and there is no generation_config.
     """
-    own = (
-        {n: generation_config[n] for n in _FIELDS if generation_config.get(n) is not None} if generation_config else {}
-    )
+    known = generation_config or {}
+    own: dict[str, Any] = {n: known[n] for n in _FIELDS if known.get(n) is not None}
     limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
     if source != "model_default":
-        values = {n: v for n, v in explicit.items() if v is not None}
+        values: dict[str, Any] = {n: v for n, v in explicit.items() if v is not None}
         return Sampling(source=source, **values, **limits, switched_off=None if generation_config is None else own)
     if generation_config is None:
         raise ModelError(

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.engine
 
 DEMO = str(resources.demo_model())
 ENGINE = (
-    f"pretrained={DEMO},dtype=bfloat16,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
+    f"pretrained={DEMO},dtype=float32,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
     "enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
 CONDITIONS = ["wo", "mless", "mful", "random"]
@@ -171,7 +171,9 @@ def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
     theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
     mine = ours(our_run[0], "raw")
     assert list(theirs["prompt_sha256"]) == list(mine["prompt_sha256"])
-    assert (theirs["completion"].to_numpy() == mine["completion"].to_numpy()).mean() > 0.5  # fp32 against bf16
+    assert (
+        theirs["completion"].to_numpy() == mine["completion"].to_numpy()
+    ).mean() > 0.9  # other kernels, the same arithmetic
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +183,7 @@ def served(tmp_path_factory):
         port = free.getsockname()[1]
     log = (tmp_path_factory.mktemp("serve") / "log").open("w")
     command = [str(Path(sys.executable).with_name("vllm")), "serve", DEMO, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
+    command += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
     server = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     )

@@ -96,7 +96,7 @@ def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(ou
     assert first < second < total
 
     run = start(folder)
-    out, told = run.communicate(timeout=300)
+    _, told = run.communicate(timeout=300)
     assert run.returncode == 0, told
     assert samples(folder) == total
     assert verdicts(folder) == verdicts(our_run[0])

