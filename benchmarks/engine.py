@@ -71,7 +71,8 @@ def measure(overrides: Sequence[str], *, pairs: int, copies: int, target: float,
     folder = work_folder(small) / "engine"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    problems = repeated_problems(folder, copies=1 if small else copies, limit=8 if small else None)
+    copies = 1 if small else copies
+    problems = repeated_problems(folder, copies=copies, limit=8 if small else None)
     dataset = f"dataset={json.dumps({'path': str(problems)})}"
     common = [*base_overrides(), dataset, *overrides]
     rounds: list[dict[str, dict[str, Any]]] = []
@@ -168,8 +169,8 @@ def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: 
     return {
         "title": "Engine: `mless run` against raw `vllm.LLM.generate`",
         "what": f"{first['samples']:,} requests with {first['prompt_tokens']:,} prompt tokens: three conditions, each "
-        f"bundled problem {copies} times, decoded greedily so that the work is the same. Tokens/s of generation, engine "
-        "loaded, from the first request added to the last completion; median over the rounds, ratios within a round.",
+        f"bundled problem {copies} times, decoded greedily so that the work is the same. Tokens/s of generation alone, "
+        "from the first request added to the last completion; median over the rounds, ratios within a round.",
         "rows": rows,
         "notes": [
             f"Generated tokens {told}: {totals[SIDES['raw']][0]:,} a run.",

@@ -94,8 +94,8 @@ def report(figures: dict[str, Any]) -> dict[str, Any]:
     compared = {**none, "measured": f"{stock:.0f} s", "ratio": stock / seconds}
     return {
         "title": "Grading",
-        "what": f"Answers made of {figures['data']}, {figures['pairs']:,} distinct pairs of answer and gold, from opening "
-        "the pool to the last grade.",
+        "what": f"Answers made of {figures['data']}, {figures['pairs']:,} distinct pairs of answer and gold, from "
+        "opening the pool to the last grade.",
         "rows": [pool, {"measure": "lm-eval's `process_results`, one after another; ratio to ours", **compared}],
         "notes": [
             f"lm-eval's time: {figures['lm_eval_seconds_sample']:g} s for {sample:,} of the answers, "

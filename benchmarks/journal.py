@@ -169,7 +169,7 @@ def _figures(
     last = opened[sizes[-1]]
     return {
         "title": "Journal",
-        "what": f"Records of {record:,.0f} bytes (completions of {CHARACTERS:,} characters), on the disk of `results/`.",
+        "what": f"Records of {record:,.0f} bytes (completions of {CHARACTERS:,} characters), where `results/` is.",
         "rows": [
             row("a sample appended, fsync every 2 s included", f"{appended['microseconds']:.0f} µs"),
             row(f"opening a journal of {last['keys']:,} samples", f"{last['seconds']:.2f} s"),

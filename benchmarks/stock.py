@@ -126,8 +126,8 @@ def _figures(ours: dict[str, Any], calls: dict[str, dict[str, Any]]) -> Figures:
     return {
         "title": "One run against three stock lm-eval calls",
         "what": f"{ours['samples']:,} greedy completions of the bundled model: `mless run` with three conditions, "
-        f"beside `lm_eval run --model vllm` on {', '.join(f'math500_{c}' for c in CONDITIONS)} with default flags, thus "
-        "one prompt at a time.",
+        f"beside `lm_eval run --model vllm` on {', '.join(f'math500_{c}' for c in CONDITIONS)} with default flags, "
+        "thus one prompt at a time.",
         "rows": rows,
         "notes": [
             "Stock generation seconds are those inside `VLLM.generate_until`, read by a wrapper around that method.",

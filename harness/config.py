@@ -286,7 +286,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError, where: str, schema: type[_Strict]) -> str:
     """The most specific complaint in one line; an unknown key is named with the valid ones."""
-    worst = max(error.errors(), key=lambda e: len(e["loc"]))
+    worst = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
     parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
     key = ".".join(parts)
     if worst["type"] == "extra_forbidden":

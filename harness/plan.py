@@ -19,6 +19,7 @@ from harness.prompts import Layout, Prompt, Segment
 from harness.samples import Request
 from harness.sampling import Sampling, sample_seed
 from harness.tokenization import ConditionCheck, encode, hash_token_ids, render
+from harness.vllm_adapter import engine_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
     Raises:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
+    if config.model.backend == "vllm":
+        engine_arguments(config.model_arguments())
     whole = config.load_dataset()
     problems = whole.problems[:limit]
     if shard is not None:

@@ -22,6 +22,7 @@ from harness import load_run, resources
 from harness.conditions import named_condition
 from harness.datasets import load_demo
 from harness.prompts import Layout
+from harness.run_folder import read_identity
 from harness.tokenization import check_condition
 from tests.conftest import BUDGET, LIMIT
 
@@ -143,7 +144,7 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     assert frame["seed"].nunique() == 125
     several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
     assert (several > 1).mean() > 0.5, "samples of one problem differ"
-    header = json.loads((tmp_path / "run" / "journal.jsonl").open().readline())
+    header = read_identity(tmp_path / "run")
     assert header["sampling"] | {"source": "explicit", "temperature": 0.8, "top_p": 0.95} == header["sampling"]
     logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5

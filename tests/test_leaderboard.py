@@ -73,7 +73,7 @@ def test_the_figure_carries_its_receipt(frame, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match=r"holds no run: expected run.json"):
+    with pytest.raises(RunError, match=r"holds no finished run: expected run.json"):
         load_run(tmp_path)
     (tmp_path / "run.json").write_text('{"tasks": [')
     with pytest.raises(RunError, match="is torn"):
