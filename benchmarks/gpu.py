@@ -1,4 +1,4 @@
-"""The benchmarks that need a GPU: a model of Qwen2.5-Math-7B's shape, its speed with mless, raw vLLM and the study's loop.
+"""The benchmarks that need a GPU: a model of Qwen2.5-Math-7B's shape, with mless, raw vLLM, the study's loop.
 
 Weights are vLLM's dummy ones and the tokenizer is the bundled model's, so nothing is downloaded; every completion runs
 to the limit but for the rare one that draws the end token. With --model a real model takes their place.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.runs import CONDITIONS, ROOT, run_logged, say, work_folder
+from benchmarks.runs import CONDITIONS, CONFIG, ENVIRONMENT, ROOT, base_overrides, run_logged, say, work_folder
 from harness import resources
 from harness.datasets import load_demo
 
@@ -45,7 +47,7 @@ QWEN_MATH_7B = {
     "torch_dtype": "bfloat16",
 }
 SMALL_SHAPE = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -136,7 +138,10 @@ def _engine(settings: Mapping[str, Any], arguments: argparse.Namespace, path: Pa
     command += ["--pairs", str(arguments.pairs), "--copies", str(arguments.copies)]
     command += [f"--set=model.arguments={json.dumps(settings)}", f"--set=max_gen_toks={arguments.max_gen_toks}"]
     command += ["--set=model.label=benchmark"]
-    run_logged([*command, "--small"] if arguments.small else command, path.with_suffix(".log"))
+    command += ["--small"] if arguments.small else []
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+    if done.returncode:
+        sys.exit("gpu.sh: the engine benchmark failed; see above.")
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -150,8 +155,7 @@ def _loop(model: str, dtype: str, arguments: argparse.Namespace, folder: Path) -
 
 
 def _ceiling(settings: Mapping[str, Any], arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """`vllm bench throughput` on the same prompts and output length; it samples at temperature 1 and never stops early."""
-    from benchmarks.runs import CONFIG, base_overrides
+    """`vllm bench throughput` on the same prompts and output length; it samples, and never stops early."""
     from harness.config import load_config
     from harness.plan import make_plan
 
@@ -197,8 +201,8 @@ def _against_loop(engine: Mapping[str, Any], loops: list[dict[str, Any]]) -> dic
         rows.append(
             report.row(
                 f"batch-1 loop, {loop['dtype']}{' (as published)' if loop['dtype'] == 'float32' else ''}",
-                f"{loop['tokens_per_second']:.1f} tokens/s against {ours['tokens_per_second']:,.0f}; {STUDY_REQUESTS:,} such "
-                f"completions would take {hours:.1f} h",
+                f"{loop['tokens_per_second']:.1f} tokens/s against {ours['tokens_per_second']:,.0f}; {STUDY_REQUESTS:,} "
+                f"such completions would take {hours:.1f} h",
                 target=f"mless at least {TARGET_LOOP} times faster",
                 ratio=ratio,
                 met=ratio >= TARGET_LOOP,
@@ -206,12 +210,12 @@ def _against_loop(engine: Mapping[str, Any], loops: list[dict[str, Any]]) -> dic
         )
     return {
         "title": "Against the study's generation loop",
-        "what": "transformers' plain `generate`, greedy, one prompt at a time, beside `mless run` with journal, grading and "
-        "audit on.",
+        "what": "transformers' plain `generate`, greedy, one prompt at a time, beside `mless run` with journal, grading "
+        "and audit on.",
         "rows": rows,
         "notes": [
-            f"The loop was timed on {loops[0]['prompts']} prompts, {loops[0]['tokens']:,} tokens, and extrapolated; loading "
-            "and a warm-up call are not counted.",
+            f"The loop was timed on {loops[0]['prompts']} prompts, {loops[0]['tokens']:,} tokens, and extrapolated; "
+            "loading and a warm-up call are not counted.",
         ],
     }
 
@@ -222,8 +226,8 @@ def _against_ceiling(engine: Mapping[str, Any], ceiling: Mapping[str, Any]) -> d
     measured = f"{speed:,.0f} generated tokens/s against {ours['tokens_per_second']:,.0f}"
     return {
         "title": "The ceiling: `vllm bench throughput`",
-        "what": f"{ceiling['num_requests']:,} requests: the same problems under {', '.join(CONDITIONS)}, the same longest "
-        "output, which here every request reaches.",
+        "what": f"{ceiling['num_requests']:,} requests: the same problems under {', '.join(CONDITIONS)}, the same "
+        "longest output, which here every request reaches.",
         "rows": [report.row("share of it that mless reaches", measured, ratio=ours["tokens_per_second"] / speed)],
         "notes": ["It draws at temperature 1, tokenizes its prompts while timed, and keeps nothing."],
     }
