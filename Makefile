@@ -7,7 +7,7 @@ OLDEST_VLLM = 0.28.0
 .PHONY: demo test test-long test-oldest bench lint lock demo-model wheel clean
 
 demo: .venv/installed
-	.venv/bin/mless run configs/runs/demo.yaml
+	.venv/bin/mless run configs/runs/demo.yaml --fork
 
 test: .venv/installed
 	.venv/bin/python -m pytest -m "not slow and not gpu"

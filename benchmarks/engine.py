@@ -94,14 +94,14 @@ def generate_raw(overrides: Sequence[str]) -> dict[str, Any]:
 
     from harness.config import load_config
     from harness.plan import make_plan
-    from harness.vllm_adapter import _fit_to_cpu, engine_arguments
+    from harness.vllm_adapter import fit_to_cpu, engine_arguments
 
     plan = make_plan(load_config(CONFIG, overrides))
     sampling = plan.config.resolve_sampling(None)
     requests = list(plan.requests(sampling))
     given = engine_arguments(plan.config.model_arguments())
     if current_platform.is_cpu():
-        _fit_to_cpu(given, sampled=not sampling.greedy)
+        fit_to_cpu(given, sampled=not sampling.greedy)
     llm = LLM(**given)
     prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
     parameters = [

@@ -59,7 +59,8 @@ def section(figures: Mapping[str, Any]) -> str:
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
     if measured := figures.get("facts"):
-        lines += ["", f"Measured {measured['date']} at {measured['git revision'][:19]} by `{measured['command']}`."]
+        revision, changed, _ = measured["git revision"].partition("+changed")
+        lines += ["", f"Measured {measured['date']} at {revision[:12]}{changed} by `{measured['command']}`."]
     return "\n".join(lines)
 
 

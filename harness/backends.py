@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 BATCH = 64
 """Requests handed to a backend at once, and so what an interruption can cost."""
 
+BATCH_SIZE = 8
+"""lm-eval's batch size unless the config's arguments say another; its `auto` tries sizes for minutes on a CPU."""
+
 
 class LmEvalBackend:
     """Any of lm-eval's models as a stream of finished completions."""
@@ -77,10 +80,11 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
         refuse_missing_folder(name)
     if backend == "vllm":
         return MlessVLLM(sampled=sampled, **arguments)
+    import lm_eval.models  # puts lm-eval's own names into its registry
     from lm_eval.api.registry import get_model
 
     try:
-        model: LM = get_model(backend).create_from_arg_obj({"batch_size": "auto", **arguments})
+        model: LM = get_model(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."

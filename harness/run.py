@@ -63,6 +63,8 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
                 ) from None
             if timing or not (path / RECEIPT).exists():
                 finish(path, timing=timing)
+            else:
+                print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
     return path
 
 

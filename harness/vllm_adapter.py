@@ -74,16 +74,18 @@ class VLLMEngine:
         try:
             from vllm import EngineArgs, LLMEngine
             from vllm.platforms import current_platform
+            from vllm.usage.usage_lib import UsageContext
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 f"The engine needs the package {error.name!r}. Install `mless[gpu]` on a GPU machine, `mless[cpu]` "
                 "elsewhere; `mless doctor` checks the result."
             ) from error
         if current_platform.is_cpu():
-            _fit_to_cpu(given, sampled=sampled)
+            fit_to_cpu(given, sampled=sampled)
         others = set(multiprocessing.active_children())
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**given))
+            # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
         except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
             raise ModelError(f"vLLM did not start: {explain_hub_error(name, error)}") from error
         self._processes = [p for p in multiprocessing.active_children() if p not in others]
@@ -186,7 +188,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and name != "data_parallel_size"}
 
 
-def _fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
+def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     """Fill in what vLLM on a CPU needs; refuse what would kill the engine in the middle of a run."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)

@@ -22,11 +22,21 @@ LIGHT = [
     "harness.config",
     "harness.datasets",
     "harness.figures",
+    "harness.grading",
+    "harness.journal",
     "harness.leaderboard",
+    "harness.plan",
+    "harness.progress",
     "harness.prompts",
     "harness.records",
+    "harness.run_folder",
+    "harness.samples",
+    "harness.sampling",
+    "harness.scores",
     "harness.task_links",
     "harness.tokenization",
+    "harness.vllm_adapter",
+    "harness.vllm_plugin",
 ]
 
 

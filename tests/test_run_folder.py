@@ -166,10 +166,11 @@ def test_merged_shards_are_the_whole_run(plan, tmp_path):
         merge(shards, tmp_path / "merged")
 
 
-def test_a_finished_run_is_not_run_again(plan, tmp_path):
+def test_a_finished_run_is_not_run_again(plan, tmp_path, capsys):
     folder = filled(plan, tmp_path / "run")
     before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"}
     execute(plan, output=folder, quiet=True)
+    assert "is finished, nothing was left to do" in capsys.readouterr().err
     assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"} == before
 
 
