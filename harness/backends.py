@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.engine import MlessVLLM
-from harness.errors import MissingDependencyError, ModelError
+from harness.errors import EngineError, MissingDependencyError, ModelError
 from harness.samples import Request
+from harness.sampling import sample_seed
 from harness.tokenization import explain_hub_error, refuse_missing_folder, template_arguments
 from harness.vllm_adapter import Finished
 
@@ -41,21 +42,29 @@ class LmEvalBackend:
                 Instance(
                     request_type="generate_until",
                     doc={"id": request.problem_id},
-                    arguments=(self._text(request), request.sampling.lm_eval()),
+                    arguments=(self._text(request), _generation_arguments(request)),
                     idx=0,
                     metadata=(request.task, number, 1),
                 )
                 for number, request in enumerate(batch, start=start)
             ]
-            texts = self.model.generate_until(instances)
+            if not batch[0].sampling.greedy and batch[0].seed is None:
+                _seed_torch(batch[0])
+            try:
+                texts = self.model.generate_until(instances)
+            except Exception as error:  # whatever a server or a library raises
+                raise EngineError(
+                    f"The backend stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} Everything "
+                    "finished is in the journal: mend the cause and run the same command again to continue."
+                ) from error
             yield [
                 (request, Finished(request_id="", text=str(text), completion_tokens=None, finish_reason=None))
                 for request, text in zip(batch, texts, strict=True)
             ]
 
-    def _text(self, request: Request) -> str:
-        """The prompt; an API that applies its own template gets the turns as lm-eval hands them to it."""
-        return request.prompt if request.turns is None else str(self.model.apply_chat_template(list(request.turns)))
+    def _text(self, request: Request) -> Any:
+        """The prompt; a chat API gets the turns in lm-eval's own wrapping."""
+        return request.prompt if request.turns is None else self.model.apply_chat_template(list(request.turns))
 
     def close(self) -> None:
         """Nothing to shut down: lm-eval's models end with the process."""
@@ -65,6 +74,18 @@ class LmEvalBackend:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _generation_arguments(request: Request) -> dict[str, Any]:
+    """lm-eval's arguments; a server is told the sample's seed, or it would draw all samples from lm-eval's one."""
+    return request.sampling.lm_eval() | ({} if request.seed is None else {"seed": request.seed})
+
+
+def _seed_torch(first: Request) -> None:
+    """Local models draw a whole batch from torch's one generator: seed it by what the batch begins with."""
+    from transformers import set_seed
+
+    set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))
 
 
 def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -> MlessVLLM | LmEvalBackend:
@@ -80,7 +101,7 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
         refuse_missing_folder(name)
     if backend == "vllm":
         return MlessVLLM(sampled=sampled, **arguments)
-    import lm_eval.models  # puts lm-eval's own names into its registry
+    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
     from lm_eval.api.registry import get_model
 
     try:

@@ -78,9 +78,26 @@ class ModelConfig(_Strict):
         return str(self.arguments.get("pretrained") or self.arguments.get("model") or "")
 
     @property
+    def takes_seeds(self) -> bool:
+        """Whether the backend draws each sample from a seed of its own: vLLM, and servers that are told one."""
+        return self.backend == "vllm" or "base_url" in self.arguments
+
+    @property
+    def templates_itself(self) -> bool:
+        """Whether the backend takes the turns of a chat and applies a template that only it knows."""
+        return self.backend.endswith("chat-completions")
+
+    @property
     def display_name(self) -> str:
         """What tables and figures call it."""
         return self.label or self.name.rstrip("/").rpartition("/")[2]
+
+
+_FREE_ARGUMENTS = frozenset(
+    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
+    "max_num_batched_tokens num_concurrent batch_size device".split()
+)
+"""Model arguments that a run may be continued with other values of."""
 
 
 class DatasetConfig(_Strict):
@@ -187,8 +204,14 @@ class RunConfig(_Strict):
         return sampling
 
     def identity(self) -> dict[str, Any]:
-        """What must stay the same for a run to be continued: all but where it is kept and who looks over it."""
-        return {k: v for k, v in self.as_written().items() if k not in ("output", "audit")}
+        """What must stay the same for a run to be continued.
+
+        Left out: where things lie (model, data and prompts are told by their hashes), what the run is called and who
+        looks over it, and how much memory the engine may have and how it schedules.
+        """
+        values = {k: v for k, v in self.as_written().items() if k not in ("output", "audit", "name", "dataset")}
+        arguments = {k: v for k, v in self.model.arguments.items() if k not in _FREE_ARGUMENTS}
+        return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout) -> str:

@@ -126,7 +126,6 @@ class MlessVLLM(LM):  # type: ignore[misc]
             requests.append(
                 Request(
                     task=str(instance.task_name),
-                    task_version=0,
                     problem_id=problem,
                     sample_index=index,
                     seed=None if sampling.greedy else sample_seed(self._seed, problem, index),

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 
+_DATED = "20[0-9][0-9]-*"
+"""How lm-eval dates its files."""
+
+
 class Replay(LM):  # type: ignore[misc]
     """An lm-eval model that generates nothing: it returns what was recorded."""
 
@@ -64,24 +68,25 @@ class Replay(LM):  # type: ignore[misc]
         raise NotImplementedError
 
 
-def export(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Write lm-eval's results JSON and sample logs; return one entry a task for the receipt.
 
     Args:
         folder: A run folder in which every sample has its score.
         identity: Its journal's first line.
+        config: The run config as it was last used.
 
     Raises:
-        JournalError: a sample or a score is missing.
+        JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it would tell of settings that only its own CLI has
     prompts = read_prompts(folder)
     samples = {(s["task"], s["problem_id"], s["sample_index"]): s for s in read_samples(folder)}
     scores = read_scores(folder)
-    wanted = len(prompts) * identity["config"]["samples_per_problem"]
+    wanted = len(prompts) * config["samples_per_problem"]
     if len(samples) < wanted or any(sample["key"] not in scores for sample in samples.values()):
         raise JournalError(f"{folder} holds {len(samples)} of {wanted} samples. Continue the run first.")
-    for name in ("results_*.json", "samples_*.jsonl"):
+    for name in (f"results_{_DATED}.json", *{f"samples_{row['task']}_{_DATED}.jsonl" for row in prompts}):
         for old in folder.glob(name):
             old.unlink()
     completions = {place: _completion(sample, scores[sample["key"]]) for place, sample in samples.items()}
@@ -90,13 +95,14 @@ def export(folder: Path, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
     for chat in (False, True):
         rows = [row for row in prompts if _is_chat(row) == chat]
         if rows:
-            entries += _evaluate(folder, identity, rows, samples, replay, chat=chat)
+            entries += _evaluate(folder, identity, config, rows, samples, replay, chat=chat)
     return entries
 
 
 def _evaluate(
     folder: Path,
     identity: Mapping[str, Any],
+    config: Mapping[str, Any],
     prompts: Sequence[Mapping[str, Any]],
     samples: Mapping[tuple[str, str, int], Mapping[str, Any]],
     replay: Replay,
@@ -109,7 +115,6 @@ def _evaluate(
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import sanitize_model_name
 
-    config = identity["config"]
     repeats, seed = config["samples_per_problem"], config["seed"]
     rows_by_task: dict[str, list[Mapping[str, Any]]] = {}
     for row in prompts:
@@ -143,6 +148,8 @@ def _evaluate(
     tracker.save_results_aggregated(results=results, samples=logged)
     for task, lines in logged.items():
         tracker.save_results_samples(task_name=task, samples=lines)
+    for task, lines in logged.items():
+        _check_whole(folder / f"samples_{task}_{tracker.date_id}.jsonl", len(lines))
     return [
         {
             "task": task,
@@ -155,6 +162,19 @@ def _evaluate(
         }
         for task, rows in rows_by_task.items()
     ]
+
+
+def _check_whole(log: Path, lines: int) -> None:
+    """lm-eval only warns when it cannot write."""
+    try:
+        found = [json.loads(line)["doc_id"] for line in log.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+    except (OSError, ValueError):
+        found = []
+    if len(found) != lines:
+        raise JournalError(
+            f"{log} could not be written whole, probably for want of space. The journal is safe: free some space and "
+            "run the same command again."
+        )
 
 
 def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], repeats: int) -> Any:

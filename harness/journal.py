@@ -94,7 +94,12 @@ class Journal:
                 if changes := differences(record, json.loads(json.dumps(header))):
                     raise _changed(self.path, changes)
             else:
-                self.keys.add(_key(self.path, number, record))
+                if (key := record["key"]) in self.keys:
+                    raise JournalError(
+                        f"{self.path}, line {number}: the same key again ({key}), and one sample has one line. Delete "
+                        f"that line (sed -i {number}d {self.path})."
+                    )
+                self.keys.add(key)
             whole = end
         size = os.fstat(self._file).st_size
         if size > whole:
@@ -167,7 +172,12 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
                 if not line.endswith(b"\n"):
                     return
                 end += len(line)
-                yield number, _parse(path, number, line), end
+                record = _parse(path, number, line)
+                if number > 1 and not isinstance(record.get("key"), str):
+                    raise JournalError(
+                        f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
+                    )
+                yield number, record, end
     except OSError as error:
         raise _unwritable(path, error) from None
 
@@ -183,14 +193,6 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
             f"the file from a copy, or delete that line (sed -i {number}d {path}), and its sample is generated again."
         )
     return record
-
-
-def _key(path: Path, number: int, record: Mapping[str, Any]) -> str:
-    if not isinstance(record.get("key"), str):
-        raise JournalError(
-            f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
-        )
-    return str(record["key"])
 
 
 def _unwritable(path: Path, error: OSError) -> JournalError:

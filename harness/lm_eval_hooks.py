@@ -92,12 +92,15 @@ def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[s
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
     """Grades of one document as lm-eval's metrics, each the mean over repeats.
 
-    A column that did not end (None in the JSON) counts as 0 here, since lm-eval's mean knows no missing value.
+    A column that is None for any repeat (its grader did not end, or was not asked) is left out: unknown is not wrong,
+    and lm-eval takes a metric's mean over the documents that have it. It warns when their numbers differ, and a metric
+    that no document has does not appear in its results. The grades' own columns are always there.
     """
     grades = [json.loads(graded) for graded in results[0]]
     shown = ("correct", "no_box", "truncated")
     verdicts = {verdict: fmean(g["verdict"] == verdict for g in grades) for verdict in shown}
-    columns = {column: fmean(bool(g.get(column)) for g in grades) for column in COLUMNS}
+    said = {column: [g.get(column) for g in grades] for column in COLUMNS}
+    columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
     return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
 
 

@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import JournalError
+from harness.grading import GRADER_VERSION
 from harness.journal import differences
 from harness.plan import Shard
 from harness.run import finish
-from harness.run_folder import RunFolder, read_identity, read_prompts, read_samples, read_scores, read_sessions
+from harness.run_folder import (
+    RunFolder,
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_scores,
+    read_sessions,
+    scores_version,
+)
+from harness.samples import hash_prompts
+from harness.scores import Scorer
 
-_PER_SHARD = ("shard", "dataset", "prompts_sha256")
+_PER_SHARD = ("shard", "prompts_sha256")
 """What of a run's identity each shard has of its own."""
 
 
@@ -38,21 +49,36 @@ def merge(shards: Sequence[Path], output: Path) -> None:
             )
     if output.exists() and any(output.iterdir()):
         raise JournalError(f"{output} already holds files. Choose another --output; nothing there was touched.")
-    in_order = sorted(zip(parts, shards, identities, strict=True), key=lambda part: part[0].index)
-    prompts = _interleave([read_prompts(path) for _, path, _ in in_order])
-    identity = _whole_identity([identity for _, _, identity in in_order], prompts)
+    in_order = [path for _, path in sorted(zip([part.index for part in parts], shards, strict=True))]
+    for path in in_order:
+        _refuse_unfinished(path)
+    prompts = _interleave([read_prompts(path) for path in in_order])
+    whole = {**common[0], "shard": None, "prompts_sha256": hash_prompts(prompts)}
+    identity = {name: whole[name] for name in identities[0]}
     with RunFolder(output, identity, prompts) as folder:
-        for part, path, _ in in_order:
+        for path in in_order:
             for session in read_sessions(path):
-                facts = {name: value for name, value in session.items() if name != "key"}
-                folder.begin_session({**facts, "shard": str(part)})
-            scores = read_scores(path)
+                folder.begin_session({name: value for name, value in session.items() if name != "key"})
             for sample in read_samples(path):
-                if sample["key"] not in scores:
-                    raise JournalError(f"{path} is unfinished: continue it with the command that began it, then merge.")
                 folder.journal.append(sample)
-                folder.scores.append(scores[sample["key"]])
-        finish(output, timing={})
+            if scores_version(path) == GRADER_VERSION:
+                for score in read_scores(path).values():
+                    folder.scores.append(score)
+        with Scorer(folder.scores, prompts) as scorer:  # where a shard has the scores of another grader
+            for sample in read_samples(output):
+                scorer.submit(sample)
+            for _ in scorer.finish():
+                pass
+        finish(output)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    wanted = len(read_prompts(path)) * read_sessions(path)[-1]["config"]["samples_per_problem"]
+    found = sum(1 for _ in read_samples(path))
+    if found != wanted:
+        raise JournalError(
+            f"{path} holds {found} of {wanted} samples: continue it with the command that began it, then merge."
+        )
 
 
 def _shard(path: Path, identity: dict[str, Any]) -> Shard:
@@ -71,19 +97,3 @@ def _interleave(prompts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, A
         problems.append(list(grouped.values()))
     longest = max(map(len, problems))
     return [row for place in range(longest) for shard in problems if place < len(shard) for row in shard[place]]
-
-
-def _whole_identity(identities: Sequence[dict[str, Any]], prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The identity that the run would have had in one piece."""
-    from harness.datasets import Dataset, Problem
-    from harness.plan import hash_prompts
-
-    fields = Problem.__slots__
-    problems = {row["doc"]["id"]: Problem(**{name: row["doc"][name] for name in fields}) for row in prompts}
-    dataset = Dataset(name=identities[0]["dataset"]["name"], source="", problems=tuple(problems.values()))
-    return {
-        **identities[0],
-        "shard": None,
-        "dataset": {"name": dataset.name, "problems": len(dataset.problems), "sha256": dataset.sha256},
-        "prompts_sha256": hash_prompts(prompts),
-    }

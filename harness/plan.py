@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents
 from harness.errors import ConfigError, PromptMismatchError
 from harness.prompts import Layout, Prompt, Segment
-from harness.samples import Request
+from harness.samples import Request, hash_prompts
 from harness.sampling import Sampling, sample_seed
 from harness.tokenization import ConditionCheck, encode, hash_token_ids, render
 from harness.vllm_adapter import engine_arguments
@@ -66,6 +66,7 @@ class Plan:
 
     Attributes:
         dataset: The problems, limit and shard taken into account.
+        whole: All problems that there are.
         model: What of the model the prompts depend on; None where its tokenizer is not known.
         limit: Only the first so many problems.
         shard: Only this part of them.
@@ -73,6 +74,7 @@ class Plan:
 
     config: RunConfig
     dataset: Dataset
+    whole: Dataset
     model: Model | None
     arms: tuple[Arm, ...]
     limit: int | None = None
@@ -104,23 +106,22 @@ class Plan:
         The first sample of every problem comes before the second of any, and the conditions of a problem stand
         together: a run that is stopped early has the whole comparison, with fewer samples or problems.
         """
-        version = task_version()
-        token_ids = [self._token_ids(row["prompt"]) for row in self.prompts]
+        seeded = not sampling.greedy and self.config.model.takes_seeds
         for index in range(self.config.samples_per_problem):
-            for row, ids in zip(self.prompts, token_ids, strict=True):
+            for row in self.prompts:
                 problem = row["doc"]["id"]
+                chat_api = row["layout"] == Layout.CHAT and self.config.model.templates_itself
                 yield Request(
                     task=row["task"],
-                    task_version=version,
                     problem_id=problem,
                     sample_index=index,
-                    seed=None if sampling.greedy else sample_seed(self.config.seed, problem, index),
+                    seed=sample_seed(self.config.seed, problem, index) if seeded else None,
                     prompt=row["prompt"],
-                    prompt_token_ids=ids,
+                    prompt_token_ids=self._token_ids[row["prompt"]],
                     prompt_sha256=row["prompt_sha256"],
                     prompt_token_sha256=row["prompt_token_sha256"],
                     sampling=sampling,
-                    turns=tuple(_prompt(row["doc"]).messages) if row["layout"] == "chat" and ids is None else None,
+                    turns=tuple(_prompt(row["doc"]).messages) if chat_api else None,
                 )
 
     def describe(self) -> str:
@@ -169,7 +170,8 @@ class Plan:
         for place, document in enumerate(documents):
             prompt = _prompt(document)
             text = prompt.text if self.model is None else render(prompt, arm.layout, self.model.tokenizer)
-            ids = self._token_ids(text)
+            ids = None if self.model is None else encode(text, self.model.tokenizer)[0]
+            self._token_ids[text] = ids
             token_sha256 = None if ids is None else hash_token_ids(ids)
             if arm.check is not None and token_sha256 != arm.check.prompt_sha256[place]:
                 raise PromptMismatchError(
@@ -190,8 +192,10 @@ class Plan:
             )
         return rows
 
-    def _token_ids(self, text: str) -> tuple[int, ...] | None:
-        return None if self.model is None else encode(text, self.model.tokenizer)[0]
+    @cached_property
+    def _token_ids(self) -> dict[str, tuple[int, ...] | None]:
+        """Token ids by prompt text, filled as the prompts are built; not part of what is written."""
+        return {}
 
 
 def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:
@@ -225,13 +229,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
                 )[0]
             task = config.task_name(dataset.name, condition.name, layout)
             arms.append(Arm(task=task, condition=condition, layout=layout, check=check))
-    return Plan(config=config, dataset=dataset, model=model, arms=tuple(arms), limit=limit, shard=shard)
-
-
-def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:
-    """Hash over the texts and token ids of all prompts, in order."""
-    hashes = (f"{row['prompt_sha256']} {row['prompt_token_sha256']}" for row in prompts)
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
 
 
 def task_version() -> float:

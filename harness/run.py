@@ -16,12 +16,24 @@ from typing import Any
 
 from harness import receipts
 from harness.config import RunConfig
-from harness.errors import ModelError, RunInterrupted
+from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.grading import GRADER_VERSION
 from harness.plan import Plan, task_version
 from harness.progress import Progress
-from harness.run_folder import RECEIPT, RunFolder, beside, changes, read_identity, read_samples, read_sessions
-from harness.samples import Sample
+from harness.run_folder import (
+    RECEIPT,
+    RunFolder,
+    beside,
+    changes,
+    clear_messages,
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_sessions,
+    read_timing,
+    write_whole,
+)
+from harness.samples import Sample, hash_setting
 from harness.sampling import Sampling
 from harness.scores import Scorer
 
@@ -48,23 +60,22 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
     if output is None and plan.shard:
         path = path.with_name(f"{path.name}-shard-{plan.shard.index}-of-{plan.shard.count}")
     if fork and changes(path, identity):
-        path = beside(path)
+        path = beside(path, identity)
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in folder.mended:
             print(f"mless: {text}", file=sys.stderr)
         with _termination_as_interrupt():
             try:
-                timing = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
+                worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
+                if worked or not _is_finished(path):
+                    finish(path)
+                else:
+                    print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
             except KeyboardInterrupt:
-                done = sum(not key.startswith("session") for key in folder.journal.keys)
                 raise RunInterrupted(
-                    f"interrupted: {done} of {plan.size} samples are safe in {path}. Run the same command again to "
-                    "continue."
+                    f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in {path}. Run the same "
+                    "command again to continue."
                 ) from None
-            if timing or not (path / RECEIPT).exists():
-                finish(path, timing=timing)
-            else:
-                print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
     return path
 
 
@@ -73,76 +84,106 @@ def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
     config = plan.config
     name = str(config.model_arguments().get("pretrained") or config.model.name)
     return {
-        "run": config.name,
         "config": config.identity(),
         "limit": plan.limit,
         "shard": None if plan.shard is None else str(plan.shard),
         "dataset": {
-            "name": plan.dataset.name,
-            "problems": len(plan.dataset.problems),
-            "sha256": plan.dataset.sha256,
+            "name": plan.whole.name,
+            "problems": len(plan.whole.problems),
+            "sha256": plan.whole.sha256,
         },
         "task_version": task_version(),
         "prompts_sha256": plan.prompts_sha256,
         "sampling": sampling.record(),
         "generation": sampling.lm_eval(),
         "model": receipts.model_fingerprint(name, config.model.arguments.get("revision")),
-        "engine": {"name": config.model.backend, "version": receipts.package_version("vllm")},
+        "engine": {"name": config.model.backend, "version": receipts.engine_version(config.model.backend)},
     }
 
 
-def finish(path: Path, *, timing: Mapping[str, Any]) -> None:
-    """Write what a finished run folder holds beside the journal: lm-eval's files, the receipt, the figure.
+def finish(path: Path) -> None:
+    """Write what a finished run folder holds beside the journal: lm-eval's files, the figure, and last the receipt.
+
+    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again.
 
     Raises:
-        JournalError: a sample or a score is missing.
+        JournalError: a sample or a score is missing, or the disk is full.
     """
     from harness.export import export
 
     identity = read_identity(path)
-    tasks = export(path, identity)
-    receipt = {
-        **identity,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "timing": dict(timing),
-        "grader_version": GRADER_VERSION,
-        "seed": identity["config"]["seed"],
-        "tasks": tasks,
-        "sessions": read_sessions(path),
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
-    }
-    part = path / f"{RECEIPT}.part"
-    part.write_text(json.dumps(receipt, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path / RECEIPT)
-    draw_run(path)
+    sessions = read_sessions(path)
+    config = sessions[-1]["config"]
+    with clear_messages(path):
+        (path / RECEIPT).unlink(missing_ok=True)
+        tasks = export(path, identity, config)
+        receipt = {
+            "run": config["name"],
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **identity,
+            "config": config,
+            "problems": len({row["doc"]["id"] for row in read_prompts(path)}),
+            "timing": read_timing(path),
+            "grader_version": GRADER_VERSION,
+            "seed": config["seed"],
+            "tasks": tasks,
+            "sessions": sessions,
+            "versions": receipts.versions(),
+            "git_revision": receipts.git_revision(),
+        }
+        _draw(path, receipt)
+        write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
-def draw_run(path: Path) -> list[Path]:
-    """Draw the bar chart of a finished run into its folder."""
+def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
+    """Draw the bar chart of a run into its folder."""
     from harness.figures import draw_accuracy_bars, save_figure
     from harness.leaderboard import accuracy_table
-    from harness.records import load_run, read_receipt
+    from harness.records import read_frame
 
-    receipt = read_receipt(path)
     figure = draw_accuracy_bars(
-        accuracy_table(load_run(path)),
-        title=f"Results on {receipt['dataset']['name']} ({receipt['dataset']['problems']} problems)",
+        accuracy_table(read_frame(path)),
+        title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
     )
     kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}
-    return save_figure(figure, path / FIGURE, kept)
+    save_figure(figure, path / FIGURE, kept)
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether the receipt is there, and whole."""
+    from harness.records import read_receipt
+
+    try:
+        return all((path / task["samples"]).is_file() for task in read_receipt(path)["tasks"])
+    except RunError:
+        return False
 
 
 def _generate_and_grade(
     plan: Plan, sampling: Sampling, identity: Mapping[str, Any], folder: RunFolder, *, quiet: bool
-) -> dict[str, Any]:
-    """Make every missing sample and every missing score; return what was timed, nothing if nothing was missing."""
-    keyed = [(request, request.key(identity["model"], identity["engine"])) for request in plan.requests(sampling)]
+) -> bool:
+    """Make every missing sample and every missing score; return whether any was missing.
+
+    Raises:
+        JournalError: the journal holds samples that the plan has no place for.
+    """
+    setting = hash_setting(
+        task_version=identity["task_version"],
+        sampling=sampling,
+        model=identity["model"],
+        engine=identity["engine"],
+    )
+    keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
     keys = {id(request): key for request, key in keyed}
-    missing = [request for request, key in keyed if key not in folder.journal.keys]
-    if not missing and len(folder.scores.keys) == len(keyed):
-        return {}
     tasks = {key: request.task for request, key in keyed}
+    if strange := folder.sample_keys - tasks.keys():
+        raise JournalError(
+            f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {min(strange)}: they "
+            "were put there by hand, or by another version of mless. Choose another --output."
+        )
+    missing = [request for request, key in keyed if key not in folder.journal.keys]
+    if not missing and folder.scores.keys >= tasks.keys():
+        return False
     totals = {arm.task: plan.size // len(plan.arms) for arm in plan.arms}
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
     folder.begin_session(_session(plan))
@@ -153,9 +194,11 @@ def _generate_and_grade(
             for score in scorer.poll():
                 progress.score(tasks[score["key"]], score["verdict"])
 
-        for sample in read_samples(folder.path):
+        for number, sample in enumerate(read_samples(folder.path)):
             progress.known(sample["task"])
             scorer.submit(sample)
+            if number % 64 == 0:
+                collect()  # the workers must not wait until all are read
         last = started = time.monotonic()
         if missing:
             scorer.start()
@@ -188,7 +231,8 @@ def _generate_and_grade(
                 timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
         for score in scorer.finish():
             progress.score(tasks[score["key"]], score["verdict"])
-    return timing
+    folder.end_session(timing)
+    return True
 
 
 def _open_backend(plan: Plan, sampling: Sampling) -> Any:
@@ -202,7 +246,9 @@ def _session(plan: Plan) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "dataset_source": plan.dataset.source,
+        "config": plan.config.as_written(),
+        "shard": None if plan.shard is None else str(plan.shard),
+        "dataset_source": plan.whole.source,
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
     }
@@ -253,4 +299,5 @@ def _quieten() -> None:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     # a killed engine leaves shared memory to Python's tracker, which cleans it up and says so after our last word
     told = os.environ.get("PYTHONWARNINGS", "")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))
+    if "resource_tracker" not in told:
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,10 +15,11 @@ from filelock import FileLock, Timeout
 from harness.errors import JournalError
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal, differences, read_journal
+from harness.samples import hash_prompts
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
-SESSION = "session "
-"""Keys of the journal's records on who wrote it, beside the samples."""
+SESSION, TIMING = "session ", "timing "
+"""Keys of the journal's records on who wrote it and how long that took, beside the samples."""
 
 
 class RunFolder:
@@ -24,7 +27,7 @@ class RunFolder:
 
     Args:
         path: The folder; made if it is missing.
-        identity: What is being recorded: see `run.identity`.
+        identity: What is being recorded: see `run.run_identity`.
         prompts: Every prompt with its document; written once.
 
     Raises:
@@ -34,18 +37,16 @@ class RunFolder:
 
     def __init__(self, path: Path, identity: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> None:
         self.path = path
-        with _clear_messages(path):
+        with clear_messages(path), ExitStack() as opened:
             _make(path)
-            self._lock = lock(path)
-            try:
-                if not (path / JOURNAL).exists():
-                    _write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
-                self.journal = Journal(path / JOURNAL, identity)
-                _set_old_scores_aside(path)
-                self.scores = Journal(path / SCORES, {"grader_version": GRADER_VERSION})
-            except BaseException:
-                self._lock.release()
-                raise
+            opened.callback(lock(path).release)
+            if not known_identity(path):
+                write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+            self.journal = opened.enter_context(Journal(path / JOURNAL, identity))
+            read_prompts(path)
+            set_old_scores_aside(path)
+            self.scores = opened.enter_context(Journal(path / SCORES, {"grader_version": GRADER_VERSION}))
+            self._opened = opened.pop_all()
 
     @property
     def mended(self) -> list[str]:
@@ -57,6 +58,16 @@ class RunFolder:
         number = 1 + sum(key.startswith(SESSION) for key in self.journal.keys)
         self.journal.append({"key": f"{SESSION}{number}", **facts})
 
+    def end_session(self, timing: Mapping[str, Any]) -> None:
+        """Note in the journal what the session that ends has done, and how long it took."""
+        number = sum(key.startswith(TIMING) for key in self.journal.keys)
+        self.journal.append({"key": f"{TIMING}{number + 1}", **timing})
+
+    @property
+    def sample_keys(self) -> set[str]:
+        """Keys of the samples that are there."""
+        return {key for key in self.journal.keys if not key.startswith((SESSION, TIMING))}
+
     def sync_if_due(self) -> None:
         """Make what was written safe from a power cut, every few seconds."""
         self.journal.sync_if_due()
@@ -66,11 +77,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self.journal.close()
-            self.scores.close()
-        finally:
-            self._lock.release()
+        self._opened.close()
 
 
 def lock(path: Path) -> FileLock:
@@ -82,9 +89,13 @@ def lock(path: Path) -> FileLock:
     held = FileLock(path / LOCK)
     try:
         held.acquire(timeout=0)
-    except Timeout:
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, Timeout):
+            raise JournalError(
+                f"{path} is in use by another mless process. Wait for it, or choose another --output."
+            ) from None
         raise JournalError(
-            f"{path} is in use by another mless process. Wait for it, or choose another --output."
+            f"{path} cannot be locked: {error}. Choose an --output on a file system that can be written and has locks."
         ) from None
     return held
 
@@ -98,14 +109,26 @@ def read_identity(path: Path) -> dict[str, Any]:
     return next(iter(read_journal(path / JOURNAL)), {})
 
 
+def known_identity(path: Path) -> dict[str, Any]:
+    """The same, empty where there is no journal yet, or none that got as far as its first line."""
+    return read_identity(path) if (path / JOURNAL).exists() else {}
+
+
 def read_sessions(path: Path) -> list[dict[str, Any]]:
     """Who wrote the journal, in order."""
     return [record for record in _records(path / JOURNAL) if record["key"].startswith(SESSION)]
 
 
+def read_timing(path: Path) -> dict[str, Any]:
+    """How long the last session that generated anything took; empty if none got to its end."""
+    records = [record for record in _records(path / JOURNAL) if record["key"].startswith(TIMING)]
+    generated = [record for record in records if record["samples"]] or records
+    return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
+
+
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     """Every sample of the folder's journal, in the order in which they finished."""
-    return (record for record in _records(path / JOURNAL) if not record["key"].startswith(SESSION))
+    return (record for record in _records(path / JOURNAL) if not record["key"].startswith((SESSION, TIMING)))
 
 
 def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
@@ -113,28 +136,45 @@ def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in _records(path / name)}
 
 
+def scores_version(path: Path) -> int | None:
+    """The grader's version of the folder's scores; None where there are none."""
+    if not (path / SCORES).exists():
+        return None
+    header: dict[str, Any] = next(iter(read_journal(path / SCORES)), {})
+    return header.get("grader_version")
+
+
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Every prompt with its document.
 
     Raises:
-        JournalError: the file is missing or damaged.
+        JournalError: the file is missing, or is not the one that the journal's first line speaks of.
     """
-    return list(read_journal(path / PROMPTS))
+    try:
+        lines = (path / PROMPTS).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        rows = [json.loads(line) for line in lines]
+        whole = all(hashlib.sha256(row["prompt"].encode()).hexdigest() == row["prompt_sha256"] for row in rows)
+        if whole and hash_prompts(rows) == read_identity(path)["prompts_sha256"]:
+            return rows
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise JournalError(
+        f"{path / PROMPTS} is missing or damaged: it does not hold the prompts of the journal beside it. Restore it "
+        "from a copy, or run the same config into a new --output and copy it from there."
+    )
 
 
-def beside(path: Path) -> Path:
-    """The first of `NAME-2`, `NAME-3`, ... that does not exist."""
+def beside(path: Path, identity: Mapping[str, Any]) -> Path:
+    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
     number = 2
-    while (free := path.with_name(f"{path.name}-{number}")).exists():
+    while (found := path.with_name(f"{path.name}-{number}")).exists() and changes(found, identity) != []:
         number += 1
-    return free
+    return found
 
 
 def changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
     """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
-    if not (path / JOURNAL).exists():
-        return []
-    known = read_identity(path)
+    known = known_identity(path)
     return differences(known, json.loads(json.dumps(identity))) if known else []
 
 
@@ -146,22 +186,20 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _make(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    if not (path / JOURNAL).exists() and any(p.name not in (LOCK, PROMPTS) for p in path.iterdir()):
+    if not (path / JOURNAL).exists() and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
         raise JournalError(
             f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."
         )
 
 
-def _set_old_scores_aside(path: Path) -> None:
+def set_old_scores_aside(path: Path) -> None:
     """Scores of another grader version are kept under another name, and every sample is graded again."""
-    if not (path / SCORES).exists():
-        return
-    version = next(iter(read_journal(path / SCORES)), {}).get("grader_version")
+    version = scores_version(path)
     if version not in (None, GRADER_VERSION):
         (path / SCORES).replace(path / f"scores-grader-{version}.jsonl")
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file that is either absent or whole."""
     part = path.with_name(path.name + ".part")
     try:
@@ -175,7 +213,7 @@ def _write_whole(path: Path, text: str) -> None:
         raise
 
 
-class _clear_messages:
+class clear_messages:
     """Turn the operating system's errors into ours."""
 
     def __init__(self, path: Path) -> None:

@@ -14,6 +14,14 @@ Source = Literal["greedy", "model_default", "explicit"]
 GENERATE_TOP_K = 50
 """What transformers' `generate` takes where a sampling model names no top_k."""
 
+_UNSUPPORTED = (
+    *("num_beams", "no_repeat_ngram_size", "typical_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"),
+    *("penalty_alpha", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "suppress_tokens"),
+    *("begin_suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
+)
+"""Settings of transformers' `generate` that vLLM has no word for."""
+_OFF: tuple[Any, ...] = (None, 0, 1, [], {})
+_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -65,14 +73,25 @@ class Sampling:
 
 
 def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = 2048) -> Sampling:
-    """The sampling that lm-eval's generation arguments ask for."""
+    """The sampling that lm-eval's generation arguments ask for.
+
+    Raises:
+        ConfigError: an argument that is none of ours.
+    """
+    known = {"do_sample", "until", "stop", *_FIELDS, *_LIMITS}
+    if unknown := sorted(arguments.keys() - known):
+        raise ConfigError(
+            f"mless-vllm does not know the generation argument {unknown[0]!r}. Expected some of: "
+            f"{', '.join(sorted(known))}. Remove it, or use `--model vllm`."
+        )
     sample = bool(arguments.get("do_sample", arguments.get("temperature", 0)))
     values = {name: arguments[name] for name in _FIELDS if arguments.get(name) is not None}
-    until = arguments.get("until") or ()
+    until = arguments.get("until") or arguments.get("stop") or ()
+    limit = next((arguments[name] for name in _LIMITS if arguments.get(name) is not None), max_tokens)
     return Sampling(
         source="explicit" if sample else "greedy",
         **{**values, "temperature": values.get("temperature", 1.0) if sample else 0.0},
-        max_tokens=int(arguments.get("max_gen_toks", max_tokens)),
+        max_tokens=int(limit),
         stop=(until,) if isinstance(until, str) else tuple(until),
     )
 
@@ -95,7 +114,7 @@ def resolve_sampling(
         generation_config: The model's own, None where it has none or could not be read.
 
     Raises:
-        ModelError: `model_default`, and there is no generation_config.
+        ModelError: `model_default`, and there is no generation_config, or one that vLLM cannot obey.
     """
     known = generation_config or {}
     own: dict[str, Any] = {n: known[n] for n in _FIELDS if known.get(n) is not None}
@@ -107,6 +126,11 @@ def resolve_sampling(
         raise ModelError(
             "`sampling: model_default` takes the model's generation_config.json, and it has none. Use greedy, or give "
             "values such as {temperature: 0.7, top_p: 0.95}."
+        )
+    if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
+        raise ModelError(
+            f"`sampling: model_default` cannot be obeyed: the model's generation_config.json sets {', '.join(lost)}, "
+            "which vLLM does not know. Use greedy, or give values such as {temperature: 0.7, top_p: 0.95}."
         )
     if not generation_config.get("do_sample"):
         # greedy, as plain `generate` would be; a repetition penalty applies there too

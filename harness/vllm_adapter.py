@@ -18,10 +18,13 @@ from typing import Any
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
 from harness.sampling import Sampling
 from harness.tokenization import explain_hub_error
-from harness.vllm_plugin import OWNER_VARIABLE
+from harness.vllm_plugin import OWNER_VARIABLE, PLUGIN
 
 CPU_KV_CACHE_BYTES = 2**30
 """On a CPU vLLM reserves nearly all memory for its cache unless told otherwise; 1 GiB is ample for a small model."""
+
+FINISHED = ("stop", "length", "repetition")
+"""What ends a completion; `abort` and `error` end a request without one."""
 
 CLOSE_SECONDS = 2.0
 """For the engine to end by itself before it is killed: nothing in it is wanted any more."""
@@ -40,7 +43,7 @@ class Finished:
         request_id: As given to `add`.
         text: The completion; special tokens other than the end are kept, as lm-eval keeps them.
         completion_tokens: Tokens generated; None where the backend does not say.
-        finish_reason: `stop` (end of text or stop string), `length`, `abort`, or another word of vLLM's.
+        finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if vLLM was asked to look for it.
         cached_tokens: Prompt tokens that prefix caching saved.
     """
 
@@ -70,7 +73,6 @@ class VLLMEngine:
         if given.pop("batch_invariant", False):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # vLLM reads it at import
         name = str(given.get("model"))
-        os.environ[OWNER_VARIABLE] = str(os.getpid())
         try:
             from vllm import EngineArgs, LLMEngine
             from vllm.platforms import current_platform
@@ -85,9 +87,11 @@ class VLLMEngine:
         others = set(multiprocessing.active_children())
         try:
             # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
+            with _dying_with_us():
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
         except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
             raise ModelError(f"vLLM did not start: {explain_hub_error(name, error)}") from error
+        self._aborted = False
         self._processes = [p for p in multiprocessing.active_children() if p not in others]
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
@@ -118,13 +122,17 @@ class VLLMEngine:
         """Wait for the engine's next step and return what it finished, possibly nothing.
 
         Raises:
-            EngineError: the engine process has died.
+            EngineError: the engine process has died or is shutting down. It then calls its unfinished requests
+                finished, as `abort`; those are no samples.
         """
+        if self._aborted:
+            raise _stopped(_EngineDied())
         try:
             with self._watched():
                 outputs = self._engine.step()
         except Exception as error:
             raise _stopped(error) from error
+        self._aborted = any(o.finished and o.outputs[0].finish_reason not in FINISHED for o in outputs)
         return [
             Finished(
                 request_id=output.request_id,
@@ -134,7 +142,7 @@ class VLLMEngine:
                 cached_tokens=output.num_cached_tokens or 0,
             )
             for output in outputs
-            if output.finished
+            if output.finished and output.outputs[0].finish_reason in FINISHED
         ]
 
     @contextmanager
@@ -160,11 +168,8 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Shut the engine process down; what is unfinished is dropped. A second Ctrl-C must not leave it behind."""
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with _undisturbed():
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +207,33 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
         length = int(given.get("max_model_len") or 0)
         if length:
             given["max_num_batched_tokens"] = max(int(given.get("max_num_batched_tokens") or 0), length, 8192)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM; only the main thread ever gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _dying_with_us() -> Iterator[None]:
+    """What vLLM starts meanwhile ends with this process: see `vllm_plugin`."""
+    chosen = os.environ.get("VLLM_PLUGINS")
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    if chosen is not None and PLUGIN not in chosen.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN}".lstrip(",")
+    try:
+        yield
+    finally:
+        del os.environ[OWNER_VARIABLE]
 
 
 class _EngineDied(Exception):

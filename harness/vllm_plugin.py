@@ -13,6 +13,9 @@ import signal
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """Process id of the run; unset where vLLM is used without mless, and then nothing is done."""
 
+PLUGIN = "mless"
+"""Its name in the entry-point group."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -21,11 +24,12 @@ def die_with_parent() -> None:
     owner = os.environ.get(OWNER_VARIABLE)
     if not owner or int(owner) == os.getpid():
         return
+    parent = os.getppid()
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return
-    if not _alive(int(owner)):  # it died before we asked
+    if os.getppid() != parent or not _alive(int(owner)):  # it died before we asked
         os._exit(1)
 
 

@@ -80,7 +80,7 @@ def test_the_table_has_every_condition_and_layout(our_run, mless):
 def test_the_run_folder_is_complete(our_run):
     folder, _ = our_run
     receipt = json.loads((folder / "run.json").read_text())
-    assert receipt["dataset"]["problems"] == LIMIT and receipt["generation"]["max_gen_toks"] == BUDGET
+    assert receipt["problems"] == LIMIT and receipt["generation"]["max_gen_toks"] == BUDGET
     assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
     assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
     assert all(

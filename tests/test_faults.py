@@ -39,7 +39,7 @@ def start(folder, *, stderr=subprocess.PIPE, environment=None):
 
 def samples(folder):
     path = Path(folder) / "journal.jsonl"
-    return path.read_text().count('\n{"key":"') - path.read_text().count('"key":"session') if path.exists() else 0
+    return path.read_text().count('"problem_id":') if path.exists() else 0
 
 
 def wait_for(run, folder, count):
@@ -155,23 +155,49 @@ def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, t
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_in_one_line_and_the_run_continues(our_run, tmp_path):
+def test_an_engine_told_to_stop_leaves_no_half_samples(our_run, tmp_path):
+    """On SIGTERM vLLM calls everything unfinished finished, as `abort`: none of that may be filed as a sample."""
     folder = tmp_path / "run"
-    limit = (Path(our_run[0]) / "journal.jsonl").stat().st_size // 2
-    command = [MLESS, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
-    # the prompts file is larger than half a journal, so it is put there before the limit holds
-    Path(folder).mkdir()
-    (folder / "prompts.jsonl").write_bytes((Path(our_run[0]) / "prompts.jsonl").read_bytes())
-    (folder / "journal.jsonl").write_bytes((Path(our_run[0]) / "journal.jsonl").read_bytes().splitlines(True)[0])
-    code = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, -1));"
-    code += "os.execv(sys.argv[2], sys.argv[2:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(limit), *command], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2, done.stderr
-    assert "journal.jsonl cannot grow: File too large. Everything before is safe." in done.stderr.splitlines()[-1]
-    assert 0 < samples(folder) < samples(our_run[0])
+    run = start(folder)
+    wait_for(run, folder, 20)
+    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
+    engine.terminate()
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 2, told
+    assert "mless: The engine process died" in told.splitlines()[-1]
+    reasons = {json.loads(line).get("finish_reason") for line in (folder / "journal.jsonl").read_text().splitlines()}
+    assert reasons <= {None, "stop", "length"}
     run = start(folder)
     _, told = run.communicate(timeout=300)
     assert run.returncode == 0, told
     assert verdicts(folder) == verdicts(our_run[0])
+
+
+FULL_DISK = """
+mount -t tmpfs -o size={size}k tmpfs "{folder}"
+{command}
+echo "first $?" >&2
+mount -o remount,size=100m "{folder}"
+{command} || exit 9
+cp -r "{folder}/run" "{copy}"
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("a small file system of one's own cannot be mounted here")
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    prompts, journal = ((Path(our_run[0]) / name).stat().st_size for name in ("prompts.jsonl", "journal.jsonl"))
+    command = f"{MLESS} run demo.yaml --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
+    names = {"folder": mounted, "copy": tmp_path / "copy", "command": command}
+    script = FULL_DISK.format(size=(prompts + journal // 2) // 1024, **names)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
+    lines = done.stderr.splitlines()
+    assert "first 2" in lines, done.stderr
+    told = lines[lines.index("first 2") - 1]
+    assert "cannot grow: No space left on device. Everything before is safe." in told and told.startswith("mless: ")
+    assert done.returncode == 0, done.stderr
+    assert verdicts(tmp_path / "copy") == verdicts(our_run[0])
+    assert len(json.loads((tmp_path / "copy" / "run.json").read_text())["sessions"]) == 2

@@ -124,6 +124,65 @@ def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
     assert pool.grade_many([(r"\boxed{x+5}", "5+x")])[0].correct
 
 
+def test_a_job_longer_than_the_pipe_is_not_judged_by_the_parents_absence(pool):
+    """What the pipe does not take waits for the parent; the clock starts behind the last byte."""
+    pool.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
+    assert pool._workers[0].unsent
+    time.sleep(2.5)
+    ((_, audit),) = pool.drain()
+    assert audit.reason is None and audit.authors_rule_strict and audit.first_box and audit.math_verify
+
+
+def test_a_worker_that_stops_taking_a_long_job_is_killed_in_the_end(pool, monkeypatch):
+    monkeypatch.setattr("harness.grading.pool.TAKING_S", 3.0, raising=False)
+    children()[0].suspend()
+    started = time.monotonic()
+    pool.submit("long", GradeJob(completion=r"\boxed{x+4}", target="4+x" + " " * 300_000))
+    ((_, grade),) = pool.drain()
+    assert (grade.verdict, grade.reason) == ("timeout", "took no more of its job for 3 s")
+    assert 2.9 < time.monotonic() - started < 6
+
+
+def test_what_was_said_in_time_is_heard_after_any_absence(pool):
+    pool.submit("audit", audit_job(r"\boxed{3}"))
+    (before,) = [audit for _, audit in pool.drain()]  # lm-eval's graders are loaded now
+    (worker,) = children()
+    pool.submit("audit", audit_job(r"so \boxed{3}"))
+    pool.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
+    time.sleep(2.5)  # all five replies of the audit wait in the pipe; the grade has not been handed out
+    results = dict(pool.drain())
+    assert results["audit"] == before and before.reason is None and results["grade"].correct
+    assert children() == [worker]
+
+
+def test_a_reply_that_comes_while_the_parent_sleeps_behind_its_look_is_heard(pool):
+    pool.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
+    look, looks = pool._selector.select, []
+
+    def slow(timeout):
+        looks.append(timeout)
+        if len(looks) > 1:
+            return look(timeout)
+        time.sleep(2.5)  # nothing was there yet; then the machine had no time for us
+        return []
+
+    pool._selector.select = slow
+    assert [(tag, grade.verdict) for tag, grade in pool.drain()] == [("grade", "correct")]
+
+
+def test_each_step_of_an_audit_has_its_own_clock_from_the_reply_before(pool):
+    pool.submit("audit", audit_job(r"\boxed{3}"))
+    list(pool.drain())
+    children()[0].suspend()
+    pool.submit("audit", audit_job(r"so \boxed{3}"))
+    worker = pool._workers[0]
+    worker.deadline = time.monotonic() - 1
+    message = {"step": "authors_rule", "fields": {"authors_rule": True, "authors_rule_strict": True}, "remark": None}
+    before = time.monotonic()
+    pool._reply(worker, message)
+    assert before + 2.0 <= worker.deadline <= time.monotonic() + 2.0
+
+
 def test_mathematics_that_does_not_end_is_killed():
     """Nothing in it is a large power, and no number has more than two digits; sympy computes it for ever."""
     started = time.monotonic()

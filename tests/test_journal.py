@@ -83,6 +83,14 @@ def test_a_damaged_line_in_the_middle_is_named_with_its_number_and_the_fix(tmp_p
         Journal(path, HEADER)
 
 
+def test_a_record_twice_is_refused_with_the_fix(tmp_path):
+    path = filled(tmp_path / "j")
+    with path.open("a") as journal:
+        journal.write(json.dumps(record(1)) + "\n")
+    with pytest.raises(JournalError, match=r"j, line 5: the same key again \(k1\), .*sed -i 5d"):
+        Journal(path, HEADER)
+
+
 def test_the_named_fix_works(tmp_path):
     path = filled(tmp_path / "j")
     lines = path.read_bytes().splitlines(keepends=True)

@@ -18,8 +18,19 @@ from harness.journal import Journal
 from harness.merge import merge
 from harness.plan import Shard, make_plan
 from harness.regrade import regrade
-from harness.run import execute, run_identity
-from harness.run_folder import JOURNAL, PROMPTS, SCORES, RunFolder, beside, changes, read_identity, read_samples
+from harness.run import _generation_config, execute, run_identity
+from harness.run_folder import (
+    JOURNAL,
+    PROMPTS,
+    SCORES,
+    RunFolder,
+    beside,
+    changes,
+    read_identity,
+    read_prompts,
+    read_samples,
+)
+from harness.samples import hash_setting
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_RUN = ROOT / "results" / "demo"
@@ -44,20 +55,17 @@ def demo_run(tmp_path):
 
 def filled(plan, folder):
     """The run of a plan, its samples taken from the committed example: keys do not depend on limit and shard."""
-    sampling = plan.config.resolve_sampling(_own_settings(plan))
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
+    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
+    setting = hash_setting(sampling=sampling, **parts)
     recorded = {(s["task"], s["problem_id"]): s for s in read_samples(DEMO_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
         for request in plan.requests(sampling):
-            key = request.key(identity["model"], identity["engine"])
-            opened.journal.append({**recorded[request.task, request.problem_id], "key": key})
+            sample = recorded[request.task, request.problem_id]
+            assert sample["key"] == request.key(setting), "the example was made with these very settings"
+            opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
-
-
-def _own_settings(plan):
-    from harness.run import _generation_config
-
-    return _generation_config(plan.config)
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
@@ -105,9 +113,11 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
         RunFolder(tmp_path / "run", other, plan.prompts)
     assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
-    assert beside(tmp_path / "run").name == "run-2"
-    (tmp_path / "run-2").mkdir()
-    assert beside(tmp_path / "run").name == "run-3"
+    assert beside(tmp_path / "run", other).name == "run-2"
+    RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
+    assert beside(tmp_path / "run", other).name == "run-3"
+    RunFolder(tmp_path / "run-3", other, plan.prompts).__exit__()
+    assert beside(tmp_path / "run", other).name == "run-3", "an interrupted fork is continued"
 
 
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
@@ -116,6 +126,73 @@ def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path
     Journal(tmp_path / "run" / SCORES, {"grader_version": 1}).close()
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
     assert (tmp_path / "run" / "scores-grader-1.jsonl").exists()
+
+
+def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
+    shorter = make_plan(plan.config, limit=2)
+    other = run_identity(shorter, plan.config.resolve_sampling({}))
+    RunFolder(tmp_path / "run", other, shorter.prompts).__exit__()
+    assert len(read_prompts(tmp_path / "run")) == 8
+
+
+def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    assert len(read_prompts(tmp_path / "run")) == 28
+
+
+def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    path = tmp_path / "run" / PROMPTS
+    whole = path.read_text()
+    for damaged in (whole[:-9], whole.replace("expert", "novice", 1), ""):
+        path.write_text(damaged)
+        with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+            RunFolder(tmp_path / "run", identity, plan.prompts)
+
+
+def test_a_sample_of_another_run_in_the_journal_is_refused(plan, tmp_path):
+    folder = filled(plan, tmp_path / "run")
+    with (folder / JOURNAL).open("a") as journal:
+        journal.write('{"key":"0123","task":"demo_wo"}\n')
+    with pytest.raises(JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"):
+        execute(plan, output=folder, quiet=True)
+
+
+@pytest.mark.parametrize("lost", ["run.json", "samples_demo_wo_*.jsonl"])
+def test_what_a_kill_while_finishing_lost_is_made_again(plan, tmp_path, lost):
+    folder = filled(plan, tmp_path / "run")
+    (gone,) = folder.glob(lost)
+    gone.unlink()
+    execute(plan, output=folder, quiet=True)
+    assert len(list(folder.glob(lost))) == 1 and len(load_run(folder)) == 28
+
+
+def test_a_torn_receipt_is_made_again(plan, tmp_path):
+    folder = filled(plan, tmp_path / "run")
+    (folder / "run.json").write_text('{"tasks": [')
+    execute(plan, output=folder, quiet=True)
+    assert json.loads((folder / "run.json").read_text())["problems"] == 7
+
+
+def test_a_full_disk_while_finishing_is_told_and_mended(plan, tmp_path):
+    """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
+    folder = filled(plan, tmp_path / "run")
+    (folder / "run.json").unlink()
+    code = (
+        "import resource, sys; from pathlib import Path; from harness.run import finish\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
+    )
+    largest = max(path.stat().st_size for path in folder.glob("samples_*.jsonl"))
+    command = [sys.executable, "-c", code, str(folder), str(largest - 1000)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "JournalError" in done.stderr and "could not be written whole, probably for want of space" in done.stderr
+    assert not (folder / "run.json").exists(), "it does not count as finished"
+    execute(plan, output=folder, quiet=True)
+    assert len(load_run(folder)) == 28
 
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
@@ -141,6 +218,21 @@ def test_shards_hold_every_problem_once_with_all_conditions():
     assert sorted(problems) == sorted(whole) and len(set(problems)) == 7
     with pytest.raises(ConfigError, match=r"Shard 3/3 holds no problem"):
         make_plan(config, limit=2, shard=Shard(index=3, count=3))
+
+
+def test_shards_of_other_data_or_unfinished_ones_are_not_merged(plan, tmp_path):
+    shards = [make_plan(plan.config, limit=4, shard=Shard(index=i, count=2)) for i in (1, 2)]
+    folders = [filled(shard, tmp_path / f"shard{shard.shard.index}") for shard in shards]
+    journal = folders[1] / JOURNAL
+    whole = journal.read_text()
+    data = json.loads(whole.split("\n")[0])["dataset"]["sha256"]
+    journal.write_text(whole.replace(data, "0" * 64, 1))
+    with pytest.raises(JournalError, match=r"is a shard of another run than .*dataset.sha256"):
+        merge(folders, tmp_path / "merged")
+    journal.write_text("\n".join(whole.split("\n")[:4]) + "\n")
+    with pytest.raises(JournalError, match=r"shard2 holds 2 of 8 samples: continue it with the command that began it"):
+        merge(folders, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_merged_shards_are_the_whole_run(plan, tmp_path):
@@ -208,6 +300,7 @@ def test_a_damaged_journal_is_named(demo_run):
     (demo_run / JOURNAL).write_text("".join([*lines[:5], "garbage\n", *lines[5:]]))
     with pytest.raises(JournalError, match=r"journal.jsonl, line 6: damaged"):
         load_run(demo_run)
+    (demo_run / JOURNAL).write_text("".join(lines))
     (demo_run / PROMPTS).unlink()
-    with pytest.raises(JournalError, match=r"prompts.jsonl does not exist"):
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)

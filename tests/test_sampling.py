@@ -44,6 +44,11 @@ def test_model_default_without_a_generation_config_is_refused():
         resolve("model_default")
 
 
+def test_model_default_refuses_what_vllm_cannot_do():
+    with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, which vLLM does not know"):
+        resolve("model_default", own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0})
+
+
 def test_explicit_values_are_taken_as_they_are():
     sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95}, SAMPLING_MODEL)
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.95, 1.0)
@@ -60,6 +65,9 @@ def test_lm_evals_arguments_mean_the_same(sampling):
 def test_lm_evals_defaults():
     assert from_lm_eval({"until": "a", "do_sample": True}).temperature == 1.0
     assert from_lm_eval({"until": []}).greedy and from_lm_eval({}).max_tokens == 2048
+    assert from_lm_eval({"max_new_tokens": 9, "stop": "x"}).vllm()["max_tokens"] == 9
+    with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams'. Expected some of"):
+        from_lm_eval({"num_beams": 4})
 
 
 def test_several_greedy_samples_are_refused():

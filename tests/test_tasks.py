@@ -6,10 +6,15 @@ import json
 import logging
 
 import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
 
 from harness import resources, task_links
 from harness.errors import ConfigError, PromptMismatchError
+from harness.grading import COLUMNS, Audit, Grade, as_text
 from harness.prompts import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
@@ -143,7 +148,76 @@ def test_completions_that_are_graded_start_no_grader(monkeypatch):
     assert graded == [[Replayed.graded] * 2, []]
     counted = lm_eval_hooks.metrics({}, graded)
     assert counted["ungraded"] == 1.0 and counted["first_box"] == 1.0
-    assert counted["math_verify"] == 0.0  # unknown counts as wrong in lm-eval's mean
+    assert "math_verify" not in counted  # unknown is not wrong
+
+
+def as_json(verdict, **columns):
+    answer = None if verdict == "no_box" else "3"
+    return as_text(Grade(verdict=verdict, answer=answer), Audit(**{**dict.fromkeys(COLUMNS, True), **columns}))
+
+
+def test_a_column_counts_only_where_every_repeat_has_it():
+    from harness.lm_eval_hooks import metrics
+
+    repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match=None)]
+    counted = metrics({}, [repeats])
+    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match"}
+    assert counted["correct"] == 0.5 and counted["first_box"] == 0.5 and counted["authors_rule"] == 1.0
+    not_asked = as_text(Grade(verdict="correct", answer="3"), Audit(reason="not asked for"))
+    assert set(metrics({}, [[not_asked]])) == {"correct", "no_box", "truncated", "ungraded"}
+
+
+class Recorded(LM):
+    """Answers each document with the grades given for it."""
+
+    def __init__(self, texts):
+        super().__init__()
+        self.texts = texts
+
+    def generate_until(self, requests, disable_tqdm=False):
+        """One completion a request."""
+        done = []
+        for request in requests:
+            completion = Replayed("a")
+            completion.graded = self.texts[request.doc_id]
+            done.append(completion)
+        return done
+
+    loglikelihood = loglikelihood_rolling = None
+
+
+def test_lm_evals_mean_is_over_the_documents_that_were_measured(tmp_path):
+    """A column without some documents, one without all, one with a single document; in a task and in a group."""
+    lost = {"math_verify": None, "first_box": None, "exact_match": None}
+    texts = [
+        as_json("correct", **{**lost, "math_verify": True, "exact_match": False}),
+        as_json("incorrect", **{**lost, "math_verify": False}),
+        as_json("correct", **lost),
+        as_json("correct", **{**lost, "math_verify": True}),
+    ]
+    tracker = EvaluationTracker(output_path=str(tmp_path / "results.json"))
+    found = simple_evaluate(
+        model=Recorded(texts),
+        tasks=["math500_conditions"],
+        limit=len(texts),
+        task_manager=TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False),
+        evaluation_tracker=tracker,
+    )
+    result = found["results"]["math500_mless"]
+    assert result["math_verify,graded"] == pytest.approx(2 / 3) and result["math_verify_stderr,graded"] > 0
+    assert (result["exact_match,graded"], result["exact_match_stderr,graded"]) == (0.0, "N/A")
+    assert "first_box,graded" not in result
+    assert result["correct,graded"] == 0.75 and result["sample_len"] == 4
+    table = make_table(found)
+    assert "math_verify" in table and "0.6667" in table and "first_box" not in table
+    samples = found.pop("samples")
+    tracker.save_results_aggregated(results=found, samples=samples)
+    tracker.save_results_samples(task_name="math500_mless", samples=samples["math500_mless"])
+    (log,) = tmp_path.rglob("samples_*.jsonl")
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("math_verify") for line in logged] == [1.0, 0.0, None, 1.0]
+    assert "math_verify" not in logged[2] and "math_verify" not in logged[2]["metrics"]
+    assert [line["filtered_resps"][0][0] for line in logged] == texts
 
 
 def test_only_what_is_not_graded_is_graded_and_truncation_is_known():

@@ -43,6 +43,9 @@ MOST_WORKERS = 8
 """Unless asked for more: grading is never what a run waits for."""
 
 STARTING_S = 120.0
+TAKING_S = 120.0
+"""Seconds in which a worker must take more of a job that is longer than the pipe; an idle one does so at once."""
+
 TRIES_TO_START = 3
 CACHED = 2**16
 """Results kept, the oldest dropped first."""
@@ -126,7 +129,8 @@ class GraderPool:
 
     Args:
         workers: Processes at most; None: one a usable core, up to 8.
-        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit, start-up not counted.
+        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit; the first counts from when the
+            worker has the whole job, a later step from when the parent reads the one before. Start-up is not counted.
         memory_bytes: Address space of one worker.
 
     Raises:
@@ -240,7 +244,8 @@ class GraderPool:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:
         """Hand out what is finished, in order of finishing; waits up to `timeout_s` for the first.
 
-        Deadlines are kept, and killed workers replaced, only in here, in `drain` and in `grade_many`.
+        Deadlines are kept, and killed workers replaced, only in here, in `drain` and in `grade_many`. Between two calls
+        any time may pass: what a worker said meanwhile is heard before its deadline is looked at.
         """
         until = time.monotonic() + timeout_s
         self._advance(0.0)
@@ -263,7 +268,8 @@ class GraderPool:
         self._dispatch()
         if self._workers:
             nearest = min((w.deadline for w in self._workers if w.task or not w.ready), default=float("inf"))
-            wait = max(0.0, min(timeout_s, nearest - time.monotonic()))
+            now = time.monotonic()
+            wait = max(0.0, min(timeout_s, nearest - now))
             for key, _ in self._selector.select(wait):
                 worker: _Worker = key.data
                 if worker not in self._workers:
@@ -272,14 +278,13 @@ class GraderPool:
                     self._send(worker)
                 else:
                     self._receive(worker)
-            self._keep_deadlines()
+            self._keep_deadlines(now)
             self._dispatch()
 
     def _dispatch(self) -> None:
         for worker in list(self._workers):
             if worker.ready and worker.task is None and (self._grades or self._audits):
                 worker.task = self._grades.popleft() if self._grades else self._audits.popleft()
-                worker.deadline = time.monotonic() + self._deadline_s
                 worker.unsent = memoryview(worker.task.request())
                 self._send(worker)
         starting = sum(not worker.ready for worker in self._workers)
@@ -317,7 +322,10 @@ class GraderPool:
         self._workers.append(worker)
 
     def _send(self, worker: _Worker) -> None:
-        """Write what the pipe takes now; the rest when the selector says so. A long job cannot block the parent."""
+        """Write what the pipe takes now; the rest when the selector says so. A long job cannot block the parent.
+
+        The clock of the job starts behind its last byte: before that, how fast it goes is the parent's doing.
+        """
         assert self._selector is not None
         try:
             while worker.unsent:
@@ -325,9 +333,11 @@ class GraderPool:
         except BlockingIOError:
             if worker.requests not in self._selector.get_map():
                 self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
+            worker.deadline = time.monotonic() + TAKING_S
             return
         except BrokenPipeError:
             worker.unsent = memoryview(b"")  # it has died; its other pipe will say so
+        worker.deadline = time.monotonic() + self._deadline_s
         if worker.requests in self._selector.get_map():
             self._selector.unregister(worker.requests)
 
@@ -386,13 +396,19 @@ class GraderPool:
             worker.task = None
             self._finish_audit(task)
 
-    def _keep_deadlines(self) -> None:
-        now = time.monotonic()
+    def _keep_deadlines(self, now: float) -> None:
+        """Kill whoever is late. `now` is from before the pipes were read, so all that was said by then has been heard.
+
+        A clock read afterwards would also count what the parent slept between the two.
+        """
         for worker in list(self._workers):
             if now < worker.deadline:
                 continue
             if worker.task is not None:
-                self._fail(worker, "timeout", f"over {self._deadline_s:g} s")
+                limit = (
+                    f"took no more of its job for {TAKING_S:g} s" if worker.unsent else f"over {self._deadline_s:g} s"
+                )
+                self._fail(worker, "timeout", limit)
             elif not worker.ready:
                 self._start_failed(worker, f"not ready after {STARTING_S:g} s")
 
