@@ -13,6 +13,7 @@ from harness.plan import Shard
 from harness.run import finish
 from harness.run_folder import (
     RunFolder,
+    read_config,
     read_identity,
     read_prompts,
     read_samples,
@@ -73,7 +74,7 @@ def merge(shards: Sequence[Path], output: Path) -> None:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    wanted = len(read_prompts(path)) * read_sessions(path)[-1]["config"]["samples_per_problem"]
+    wanted = len(read_prompts(path)) * read_config(path)["samples_per_problem"]
     found = sum(1 for _ in read_samples(path))
     if found != wanted:
         raise JournalError(

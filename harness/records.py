@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
-from harness.run_folder import RECEIPT, read_identity, read_prompts, read_samples, read_scores, read_sessions
+from harness.run_folder import RECEIPT, read_config, read_identity, read_prompts, read_samples, read_scores
 
 if TYPE_CHECKING:
     import pandas
@@ -61,7 +61,7 @@ def read_frame(folder: Path) -> pandas.DataFrame:
     """
     import pandas
 
-    config = read_sessions(folder)[-1]["config"]
+    config = read_config(folder)
     model = config["model"]["label"] or read_identity(folder)["model"]["name"]
     prompts = {(row["task"], row["doc"]["id"]): row for row in read_prompts(folder)}
     scores = read_scores(folder)

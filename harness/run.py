@@ -26,6 +26,7 @@ from harness.run_folder import (
     beside,
     changes,
     clear_messages,
+    read_config,
     read_identity,
     read_prompts,
     read_samples,
@@ -112,8 +113,7 @@ def finish(path: Path) -> None:
     from harness.export import export
 
     identity = read_identity(path)
-    sessions = read_sessions(path)
-    config = sessions[-1]["config"]
+    config = read_config(path)
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
         tasks = export(path, identity, config)
@@ -127,7 +127,7 @@ def finish(path: Path) -> None:
             "grader_version": GRADER_VERSION,
             "seed": config["seed"],
             "tasks": tasks,
-            "sessions": sessions,
+            "sessions": read_sessions(path),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
         }

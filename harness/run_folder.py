@@ -119,6 +119,18 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
     return [record for record in _records(path / JOURNAL) if record["key"].startswith(SESSION)]
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """The run config as the last session used it, all defaults spelled out.
+
+    Raises:
+        JournalError: no session has begun yet.
+    """
+    sessions = read_sessions(path)
+    if not sessions:
+        raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
+    return dict(sessions[-1]["config"])
+
+
 def read_timing(path: Path) -> dict[str, Any]:
     """How long the last session that generated anything took; empty if none got to its end."""
     records = [record for record in _records(path / JOURNAL) if record["key"].startswith(TIMING)]

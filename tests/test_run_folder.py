@@ -18,7 +18,7 @@ from harness.journal import Journal
 from harness.merge import merge
 from harness.plan import Shard, make_plan
 from harness.regrade import regrade
-from harness.run import _generation_config, execute, run_identity
+from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import (
     JOURNAL,
     PROMPTS,
@@ -61,6 +61,7 @@ def filled(plan, folder):
     setting = hash_setting(sampling=sampling, **parts)
     recorded = {(s["task"], s["problem_id"]): s for s in read_samples(DEMO_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
+        opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
             sample = recorded[request.task, request.problem_id]
             assert sample["key"] == request.key(setting), "the example was made with these very settings"
@@ -141,7 +142,7 @@ def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, t
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
-    assert len(read_prompts(tmp_path / "run")) == 28
+    assert len(read_prompts(tmp_path / "run")) == 20
 
 
 def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
@@ -168,14 +169,14 @@ def test_what_a_kill_while_finishing_lost_is_made_again(plan, tmp_path, lost):
     (gone,) = folder.glob(lost)
     gone.unlink()
     execute(plan, output=folder, quiet=True)
-    assert len(list(folder.glob(lost))) == 1 and len(load_run(folder)) == 28
+    assert len(list(folder.glob(lost))) == 1 and len(load_run(folder)) == 20
 
 
 def test_a_torn_receipt_is_made_again(plan, tmp_path):
     folder = filled(plan, tmp_path / "run")
     (folder / "run.json").write_text('{"tasks": [')
     execute(plan, output=folder, quiet=True)
-    assert json.loads((folder / "run.json").read_text())["problems"] == 7
+    assert json.loads((folder / "run.json").read_text())["problems"] == 5
 
 
 def test_a_full_disk_while_finishing_is_told_and_mended(plan, tmp_path):
@@ -192,7 +193,7 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, tmp_path):
     assert "JournalError" in done.stderr and "could not be written whole, probably for want of space" in done.stderr
     assert not (folder / "run.json").exists(), "it does not count as finished"
     execute(plan, output=folder, quiet=True)
-    assert len(load_run(folder)) == 28
+    assert len(load_run(folder)) == 20
 
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
@@ -252,7 +253,7 @@ def test_merged_shards_are_the_whole_run(plan, tmp_path):
     assert merged.equals(load_run(whole))
     assert read_identity(tmp_path / "merged") == read_identity(whole), "as if it had been run in one piece"
     assert [s["shard"] for s in json.loads((tmp_path / "merged" / "run.json").read_text())["sessions"]] == [
-        *("1/2", "2/2")
+        *("1/2", "1/2", "2/2", "2/2")
     ]
     with pytest.raises(JournalError, match="already holds files"):
         merge(shards, tmp_path / "merged")
