@@ -5,7 +5,7 @@ alternately. Timed is generation alone, from the first request added to the last
 for `mless run` every completion is journaled and graded on the way. Decoding is greedy over the bundled problems
 several times over, so that both sides should generate equally many tokens; both totals are reported.
 
-    python -m benchmarks.engine [--small] [--pairs 3] [--copies 4] [--set KEY=VALUE]
+    python -m benchmarks.engine [--small] [--pairs 2] [--copies 4] [--set KEY=VALUE]
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     """Measure, print a Markdown section, and write the figures as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
-    parser.add_argument("--pairs", type=int, help="rounds, each of one run a side (3; small 1)")
+    parser.add_argument("--pairs", type=int, help="rounds, each of one run a side (2; small 1)")
     parser.add_argument("--copies", type=int, default=4, help="times that each bundled problem is asked")
     parser.add_argument("--target", type=float, default=TARGET_CPU, help="least share of the raw tokens/s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="of the run config, both sides")
@@ -57,7 +57,7 @@ def main() -> None:
         return
     figures = measure(
         arguments.overrides,
-        pairs=arguments.pairs or (1 if arguments.small else 3),
+        pairs=arguments.pairs or (1 if arguments.small else 2),
         copies=arguments.copies,
         target=arguments.target,
         small=arguments.small,
