@@ -94,7 +94,7 @@ def generate_raw(overrides: Sequence[str]) -> dict[str, Any]:
 
     from harness.config import load_config
     from harness.plan import make_plan
-    from harness.vllm_adapter import fit_to_cpu, engine_arguments
+    from harness.vllm_adapter import engine_arguments, fit_to_cpu
 
     plan = make_plan(load_config(CONFIG, overrides))
     sampling = plan.config.resolve_sampling(None)

@@ -86,7 +86,6 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
     requests = [
         Request(
             task=f"demo_{condition}",
-            task_version=2.0,
             problem_id=problem.id,
             seed=1,
             prompt=problem.problem,
@@ -133,6 +132,7 @@ def plan_requests(count: int) -> dict[str, Any]:
     from harness.config import load_config
     from harness.plan import make_plan
     from harness.run import run_identity
+    from harness.samples import hash_setting
 
     repeats = -(-count // (500 * len(CONDITIONS)))
     settings = ["sampling={temperature: 0.7, top_p: 0.95}", f"samples_per_problem={repeats}"]
@@ -142,7 +142,9 @@ def plan_requests(count: int) -> dict[str, Any]:
     started = time.perf_counter()
     requests = list(plan.requests(sampling))
     made = time.perf_counter()
-    keys = {request.key(identity["model"], identity["engine"]) for request in requests}
+    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
+    setting = hash_setting(sampling=sampling, **parts)
+    keys = {request.key(setting) for request in requests}
     return {"requests": len(keys), "seconds": made - started, "key_seconds": time.perf_counter() - made}
 
 
