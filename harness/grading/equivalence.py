@@ -13,13 +13,12 @@ from functools import lru_cache
 from itertools import product
 
 from harness.grading.exact import Arithmetic, Quotient, TooLarge
-from harness.grading.formula import Broken, Unreadable, read
-from harness.grading.notation import ROW_END, brackets, parts, plain, readable_words
+from harness.grading.formula import Ambiguous, Broken, Unreadable, read
+from harness.grading.notation import ROW_END, brackets, number_word, parts, plain, readable_words, readings
 from harness.grading.symbolic import same_values
-from harness.grading.units import without_unit
+from harness.grading.units import in_radians, without_unit
 
-_SIMPLE = re.compile(r"([-+]?)(?:(\d+)(?:\.(\d+))?|\.(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|\\frac(\d)(\d)|(\d+)/(\d+))")
-_BASED = re.compile(r"\(?([0-9A-Z]+)\)?_(?:\{(?:\\text\{)?(\w+)\}?\}|(\d+))")
+_BASED = re.compile(r"\(?([0-9A-Z]+)\)?_(?:\{(\w+)\}|\{?\\text\{([\w-]+)\}\}?|(\d+))")
 _RELATIONS = frozenset(
     "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow".split()
 )
@@ -34,6 +33,7 @@ _BUILDER = re.compile(r"[A-Za-z](?:\\in ?\\mathbb\{R\})?[|:]")
 _NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square|boxed|fbox)|[A-Z]{2,}\Z")
 _MATRIX = re.compile(r"\\begin\{([pbvBV]?|small)(matrix|array)\}(?:\{[lcr|]+\})?(.*)\\end\{\1\2\}", re.DOTALL)
 _COMMAS, _CUPS, _COLONS = frozenset(",;"), frozenset(["\\cup"]), frozenset(":")
+_REALS = {"\\mathbb{R}": "(-\\infty,\\infty)"}
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
@@ -42,30 +42,13 @@ def same_text(answer: str, target: str) -> bool:
     return plain(answer) == plain(target)
 
 
-def as_number(text: str) -> Fraction | None:
-    """The number that a text is: digits with a sign, decimals, or a fraction of two integers; None for all else."""
-    match = _SIMPLE.fullmatch(plain(text))
-    if match is None:
-        return None
-    sign, whole, decimals, only_decimals, *fractions = match.groups()
-    pairs = [pair for pair in zip(fractions[::2], fractions[1::2], strict=True) if pair[0] is not None]
-    if pairs:
-        value = Fraction(int(pairs[0][0]), int(pairs[0][1])) if int(pairs[0][1]) else None
-    else:
-        decimals = decimals or only_decimals or ""
-        value = Fraction(int((whole or "") + decimals), 10 ** len(decimals))
-    return -value if value is not None and sign == "-" else value
-
-
 def same_mathematics(answer: str, target: str) -> bool:
     """Whether two answers that differ as text are the same mathematics.
 
     Raises:
         TooLarge: If the answer would take too much work to compare.
     """
-    answers, targets = {plain(answer), plain(answer, commas_group=False)}, {plain(target)}
-    if re.search(r"[(\[{]", target):
-        targets.add(plain(target, commas_group=False))  # `(12,102)` is an interval, `58,500` stays a number
+    answers, targets = readings(answer, target), readings(target, answer)
     return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
 
 
@@ -124,6 +107,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _same_one(answer: str, target: str) -> bool:
+    answer, target = (_REALS.get(text, text) for text in (answer, target))
     if answer == target:
         return True
     relations = parts(answer, _RELATIONS), parts(target, _RELATIONS)
@@ -184,11 +168,13 @@ def _same_equation(answer: list[str], target: list[str]) -> bool:
 
 
 def _defined_value(terms: list[str], operators: list[str]) -> str | None:
-    """What `x=5`, `f(x)=2x`, `x=2+3=5` or `2+3=5` says the value is; None if it says something else."""
+    """What `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` says the value is; None if it says something else."""
     if operators == ["\\in"] and _DEFINED.fullmatch(terms[0]):
         return terms[1]
     if set(operators) != {"="}:
         return None
+    if len(terms) == 2 and _DEFINED.fullmatch(terms[1]) and not _DEFINED.fullmatch(terms[0]):
+        return terms[0]
     values = terms[1:] if _DEFINED.fullmatch(terms[0]) else terms
     return values[-1] if all(_same(value, values[-1]) for value in values[:-1]) else None
 
@@ -248,7 +234,7 @@ def _same_ratio(answer: list[str], target: list[str]) -> bool:
 
 def _same_value(answer: str, target: str) -> bool:
     """Two single values, each perhaps with a unit or a percent sign."""
-    (answer, answer_unit), (target, target_unit) = without_unit(answer), without_unit(target)
+    (answer, answer_unit), (target, target_unit) = (without_unit(in_radians(text)) for text in (answer, target))
     if answer_unit and target_unit and answer_unit != target_unit:
         return False
     if answer == target:
@@ -276,7 +262,7 @@ def _same_value(answer: str, target: str) -> bool:
 
 
 def _base(match: re.Match[str] | None) -> tuple[str, str]:
-    return (match[1], match[2] or match[3]) if match else ("", "")
+    return (match[1], number_word(match[2] or match[3] or match[4])) if match else ("", "")
 
 
 def _answer_value(text: str) -> Quotient | None:
@@ -292,6 +278,8 @@ def _answer_value(text: str) -> Quotient | None:
 def _target_value(text: str) -> Quotient | None:
     try:
         return read(text)
+    except Ambiguous:
+        raise
     except (Unreadable, TooLarge):
         return None
 

@@ -16,6 +16,7 @@ GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi infty ell".split()
 )
+_SIMPLE = re.compile(r"([-+]?)(?:(\d+)(?:\.(\d+))?|\.(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\w|\{\w+\}))?'*")
 _SUBSCRIPT = re.compile(r"_(?:\{(\w+)\}|(\w))")
@@ -23,6 +24,21 @@ _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 _MIXED = re.compile(r"\\frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{\\]")
+
+
+def as_number(plain: str) -> Fraction | None:
+    """The number that plain text is: digits with a sign, decimals, or a fraction of two integers; None for all else."""
+    match = _SIMPLE.fullmatch(plain)
+    if match is None:
+        return None
+    sign, whole, decimals, only_decimals, *fractions = match.groups()
+    pairs = [pair for pair in zip(fractions[::2], fractions[1::2], strict=True) if pair[0] is not None]
+    if pairs:
+        value = Fraction(int(pairs[0][0]), int(pairs[0][1])) if int(pairs[0][1]) else None
+    else:
+        decimals = decimals or only_decimals or ""
+        value = Fraction(int((whole or "") + decimals), 10 ** len(decimals))
+    return -value if value is not None and sign == "-" else value
 
 
 class Unreadable(Exception):
@@ -33,6 +49,21 @@ class Broken(Unreadable):
     """Not a formula at all: it ends, or a bracket closes, where a value should stand."""
 
 
+class Ambiguous(Broken):
+    """`1/2x`: a half x to one reader and one over 2x to another."""
+
+
+_DIVISOR = rf"\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\)|\\sqrt\{{[^{{}}]*\}}|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z]) ?"
+_AMBIGUOUS = re.compile(
+    rf"/-?(?:{_DIVISOR})(?:\^(?:\d|\{{[^{{}}]*\}}))?(?=[\dA-Za-z(\[{{]|\\(?!rfloor|rceil|degree|text|\}}))"
+)
+
+
+def is_ambiguous(plain: str) -> bool:
+    """Whether a product follows a slash, as in `1/2x`: to be asked where `read` gives up before it comes to it."""
+    return bool(_AMBIGUOUS.search(plain))
+
+
 def read(plain: str, arithmetic: Arithmetic | None = None) -> Quotient:
     """The exact value of a formula.
 
@@ -41,7 +72,8 @@ def read(plain: str, arithmetic: Arithmetic | None = None) -> Quotient:
         arithmetic: The budget to work in; a fresh one by default.
 
     Raises:
-        Unreadable: If it holds anything else, or divides by zero; `Broken` if nobody could read it.
+        Unreadable: If it holds anything else, or divides by zero; `Broken` if nobody could read it, `Ambiguous` if
+            two readers would read it in two ways.
         TooLarge: If it would take too much work to write out.
     """
     reader = _Reader(plain, arithmetic or Arithmetic())
@@ -97,7 +129,7 @@ class _Reader:
             elif self.takes("/"):
                 value = self.exact.multiply(value, self.exact.invert(self.factor()))
                 if _STARTS_FACTOR.match(self.next()):
-                    raise Unreadable("1/2x may be a half x or one over 2x")
+                    raise Ambiguous("1/2x may be a half x or one over 2x")
             elif _STARTS_FACTOR.match(self.next()):
                 value = self.exact.multiply(value, self.factor())
             else:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.grading.equivalence import as_number, same_mathematics, same_text
+from harness.grading.equivalence import same_mathematics, same_text
 from harness.grading.exact import TooLarge
 from harness.grading.extraction import last_box, visible_answer
+from harness.grading.formula import as_number
 from harness.grading.gates import LONGEST_ANSWER, refusal
+from harness.grading.notation import plain
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
 
@@ -73,9 +75,9 @@ def compare(answer: str, target: str) -> Grade:
             verdict: Verdict = "incorrect"
         elif same_text(answer, target):
             verdict = "correct"
-        elif None not in (numbers := (as_number(answer), as_number(target))):
+        elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
             verdict = "correct" if numbers[0] == numbers[1] else "incorrect"
-        elif reason := refusal(answer):
+        elif reason := refusal(answer) or refusal(plain(answer)):  # plain text has `⁹` and `^\\text{9}` as powers
             verdict = "refused"
         else:
             verdict = "correct" if same_mathematics(answer, target) else "incorrect"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
+from itertools import groupby
 
 from harness.grading.formula import GREEK
 
@@ -16,8 +18,8 @@ _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
         "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∈": r"\in ",  # noqa: RUF001
-        "∅": r"\emptyset ", "°": r"\degree ", "√": r"\sqrt ", "…": r"\ldots ", "θ": r"\theta ", "²": "^2", "³": "^3",
-        "½": r"\frac12", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "′": "'",  # noqa: RUF001
+        "∅": r"\emptyset ", "°": r"\degree ", "…": r"\ldots ", "θ": r"\theta ", "’": "'", "′": "'", "⁄": "/",  # noqa: RUF001
+        "‐": "-", "‑": "-", "‒": "-", "ℝ": r"\mathbb{R}", "º": r"\degree ", "˚": r"\degree ",  # noqa: RUF001
     }
 )  # fmt: skip
 _SAME_COMMANDS = {
@@ -27,7 +29,7 @@ _SAME_COMMANDS = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|",
     "mid": "|", "varnothing": r"\emptyset", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
     "dotsb": r"\ldots", "prime": "'", "longrightarrow": r"\to", "rightarrow": r"\to", "implies": r"\Rightarrow",
-    "bigcup": r"\cup", "vee": r"\lor", "imath": "i", "land": ",", "lor": ",", "space": " ",
+    "bigcup": r"\cup", "vee": ", ", "imath": "i", "land": ", ", "lor": ", ", "space": " ",
     "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "hspace": " ", "percent": "%",
 }  # fmt: skip
 _SIZES = frozenset(
@@ -38,19 +40,28 @@ _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorna
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
 _WORD = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)})\s*\{{([^{{}}]*)\}}|([A-Za-z]+))")
 _ELLIPSIS = re.compile(r"\.\s?\.\s?\.")
-_DEGREE = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(?:and|or)\} ?,? ?")
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]) ?,? ?")
 _GROUP_MARKS = r",\\!\s*|\{,\}|\\,|\\!|\\;|\\ |~| "
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])\d{{1,3}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
+_LISTED = re.compile(r",(?:[\s~]|\\[,;: ])|;|(?<![A-Za-z])(?:and|or|\\lor|\\land|\\vee)(?![A-Za-z])")
+_DOLLARS = r"[-+]?(?:\\dollar ?)?"
+_NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
+_QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
+_ARGUMENT = rf"(\d|[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z])) ?"
+_FIRST_ARGUMENT = re.compile(rf"(\\(?:frac|binom|mathbb|sqrt(?:\[[^\[\]{{}}]*\])?)) ?{_ARGUMENT}")
+_ROOT_OF_BRACKET = re.compile(r"\\sqrt ?\(([^()]*)\)")
+_SECOND_ARGUMENT = re.compile(rf"(\\(?:frac|binom)\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}) ?{_ARGUMENT}")
+_SPACE = re.compile(r"[\s~]|\\[,;: ]")
 _BLANK = re.compile(r"(?:\\[,;:! ]|[\s~])+")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _INNER_BLANK = re.compile(r"(\\[A-Za-z]+|\d)? (?=([A-Za-z]|\d)?)")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|sqrt|pi)(?![A-Za-z])")
 
-_ONES = dict(
+ONES = dict(
     zip(
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
         "seventeen eighteen nineteen".split(),
@@ -58,7 +69,8 @@ _ONES = dict(
         strict=True,
     )
 )
-_TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
+SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -72,26 +84,107 @@ def plain(text: str, *, commas_group: bool = True) -> str:
         text: An answer as it stands in a box.
         commas_group: Whether `1,234` is one number; otherwise it is two, and only other group marks join.
     """
-    text = re.sub(r"\s+", " ", text.translate(_UNICODE))  # the patterns below rely on single blanks to be fast
+    text = re.sub(r"\s+", " ", _in_ascii(text))  # the patterns below rely on single blanks to be fast
+    words = text.strip(" .$")
+    if (number := number_word(words)) != words:
+        return number  # `five thousand`, while it has its blank
     bare = _ELLIPSIS.sub(r"\\ldots ", text).replace("\\\\", ROW_END)
     for mark, same in (("\\(", ""), ("\\)", ""), ("\\[", "["), ("\\]", "]"), ("\\%", "%"), ("\\$", "\\dollar ")):
         bare = bare.replace(mark, same)
     bare = _DEGREE.sub(r"\\degree ", bare.replace("$", ""))
-    bare = _TEXT_JOIN.sub(",", _WORD.sub(_one_name, bare))
+    bare = _TEXT_JOIN.sub(", ", _WORD.sub(_one_name, bare))
+    bare = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, bare)
     pieces = _TEXT.split(bare)  # what stands in \text keeps its blanks
-    pieces[::2] = [_without_blanks(piece, commas_group) for piece in pieces[::2]]
-    bare = "".join(pieces).strip().removesuffix(".")
+    pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
+    bare = "".join(pieces).strip(f" {ROW_END}").removesuffix(".")
     bare = bare.replace("\\{\\}", "\\emptyset").rstrip(" ")
     return number_word(bare)
 
 
-def _without_blanks(piece: str, commas_group: bool) -> str:
-    piece = _FUNCTION.sub(r"\\\1 ", _JOIN.sub(",", piece))
-    grouped = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
-    piece = _BLANK.sub(" ", grouped.sub(lambda match: re.sub(r"\D", "", match.group()), piece))
+def readings(text: str, other: str) -> set[str]:
+    """The plain texts that `text` may stand for beside `other`.
+
+    `100,200` is a number, but two where the other hand shows a list, by a blank behind a comma, `;`, `and` or `or`.
+    """
+    return {plain(text), plain(text, commas_group=False)} if _LISTED.search(other) else {plain(text)}
+
+
+def _in_ascii(text: str) -> str:
+    """Raised and lowered characters as powers and subscripts, `⅓` as a fraction, other forms of a character as it."""
+    if text.isascii():
+        return text
+    runs = [(kind, "".join(run)) for kind, run in groupby(text.translate(_UNICODE), _form)]
+    pieces = []
+    for place, (kind, run) in enumerate(runs):
+        spelled = "".join(map(_compatible, run))
+        if kind in ("<super>", "<sub>"):
+            # braces only where needed: inside \text they would end it
+            braced = len(spelled) > 1 or (place + 1 < len(runs) and runs[place + 1][1][0].isdigit())
+            pieces.append("^_"[kind == "<sub>"] + (f"{{{spelled}}}" if braced else spelled))
+        elif kind == "<fraction>":
+            pieces += [re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", _compatible(character)) for character in run]
+        else:
+            pieces.append(spelled)
+    spelled = re.sub(r"√ ?(\d+(?:\.\d+)?)", r"\\sqrt{\1}", "".join(pieces))  # no braces are needed in √12
+    return spelled.translate(_UNICODE).replace("√", r"\sqrt ")
+
+
+def _form(character: str) -> str:
+    form = "" if character.isascii() else unicodedata.decomposition(character).partition(" ")[0]
+    return form if form in ("<super>", "<sub>", "<fraction>") else ""
+
+
+def _compatible(character: str) -> str:
+    spelled = unicodedata.normalize("NFKC", character)
+    return spelled if len(spelled) < 5 else character  # some single characters are whole sentences
+
+
+def _joined_group(match: re.Match[str]) -> str:
+    group = match.group()
+    if re.search(r"\d,\d", group) and _parts_entries(match.string, match.start(), match.end()):
+        return group
+    return re.sub(r"\D", "", group)
+
+
+def _parts_entries(text: str, start: int, end: int) -> bool:
+    """Whether the commas of text[start:end] part entries, as they look like digit groups but are all there is.
+
+    So in `(12,345)`, a bracket without another comma, and in `1,234,5`, as all commas are set alike; in
+    `(1,000, 2)` one comma differs from the other.
+    """
+    enclosed = []
+    for places, step_out, step_in in ((range(start - 1, -1, -1), "([{", ")]}"), (range(end, len(text)), ")]}", "([{")):
+        depth = 0
+        for place in places:
+            character = text[place]
+            if character in step_in:
+                depth += 1
+            elif depth == 0 and character in ",;":
+                if character == "," and not _SPACE.match(text, place + 1):
+                    return True
+                break
+            elif character in step_out:
+                depth -= 1
+                if depth < 0:
+                    # the braces of a command, as in \frac{1,000}{3}, hold no list
+                    enclosed.append(character not in "{}" or text[place - 1 : place] == "\\")
+                    break
+    return enclosed == [True, True]
+
+
+def _without_blanks(piece: str) -> str:
+    piece = _BLANK.sub(" ", _FUNCTION.sub(r"\\\1 ", _JOIN.sub(", ", piece)))
     piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece.strip(" ") if not piece.strip() else piece)
     piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
-    return _INNER_BLANK.sub(_kept_blank, piece)
+    piece = _INNER_BLANK.sub(_kept_blank, piece)
+    piece = _ROOT_OF_BRACKET.sub(r"\\sqrt{\1}", piece)
+    if "\\frac" in piece or "\\sqrt" in piece or "\\binom" in piece or "\\mathbb" in piece:
+        piece = _SECOND_ARGUMENT.sub(_braced, _FIRST_ARGUMENT.sub(_braced, piece))
+    return piece
+
+
+def _braced(match: re.Match[str]) -> str:
+    return f"{match[1]}{{{match[2]}}}"
 
 
 def _one_name(match: re.Match[str]) -> str:
@@ -105,7 +198,20 @@ def _one_name(match: re.Match[str]) -> str:
         return " "
     if setting in _FONTS and (len(group) == 1 or group.isdigit()):
         return group
-    return f"\\text{{{group}}}"
+    return _number_in_text(match, group) or f"\\text{{{group}}}"
+
+
+def _number_in_text(match: re.Match[str], group: str) -> str:
+    r"""`\text{5}` is 5 and `\text{5 cm}` is `5\text{cm}`, unless a digit beside it would become one number with it."""
+    before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
+    if group in ("%", "\\dollar"):
+        return group + " " * (group != "%")
+    if _NUMERAL.fullmatch(group):
+        if before in ("^", "_"):
+            return f"{{{group}}}"
+        return "" if before.isdigit() or after.isdigit() else group
+    quantity = _QUANTITY.fullmatch(group)
+    return f"{quantity[1]}\\text{{{quantity[2]}}}" if quantity and not before.isdigit() else ""
 
 
 def _kept_blank(match: re.Match[str]) -> str:
@@ -118,20 +224,25 @@ def _kept_blank(match: re.Match[str]) -> str:
 def number_word(plain_text: str) -> str:
     """`two`, `\\text{twenty-one}` or `Three hundred` as digits, with or without `\\text`; anything else as it is."""
     words = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text).strip().lower()
-    if not words.replace("-", "").replace(" ", "").isalpha():
+    if not words.isascii() or not words.replace("-", "").replace(" ", "").isalpha():
         return plain_text
-    total, taken = 0, False
+    total, part, smallest = 0, None, 10**15  # the scales fall, as in two million three thousand five
     for word in re.findall(r"[a-z]+", words):
-        if word in _TENS and total % 100 == 0:
-            total += _TENS[word]
-        elif word in _ONES and (total % 100 == 0 or (total % 10 == 0 and total % 100 >= 20 and 0 < _ONES[word] < 10)):
-            total += _ONES[word]
-        elif word == "hundred" and 0 < total < 10:
-            total *= 100
+        if word in TENS and (part or 0) % 100 == 0 and part != 0:
+            part = (part or 0) + TENS[word]
+        elif word in ONES and (part is None or (part and ONES[word] and (part % 100 == 0 or _fits(part, word)))):
+            part = (part or 0) + ONES[word]
+        elif word == "hundred" and part and part < 10:
+            part *= 100
+        elif word in SCALES and word != "hundred" and part and SCALES[word] < smallest:
+            total, part, smallest = total + part * SCALES[word], None, SCALES[word]
         else:
             return plain_text
-        taken = True
-    return str(total) if taken else plain_text
+    return str(total + (part or 0))
+
+
+def _fits(part: int, word: str) -> bool:
+    return part % 10 == 0 and part % 100 >= 20 and ONES[word] < 10
 
 
 def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from harness.grading.exact import TooLarge
-from harness.grading.formula import GREEK
+from harness.grading.formula import GREEK, is_ambiguous
 
 LONGEST_FORMULA, MOST_COMMANDS, DEEPEST_FORMULA = 300, 20, 6
 """What the parser is given at most: its time doubles with each level of brackets."""
@@ -32,7 +32,7 @@ def same_values(answer: str, target: str) -> bool:
     Raises:
         TooLarge: If the answer is too long to be handed to sympy.
     """
-    if not _known(answer) or not _known(target):
+    if not _known(answer) or not _known(target) or is_ambiguous(answer) or is_ambiguous(target):
         return False
     if len(answer) > LONGEST_FORMULA or len(_COMMAND.findall(answer)) > MOST_COMMANDS:
         raise TooLarge("formula too long")
@@ -87,7 +87,9 @@ def _parsed(plain: str) -> Any | None:
     from latex2sympy2_extended.latex2sympy2 import latex2sympy  # type: ignore[import-untyped]
 
     try:
-        expression = latex2sympy(_strict(plain), is_real=False, convert_degrees=False, normalization_config=None)
+        expression = latex2sympy(
+            plain.replace("*", "\\cdot "), is_real=False, convert_degrees=False, normalization_config=None
+        )
     except MemoryError:
         raise
     except Exception:  # the parser raises bare Exception for whatever it does not understand
@@ -98,11 +100,3 @@ def _parsed(plain: str) -> Any | None:
 @lru_cache(maxsize=1024)
 def _parsed_target(plain: str) -> Any | None:
     return _parsed(plain)
-
-
-def _strict(plain: str) -> str:
-    r"""With braces where LaTeX lets one leave them out: `\frac12` and `\sqrt2`."""
-    plain = re.sub(r"\\frac ?(\d)(\d)", r"\\frac{\1}{\2}", plain)
-    plain = re.sub(r"\\frac ?(\d)\{", r"\\frac{\1}{", plain)
-    plain = re.sub(r"\\sqrt ?(\d)", r"\\sqrt{\1}", plain)
-    return plain.replace("*", "\\cdot ")

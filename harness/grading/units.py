@@ -1,8 +1,14 @@
-"""Units: what may stand behind a number (or `\\$` before it), in one spelling. Nothing is converted."""
+"""Units: what may stand behind a number (or `\\$` before it), in one spelling. Nothing is converted.
+
+A unit is a known one or a noun, as in `12\\text{ students}`. A word that changes what the number says is none:
+`5\\text{ or more}` and `5\\text{ below zero}` are not 5, and `5\\text{ million}` is a product.
+"""
 
 from __future__ import annotations
 
 import re
+
+from harness.grading.notation import ONES, SCALES, TENS
 
 _SYNONYMS = {
     synonym: name
@@ -16,9 +22,40 @@ _SYNONYMS = {
 }  # fmt: skip
 _BARE = "mm|cm|km|ft|kg|lb|lbs|ml|mL|min|sec|hr|hrs|mph|inch|inches|feet|meters?|miles?|hours?|minutes?|seconds?|days?"
 _BARE += "|years?|cents?|dollars?|degrees?|units?|(?:square|cubic)(?:units|inches|feet|cm|centimeters|meters|miles)"
+_SCALE = "(?:" + "|".join(SCALES) + ")s?"
+_RUN_TOGETHER = re.compile(rf"(?:square|cubic)(?=[a-z])|{_SCALE}(?={_BARE})")  # outside \text the blank is gone
+_BARE = rf"{_SCALE}(?:{_BARE})?|{_BARE}"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
 _SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?|\\dollar ?|%"
 _UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_BARE}){_EXPONENT})\Z")
+
+
+_NO_UNIT = frozenset(
+    "a about above absolute all almost also although and another any approx approximately are around as at away be "
+    "because before after behind below beneath besides between beyond both but by can cannot circa correct cos could "
+    "cubed decreased divided double doubled e either equal equals exactly except exclusive exp factorial false few "
+    "fewer fewest for from greater greatest gross half halves halved if inclusive incorrect increased infinity into "
+    "is isn it its just larger largest least less lesser ln log lower many may maybe mean might minus mod modulo more "
+    "most multiplied must near nearly negative neither never nil no none nope nor not nothing null off on only onto or "
+    "other otherwise out over percentile perhaps pi plus positive possibly power prime probably raised reciprocal "
+    "root roughly same score sin since smaller smallest so some sqrt squared still subtracted tan than "
+    "that then this those thousandths through till times to too triple true twice thrice under undefined unless "
+    "unknown until up upper upto versus vs was were when whereas whether which while will with within without wrong "
+    "yes yet".split()
+) | {*ONES, *TENS, *SCALES, *(f"{scale}s" for scale in SCALES)}
+_FRACTION_WORD = re.compile(
+    r"(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|hundredth|thousandth|millionth)s?"
+)
+_LETTERS = frozenset("mgshlLAVNJWKCF")  # single letters that are units; `5\text{x}` and `5\text{i}` are products
+_NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
+_ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+
+
+def in_radians(plain: str) -> str:
+    """Degrees inside a function as radians: there they are no unit that could be left out."""
+    if "\\degree" not in plain or not _ANGLED.search(plain):
+        return plain
+    return re.sub(r" ?(\d+(?:\.\d+)?)\\degree ?", r"(\\frac{\1\\pi }{180})", plain)
 
 
 def without_unit(plain: str) -> tuple[str, str]:
@@ -33,16 +70,47 @@ def without_unit(plain: str) -> tuple[str, str]:
     match = _UNIT.search(tail)
     if match is None or not (head + tail[: match.start()]):
         return plain, unit
-    named = _spelling(match["unit"])
+    factor, words = _scale(match["unit"])
+    if not _is_unit(words) or ("\\degree" in words and _ANGLED.search(plain)):
+        return plain, unit
+    value, named = (head + tail[: match.start()]).rstrip(" "), _spelling(words)
+    if factor > 1:
+        value = f"({value})*{factor}"
     if unit and named and unit != named:
         named = f"{unit} {named}"
-    return (head + tail[: match.start()]).rstrip(" "), named or unit
+    return value, named or unit
+
+
+def _words(unit: str) -> str:
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
+    return _RUN_TOGETHER.sub(lambda match: match.group() + " ", text)
+
+
+def _scale(unit: str) -> tuple[int, str]:
+    """What the scale words in front of a unit multiply to, and the unit."""
+    words, factor = _words(unit).lstrip(" "), 1
+    while match := re.match(rf"({_SCALE})(?![A-Za-z])[ -]*", words):
+        factor *= SCALES[match[1].removesuffix("s")]
+        words = words[match.end() :]
+    return factor, words
+
+
+def _is_unit(words: str) -> bool:
+    plain_words = re.sub(r"\\(?:degree|dollar) ?", "", words.replace(".", ""))
+    if _NO_WORDS.search(re.sub(r"\^\{(\d)\}", r"^\1", plain_words)):
+        return False
+    for word in re.findall(r"[^\W\d]+", plain_words):
+        if (
+            word not in _LETTERS
+            if len(word) == 1
+            else word.lower() in _NO_UNIT or _FRACTION_WORD.fullmatch(word.lower())
+        ):
+            return False
+    return True
 
 
 def _spelling(unit: str) -> str:
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
-    text = text.replace("\\degree", " degree ").replace("\\dollar", " dollar ").replace(" per ", " / ")
-    text = re.sub(r"(square|cubic)(?=[a-z])", r"\1 ", text)  # outside \text the blank is gone
+    text = unit.replace(".", "").replace("\\degree", " degree ").replace("\\dollar", " dollar ").replace(" per ", " / ")
     words, power = [], 1
     for word in re.findall(r"[^\W\d]+|\^\{?\d|/|¢|%", text):
         if word in ("square", "sq", "cubic", "cu"):
