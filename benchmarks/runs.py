@@ -72,8 +72,8 @@ def mless_run(overrides: Sequence[str], output: Path, log: Path, *, limit: int |
 
 
 def base_overrides() -> list[str]:
-    """The three conditions that every comparison runs."""
-    return [f"conditions={json.dumps(CONDITIONS)}"]
+    """What every comparison runs: three conditions, in bfloat16 on both sides."""
+    return [f"conditions={json.dumps(CONDITIONS)}", "model.arguments.dtype=bfloat16"]
 
 
 def repeated_problems(folder: Path, *, copies: int, limit: int | None = None) -> Path:
