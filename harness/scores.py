@@ -55,7 +55,7 @@ class Scorer:
 
     def start(self) -> None:
         """Get the workers ready: samples are sure to come."""
-        self._pool.start()
+        self._pool.start(audits=self._audit)
 
     def poll(self) -> list[Score]:
         """File and return what has been finished meanwhile; returns at once."""

@@ -55,7 +55,7 @@ LONGEST_LINE = 2**20
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
-    "from harness.grading.worker import main; main(int(sys.argv[2]))"
+    "from harness.grading.worker import main; main(int(sys.argv[2]), audits=sys.argv[3] == 'audits')"
 )
 """Finds this very `harness`, whatever else of that name the working directory or PYTHONPATH holds."""
 
@@ -163,6 +163,7 @@ class GraderPool:
         self._finished: deque[tuple[Hashable, Grade | Audit]] = deque()
         self._pending = 0
         self._failed_starts = 0
+        self._audits_to_come = False
 
     def __enter__(self) -> GraderPool:
         return self
@@ -172,8 +173,13 @@ class GraderPool:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Start all workers now, for work that is sure to come: they are ready before it."""
+    def start(self, *, audits: bool = False) -> None:
+        """Start all workers now, for work that is sure to come: they are ready before it.
+
+        Args:
+            audits: Whether audits will come too; the other graders are loaded then as well.
+        """
+        self._audits_to_come = audits
         while self._selector is not None and len(self._workers) < self._most:
             self._start()
 
@@ -295,10 +301,11 @@ class GraderPool:
     def _start(self) -> None:
         errors = tempfile.TemporaryFile()
         environment = {**os.environ, **_ENVIRONMENT}
+        audits = "audits" if self._audits_to_come else ""
         root = str(Path(harness.__file__).resolve().parent.parent)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, root, str(self._memory_bytes)],
+                [sys.executable, "-P", "-c", _BOOT, root, str(self._memory_bytes), audits],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

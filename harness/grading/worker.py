@@ -26,14 +26,14 @@ OPEN_FILES = 64
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
-def main(memory_bytes: int) -> None:
+def main(memory_bytes: int, *, audits: bool = False) -> None:
     """Prepare the process, say that it is ready, and serve jobs until the input ends."""
     _die_with_parent()
     requests, replies = _private_pipes()
     out_of_memory = f"out of memory (limit {memory_bytes / 2**20:.0f} MiB)"
     farewell = _line({"failed": out_of_memory, "leaving": True})  # made now: later there may be no memory to make it
     try:
-        _warm_up()
+        _warm_up(audits=audits)
         _limit(memory_bytes)
         _silence_errors()
         gc.freeze()  # what is loaded by now stays: no reason to look at it again at every collection
@@ -97,11 +97,15 @@ def _silence_errors() -> None:
     os.close(nowhere)
 
 
-def _warm_up() -> None:
+def _warm_up(*, audits: bool) -> None:
     """Load sympy and its parser before the first job, so that no deadline pays for it."""
     importlib.import_module("latex2sympy2_extended")  # a broken installation must fail here, not in every comparison
     from harness.grading.grade import compare
 
+    if audits:
+        from harness.grading.audit import prepare
+
+        prepare()
     compare(r"\sin x", r"\cos x")  # functions are what only sympy can read
 
 
