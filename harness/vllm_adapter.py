@@ -26,6 +26,9 @@ CPU_KV_CACHE_BYTES = 2**30
 FINISHED = ("stop", "length", "repetition")
 """What ends a completion; `abort` and `error` end a request without one."""
 
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the engine process lives, while a step is waited for."""
+
 CLOSE_SECONDS = 2.0
 """For the engine to end by itself before it is killed: nothing in it is wanted any more."""
 
@@ -149,7 +152,8 @@ class VLLMEngine:
     def _watched(self) -> Iterator[None]:
         """Raise if the engine process dies, before or meanwhile: vLLM itself (0.28 to 0.32) then waits for ever.
 
-        The kernel tells a parent of a child's death by a signal, which also wakes it from waiting for a queue.
+        The kernel tells a parent of a child's death by a signal, which also wakes it from waiting for a queue. One look
+        can come too early (another thread of vLLM's may be just reaping the child), so a timer looks again.
         """
 
         def look(*_: Any) -> None:
@@ -159,12 +163,15 @@ class VLLMEngine:
         if threading.current_thread() is not threading.main_thread():
             yield  # signals reach the main thread only
             return
-        before = signal.signal(signal.SIGCHLD, look)
+        before = {number: signal.signal(number, look) for number in (signal.SIGCHLD, signal.SIGALRM)}
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
         try:
             look()
             yield
         finally:
-            signal.signal(signal.SIGCHLD, before)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def close(self) -> None:
         """Shut the engine process down; what is unfinished is dropped. A second Ctrl-C must not leave it behind."""

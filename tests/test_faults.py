@@ -27,7 +27,7 @@ MLESS = str(Path(sys.executable).with_name("mless"))
 def start(folder, *, stderr=subprocess.PIPE, environment=None):
     """The run of the fixture `our_run`, into another folder."""
     command = [MLESS, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
-    return subprocess.Popen(
+    run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -35,6 +35,22 @@ def start(folder, *, stderr=subprocess.PIPE, environment=None):
         start_new_session=True,
         env={**os.environ, **(environment or {})},
     )
+    _STARTED.append(run)
+    return run
+
+
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind():
+    """A run that a failed test leaves must not trouble the tests after it."""
+    yield
+    for run in _STARTED:
+        if run.poll() is None:
+            run.kill()
+            run.communicate(timeout=60)
+    _STARTED.clear()
 
 
 def samples(folder):
