@@ -126,8 +126,11 @@ def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
 
 def test_a_job_longer_than_the_pipe_is_not_judged_by_the_parents_absence(pool):
     """What the pipe does not take waits for the parent; the clock starts behind the last byte."""
+    (worker,) = children()
+    worker.suspend()  # or it might empty the pipe as fast as it is filled
     pool.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
     assert pool._workers[0].unsent
+    worker.resume()
     time.sleep(2.5)
     ((_, audit),) = pool.drain()
     assert audit.reason is None and audit.authors_rule_strict and audit.first_box and audit.math_verify
