@@ -1,7 +1,7 @@
 """lm-eval's own model objects behind the same stream as ours, for every backend that is not vLLM.
 
-They return nothing before a batch is done, keep no finish reason and know no seed of a sample's own: what a run loses
-with them is one batch, not more.
+They return nothing before a batch is done and keep no finish reason; only servers are told a sample's own seed. What
+an interruption costs with them is one batch, not more.
 """
 
 from __future__ import annotations
