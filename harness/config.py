@@ -50,7 +50,7 @@ class ConditionConfig(_Strict):
         try:
             return cls.model_validate(dict(values)).condition()
         except ValidationError as error:
-            raise ConfigError(_explain(error, "condition", cls)) from None
+            raise ConfigError(explain(error, "condition", cls)) from None
 
     def condition(self) -> Condition:
         """The condition that this describes."""
@@ -270,9 +270,22 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
+    values = read_values(path, "runs", RunConfig, overrides)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(path), RunConfig)) from None
+
+
+def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The unchecked values of a config file with the overrides set; `kind` is the folder of the shipped ones.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML or not a mapping, or an override cannot be read.
+    """
     if not path.is_file():
-        shipped = resources.folder("configs") / "runs" / path.name
-        if path.parent not in (Path(), Path("configs/runs")) or not shipped.is_file():
+        shipped = resources.folder("configs") / kind / path.name
+        if path.parent not in (Path(), Path("configs") / kind) or not shipped.is_file():
             raise ConfigError(
                 f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
             )
@@ -282,13 +295,10 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(RunConfig.model_fields)}.")
+        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(schema.model_fields)}.")
     for override in overrides:
         _override(values, override)
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, str(path), RunConfig)) from None
+    return values
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -307,14 +317,19 @@ def _override(values: dict[str, Any], override: str) -> None:
         target[last] = text
 
 
-def _explain(error: ValidationError, where: str, schema: type[_Strict]) -> str:
-    """The most specific complaint in one line; an unknown key is named with the valid ones."""
+def explain(
+    error: ValidationError,
+    where: str,
+    schema: type[BaseModel],
+    nested: Mapping[str, type[BaseModel]] | None = None,
+) -> str:
+    """The worst complaint in one line; an unknown key is named with the valid ones (`nested`: schemas by key)."""
     worst = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
     parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
     key = ".".join(parts)
     if worst["type"] == "extra_forbidden":
         for part in parts[:-1]:
-            schema = _NESTED.get(part, schema)
+            schema = (_NESTED if nested is None else nested).get(part, schema)
         return f"{where}: unknown key {key!r}. Expected one of: {', '.join(schema.model_fields)}."
     if worst["type"] == "missing":
         return f"{where}: the key {key!r} is missing."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from harness.leaderboard import LABELS
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea", "random": "#e69f00"}
@@ -19,19 +20,27 @@ _SPARE = ("#555555", "#999999", "#bbbb44", "#cc6677")
 
 
 def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
-    """Grouped bars of `leaderboard.accuracy_table`, percent, each with its standard error.
+    """A figure of `plot_accuracy_bars` with a legend below."""
+    from matplotlib.figure import Figure
+
+    conditions = table["condition"].nunique()
+    bars = len(table[["model", "layout"]].drop_duplicates()) * conditions
+    figure = Figure(figsize=(max(5.0, 1.4 + 1.0 * bars), 4.2), layout="constrained")
+    plot_accuracy_bars(figure.add_subplot(), table, title=title)
+    figure.legend(loc="outside lower center", ncols=min(4, conditions), frameon=False)
+    return figure
+
+
+def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_size: float = 8) -> None:
+    """Grouped bars of `leaderboard.accuracy_table`, percent, each with its standard error where it has one.
 
     Several layouts become groups of their own. As in the study the axis starts at 30 where every bar is well above
     it, and the axis label then says so; else at zero.
     """
-    from matplotlib.figure import Figure
-
     groups = list(dict.fromkeys(zip(table["model"], table["layout"], strict=True)))
     conditions = list(dict.fromkeys(table["condition"]))
     several_layouts = len(set(table["layout"])) > 1
     width = 0.8 / len(conditions)
-    figure = Figure(figsize=(max(5.0, 1.4 + 1.0 * len(groups) * len(conditions)), 4.2), layout="constrained")
-    axes = figure.add_subplot()
     for place, condition in enumerate(conditions):
         rows = table[table["condition"] == condition].set_index(["model", "layout"])
         xs = [i + (place - (len(conditions) - 1) / 2) * width for i, g in enumerate(groups) if g in rows.index]
@@ -57,7 +66,7 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
                 xytext=(0, 3),
                 textcoords="offset points",
                 ha="center",
-                fontsize=8,
+                fontsize=font_size,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
             )
     low, high = float(table["accuracy"].min()), float((table["accuracy"] + table["standard_error"].fillna(0)).max())
@@ -65,19 +74,31 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str) -> Figure:
     axes.set_ylim(bottom, min(104.0, high + 0.12 * max(high - bottom, 1.0)))
     axes.set_xticks(range(len(groups)), [f"{m}\n{layout}" if several_layouts else str(m) for m, layout in groups])
     axes.set_xlim(-0.5, len(groups) - 0.5)
-    axes.set_ylabel("Accuracy (%), ± 1 standard error" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
+    errors_shown = ", ± 1 standard error" if table["standard_error"].notna().any() else ""
+    axes.set_ylabel(f"Accuracy (%){errors_shown}" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
     axes.set_title(title)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(4, len(conditions)), frameon=False)
-    return figure
 
 
-def save_figure(figure: Figure, path: Path, receipt: Mapping[str, Any]) -> list[Path]:
-    """Write the figure as PNG and SVG, the receipt inside both, and return the files."""
+def save_figure(
+    figure: Figure,
+    path: Path,
+    receipt: Mapping[str, Any],
+    *,
+    formats: Sequence[str] = ("png", "svg"),
+    dpi: float = 160,
+) -> list[Path]:
+    """Write the figure in each of the formats (png, svg, pdf), the receipt inside, and return the files."""
     note = json.dumps(dict(receipt), sort_keys=True)
-    png, svg = path.with_suffix(".png"), path.with_suffix(".svg")
-    figure.savefig(png, dpi=160, metadata={"Description": note})
-    figure.savefig(svg, metadata={"Description": note, "Date": None})
-    return [png, svg]
+    # PDF has fixed fields; a date would make two drawings of the same numbers differ
+    metadata = {
+        "png": {"Description": note},
+        "svg": {"Description": note, "Date": None},
+        "pdf": {"Subject": note, "CreationDate": None},
+    }
+    files = [path.with_name(f"{path.name}.{kind}") for kind in formats]
+    for file, kind in zip(files, formats, strict=True):
+        figure.savefig(file, dpi=dpi, metadata=metadata[kind])
+    return files
