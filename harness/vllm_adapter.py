@@ -23,6 +23,10 @@ from harness.vllm_plugin import OWNER_VARIABLE, PLUGIN
 CPU_KV_CACHE_BYTES = 2**30
 """On a CPU vLLM reserves nearly all memory for its cache unless told otherwise; 1 GiB is ample for a small model."""
 
+CPU_BLOCK_SIZE = 32
+"""Tokens in a block of the cache, the unit in which prompts share a prefix: on a CPU vLLM takes 128 unless told, and
+instruction and filler together are shorter than that, so that nothing would ever be shared."""
+
 FINISHED = ("stop", "length", "repetition")
 """What ends a completion; `abort` and `error` end a request without one."""
 
@@ -204,6 +208,7 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     """Fill in what vLLM on a CPU needs; refuse what would kill the engine in the middle of a run."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    given.setdefault("block_size", CPU_BLOCK_SIZE)
     if sampled and given.get("enable_chunked_prefill"):
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request whose prompt is prefilled in chunks "
