@@ -1,0 +1,64 @@
+"""What the probe's numbers are: every measure and every array of a trace with its axes, unit and definition."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Quantity(NamedTuple):
+    """How a recorded number is to be read."""
+
+    unit: str
+    definition: str
+
+
+SHARE = "share of one query's attention"
+
+MEASURES: dict[str, Quantity] = {
+    "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence."),
+    "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
+    "mass_filler": Quantity(SHARE, "Mean attention on the filler: m."),
+    "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
+    "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, completion."),
+    "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
+    "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
+    "lambda": Quantity("share", "1 - m: the factor by which the filler scales the rest of the attention."),
+    "position_shift": Quantity(
+        "share of |o_wo|", "Mean |o_gap - o_wo| / |o_wo|: how far moving the positions alone moves the head's output."
+    ),
+    "scale": Quantity("share of |o_wo|", "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
+    "bias": Quantity("share of |o_wo|", "Mean |b| / |o_wo|, b = the filler's own part of the output."),
+    "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap: 1 lengthens the output, 0 turns it."),
+    "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
+    "filler_value_cosine": Quantity("cosine", "Mean cosine of two filler tokens' value vectors, over all pairs."),
+    "filler_value_rank": Quantity(
+        "dimensions",
+        "Effective rank of the filler's value vectors: exp of the entropy of their singular values' shares.",
+    ),
+}
+"""Every measure of a head, by name. All are means over the common queries after the filler: the problem's tokens.
+
+The five masses add up to 1. With o for a head's output and the gap for the prompt without filler whose later positions
+are shifted by its length, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
+"""
+
+ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
+    "token_ids": (("position",), Quantity("vocabulary id", "The prompt, as the model got it.")),
+    "roles": (("position",), Quantity("index into spans.ROLES", "What each token belongs to.")),
+    "original_pos": (
+        ("position",),
+        Quantity("position", "Where the same token stands in the prompt without filler; -1 for inserted tokens."),
+    ),
+    "mean_all": (
+        ("layer", "head", "position"),
+        Quantity(SHARE, "Average attention weight of a key token over all later queries: the published definition."),
+    ),
+    "mean_common": (
+        ("layer", "head", "position"),
+        Quantity(SHARE, "The same over those later queries that the prompt without filler has too."),
+    ),
+    "count_all": (("position",), Quantity("queries", "How many later queries mean_all is over.")),
+    "count_common": (("position",), Quantity("queries", "How many later queries mean_common is over.")),
+}
+"""Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
+layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""

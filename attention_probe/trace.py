@@ -1,0 +1,157 @@
+"""One prompt's record, and what all records of one file share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_probe.measures import ARRAYS, MEASURES
+from harness.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """One prompt's first layers: see ARRAYS and MEASURES for axes and units.
+
+    Attributes:
+        problem_id: Which problem of the source.
+        condition: Under which condition.
+        subject: The problem's subject, if it has one.
+        level: The problem's level, if it has one.
+        outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
+        control: Whether it was chosen as an unflipped control.
+        prompt_sha256: Hash of the prompt's text, as in the run.
+        tokens: The text of each token, for people.
+        filler_span: Half-open positions of the filler; None without one.
+        measures: Name to [layer, head] array; a name of MEASURES each.
+        activations: First-MLP statistics of the whole prompt, by name.
+        self_check: Largest errors against other ways to compute the same, by name.
+
+    Raises:
+        ValueError: an array has another shape than the axes say, or a measure is not in MEASURES.
+    """
+
+    problem_id: str
+    condition: str
+    subject: str | None = None
+    level: int | None = None
+    outcome: str | None = None
+    control: bool = False
+    prompt_sha256: str
+    tokens: tuple[str, ...]
+    filler_span: tuple[int, int] | None
+    token_ids: NDArray[np.int32]
+    roles: NDArray[np.int8]
+    original_pos: NDArray[np.int32]
+    mean_all: NDArray[np.float32]
+    mean_common: NDArray[np.float32]
+    count_all: NDArray[np.int32]
+    count_common: NDArray[np.int32]
+    measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    activations: Mapping[str, float] = field(default_factory=dict)
+    self_check: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
+        for name, (axes, _) in ARRAYS.items():
+            expected = tuple(sizes[axis] for axis in axes)
+            if (found := getattr(self, name).shape) != expected:
+                raise ValueError(f"{name} has the shape {found}, expected {axes} = {expected}")
+        if len(self.tokens) != sizes["position"]:
+            raise ValueError(f"{len(self.tokens)} token texts for {sizes['position']} tokens")
+        for name, values in self.measures.items():
+            if name not in MEASURES:
+                raise ValueError(f"{name} is not in MEASURES: give it a unit and a definition there")
+            if values.shape != (expected := (sizes["layer"], sizes["head"])):
+                raise ValueError(f"{name} has the shape {values.shape}, expected (layer, head) = {expected}")
+
+    def to_arrays(self) -> dict[str, tuple[tuple[str, ...], str, NDArray[Any]]]:
+        """Every array as (names of the axes, unit, values); measures under their own names."""
+        arrays = {name: (axes, quantity.unit, getattr(self, name)) for name, (axes, quantity) in ARRAYS.items()}
+        heads = {name: (("layer", "head"), MEASURES[name].unit, values) for name, values in self.measures.items()}
+        return arrays | heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeader:
+    """What all traces of one file share; records of another kind are refused.
+
+    Attributes:
+        model: The model's name.
+        fingerprint: What identifies the weights that were loaded.
+        layers: Recorded decoder layers, from 0.
+        head_count: Query heads of a layer.
+        conditions: In the order in which figures show them; may grow when a file is continued.
+        baseline: The condition that `original_pos` and the common queries refer to.
+        layout: How the prompts were built.
+        queries: `prompt`, or `completion` where the recorded completion was read too.
+        dtype: What the model was run in.
+        options: What else decides the numbers: decomposition, activation thresholds, windows.
+        random_weights: The weights are drawn, not trained.
+        on_outcome: The problems were chosen by what became of them.
+    """
+
+    model: str
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...]
+    head_count: int
+    conditions: tuple[str, ...]
+    baseline: str = "wo"
+    layout: str = "raw"
+    queries: str = "prompt"
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    random_weights: bool = False
+    on_outcome: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ValueError(f"layers must be ascending indices from 0, got {self.layers}")
+        if self.head_count < 1:
+            raise ValueError(f"head_count must be at least 1, got {self.head_count}")
+
+    def layer_index(self, layer: int) -> int:
+        """Where a layer stands on the layer axis.
+
+        Raises:
+            ConfigError: it was not recorded.
+        """
+        if layer not in self.layers:
+            known = ", ".join(f"{number} (Layer {number + 1})" for number in self.layers)
+            raise ConfigError(
+                f"layer {layer} (Layer {layer + 1}) is not in these traces; they hold {known}. Ask for one of these, "
+                "or probe again with --layers."
+            )
+        return self.layers.index(layer)
+
+    def check_head(self, head: int) -> int:
+        """The head, if there is such a one.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not 0 <= head < self.head_count:
+            raise ConfigError(
+                f"head {head} (Head {head + 1}) does not exist: the model has heads 0 to {self.head_count - 1} "
+                f"(Head 1 to Head {self.head_count}). Ask for one of these."
+            )
+        return head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEntry:
+    """What a record is about, without its arrays."""
+
+    problem_id: str
+    condition: str
+    subject: str | None
+    level: int | None
+    outcome: str | None
+    control: bool
+    prompt_sha256: str
+    size: int
+    filler_span: tuple[int, int] | None
