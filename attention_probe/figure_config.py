@@ -139,7 +139,7 @@ class BarsConfig(_Strict):
     """Accuracy bars beside the panels: of finished runs, or of reference numbers, which the figure then says."""
 
     title: str
-    series: dict[str, str] = Field(min_length=1)
+    conditions: tuple[str, ...] = Field(default=("wo", "mless", "mful"), min_length=1)
     runs: tuple[Path, ...] = ()
     reference: Path | None = None
 

@@ -1,0 +1,498 @@
+"""Draws a figure of curves as its config says, at the width of a column or a page, and writes its numbers beside it.
+
+Nothing here computes: what is drawn comes in as `Curve`s and a table of accuracies. Everything that qualifies the
+numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel (random
+weights, selected on outcome, reference numbers), counts and bands in the note below.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import yaml
+
+from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
+from harness import resources
+from harness.errors import ConfigError
+from harness.figures import plot_accuracy_bars, save_figure
+from harness.leaderboard import LABELS
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from attention_probe.curves import Curve
+
+Width = Literal["column", "page"]
+
+COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
+"""The seeds' colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
+
+DEFINITIONS = {"common": "common queries", "published": "published definition"}
+"""What the axis calls the two averages."""
+
+_EXPLAINED = {
+    "common": "Common queries: each token's mean attention from the later tokens that every condition has.",
+    "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
+}
+_STAMP = "#b00020"
+_GLYPH = 0.56
+"""Width of an average letter, in font sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelCurves:
+    """What one panel draws.
+
+    Attributes:
+        panel: From the config.
+        curves: One a condition, in the config's order.
+        controls: Matched problems that did not flip, drawn thin and dashed.
+        random_weights: The model has the architecture but not the weights.
+        on_outcome: The problems were chosen by what the model answered.
+
+    Raises:
+        ConfigError: the curves are not those that the panel names.
+    """
+
+    panel: Panel
+    curves: tuple[Curve, ...]
+    controls: tuple[Curve, ...] = ()
+    random_weights: bool = False
+    on_outcome: bool = False
+
+    def __post_init__(self) -> None:
+        head, shows = self.panel.head, self.panel.shows
+        wanted = [(name, head.layer, head.head, shows.view, self.panel.definition) for name in shows.series]
+        for curves in (self.curves, self.controls or self.curves):
+            got = [(c.condition, c.layer, c.head, c.view, c.definition) for c in curves]
+            if got != wanted:
+                raise ConfigError(
+                    f"Panel {self.panel.title!r}: expected the curves (condition, layer, head, view, definition) "
+                    f"{wanted}, got {got}. Measure what the config names."
+                )
+
+    @property
+    def stamps(self) -> list[str]:
+        """What a reader must know before reading the panel."""
+        stamps = ["random weights"] if self.random_weights else []
+        if self.on_outcome:
+            flip = self.panel.prompts.flip
+            stamps.append("selected on outcome" + (f": {flip.replace('_', ' ')}" if flip else ""))
+        return stamps
+
+    @property
+    def prompts(self) -> int:
+        """The number of prompts averaged."""
+        return max((int(curve.count.max()) for curve in self.curves if curve.count.size), default=0)
+
+    @property
+    def fewest(self) -> int:
+        """The fewest prompts that any point shown stands on."""
+        low, high = self.panel.shows.limits
+        shown = [c.count[(c.x >= low) & (c.x <= high) & np.isfinite(c.mean)] for c in self.curves]
+        return min((int(count.min()) for count in shown if count.size), default=0)
+
+    @property
+    def region(self) -> tuple[float, float] | None:
+        """The inserted tokens' positions, half-open, over all curves of the panel."""
+        regions = [curve.filler_region for curve in self.curves if curve.filler_region is not None]
+        if not regions or self.panel.shows.region is None or self.panel.shows.view == "aligned":
+            return None
+        return min(start for start, _ in regions), max(stop for _, stop in regions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Accuracies for the bars: rows as of `leaderboard.accuracy_table`; the source, if they are reference numbers."""
+
+    table: pandas.DataFrame
+    reference: str | None = None
+
+
+def read_bars(config: BarsConfig) -> Bars:
+    """The accuracies that a figure's bars show.
+
+    Raises:
+        ConfigError: the reference file is missing or not of the form that results/reference/ has, or a condition has
+            no accuracy.
+        RunError: a run is missing or unfinished.
+    """
+    import pandas
+
+    from harness.leaderboard import accuracy_table
+    from harness.records import load_run
+
+    if config.reference is not None:
+        table, source = _read_reference(config.reference)
+    else:
+        table, source = accuracy_table(pandas.concat([load_run(run) for run in config.runs])), None
+    where = config.reference or ", ".join(map(str, config.runs))
+    missing = [condition for condition in config.conditions if condition not in set(table["condition"])]
+    if missing:
+        raise ConfigError(
+            f"{where}: no accuracy for {', '.join(missing)}, expected {', '.join(config.conditions)}. "
+            "Run the missing conditions, or leave them out of the config's bars.conditions."
+        )
+    by_condition = [table[table["condition"] == condition] for condition in config.conditions]
+    return Bars(table=pandas.concat(by_condition, ignore_index=True), reference=source)
+
+
+def _read_reference(path: Path) -> tuple[pandas.DataFrame, str]:
+    import pandas
+
+    found = path if path.is_file() else resources.folder("results") / "reference" / path.name
+    try:
+        values = yaml.safe_load(found.read_text(encoding="utf-8"))
+        source = str(values["source"])
+        rows = [
+            {"model": str(row["model"]), "layout": "", "condition": condition, "accuracy": float(accuracy)}
+            for row in values["accuracies"]
+            for condition, accuracy in row["conditions"].items()
+        ]
+    except FileNotFoundError:
+        raise ConfigError(
+            f"Reference numbers {path} do not exist. Expected a YAML file as in results/reference/."
+        ) from None
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path}: expected `source` and `accuracies`, a list of {{model, conditions: {{wo: percent, ...}}}}, "
+            f"got {type(error).__name__}: {error}. See results/reference/."
+        ) from None
+    return pandas.DataFrame(rows).assign(standard_error=np.nan, n=0), source
+
+
+def draw_figure(
+    config: FigureConfig, drawn: Sequence[PanelCurves], *, width: Width = "page", bars: Bars | None = None
+) -> Figure:
+    """The figure: rows times heads as in the study at page width, turned to fit a column at column width.
+
+    Args:
+        config: Titles, legends, limits, regions.
+        drawn: What each panel shows.
+        width: `page` is 7 inches, `column` 3.3.
+        bars: Accuracies for the config's bars.
+
+    Raises:
+        ConfigError: panels or bars of the config are missing from what is drawn.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    by_place = {(d.panel.row, d.panel.column): d for d in drawn}
+    expected = [(panel.row, panel.column) for panel in config.panels]
+    if sorted(by_place) != sorted(expected) or (config.bars is not None) != (bars is not None):
+        raise ConfigError(
+            f"Figure {config.name}: expected {len(expected)} panels{' and bars' if config.bars else ''}, "
+            f"got {len(by_place)}{' and bars' if bars else ''}. Measure what the config names."
+        )
+    size = 7.0 if width == "page" else 6.0
+    style: Any = _style(size)
+    with matplotlib.rc_context(style):
+        figure = Figure(layout="constrained")
+        places, bar_axes = _lay_out(figure, config, width)
+        for place, axes in places.items():
+            _draw_panel(axes, by_place[place], size)
+        _label_axes(places, by_place, config, size)
+        if bars is not None and config.bars is not None and bar_axes is not None:
+            plot_accuracy_bars(bar_axes, bars.table, title=config.bars.title, font_size=size - 1)
+            _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars.reference else [], size)
+            bar_axes.legend(loc="upper right")
+        note = _note(config, [by_place[place] for place in expected], bars)
+        letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
+        figure.supxlabel(textwrap.fill(note, letters), x=0.01, ha="left", fontsize=size - 1, color="#444444")
+        _make_room(figure, places, by_place, bar_axes)
+    return figure
+
+
+def write_figure(
+    config: FigureConfig,
+    drawn: Sequence[PanelCurves],
+    folder: Path,
+    *,
+    receipt: Mapping[str, Any],
+    width: Width = "page",
+    bars: Bars | None = None,
+) -> list[Path]:
+    """Draw the figure and write PNG, SVG and PDF, the receipt inside, and its numbers as one tidy CSV file."""
+    figure = draw_figure(config, drawn, width=width, bars=bars)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = config.name if width == "page" else f"{config.name}-column"
+    files = save_figure(figure, folder / stem, receipt, formats=("png", "svg", "pdf"), dpi=300)
+    table = folder / f"{stem}.csv"
+    figure_table(config, drawn, bars).to_csv(table, index=False)
+    return [*files, table]
+
+
+def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None = None) -> pandas.DataFrame:
+    """Every number that the figure shows, one row a point; layer and head are indices from 0, `label` counts from 1."""
+    import pandas
+
+    return pandas.DataFrame([*_curve_rows(drawn), *_bar_rows(config, bars)]).assign(figure=config.name)
+
+
+def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[dict[str, Any]]:
+    for d in drawn:
+        for kind, curves in (("curve", d.curves), ("control", d.controls)):
+            for curve in curves:
+                start, stop = curve.filler_region or (np.nan, np.nan)
+                fixed = {
+                    "kind": kind,
+                    "panel": d.panel.title,
+                    "row": d.panel.row,
+                    "column": d.panel.column,
+                    "model": d.panel.model or str(d.panel.architecture),
+                    "layer": curve.layer,
+                    "head": curve.head,
+                    "label": d.panel.head.label,
+                    "condition": curve.condition,
+                    "legend": d.panel.shows.series[curve.condition].label,
+                    "view": curve.view,
+                    "definition": curve.definition,
+                    "first_token_excluded": curve.first_token_excluded,
+                    "random_weights": d.random_weights,
+                    "on_outcome": d.on_outcome,
+                    "filler_start": start,
+                    "filler_stop": stop,
+                    "unit": "attention weight",
+                }
+                for i, x in enumerate(curve.x):
+                    low = np.nan if curve.low is None else curve.low[i]
+                    high = np.nan if curve.high is None else curve.high[i]
+                    yield {**fixed, "x": x, "mean": curve.mean[i], "low": low, "high": high, "count": curve.count[i]}
+
+
+def _bar_rows(config: FigureConfig, bars: Bars | None) -> Iterator[dict[str, Any]]:
+    if bars is None or config.bars is None:
+        return
+    for row in bars.table.to_dict("records"):
+        yield {
+            "kind": "reference bar" if bars.reference else "bar",
+            "panel": config.bars.title,
+            "model": row["model"],
+            "condition": row["condition"],
+            "legend": LABELS.get(row["condition"], row["condition"]),
+            "unit": "percent",
+            "mean": row["accuracy"],
+            "low": row["accuracy"] - row["standard_error"],
+            "high": row["accuracy"] + row["standard_error"],
+            "count": row["n"],
+        }
+
+
+def _style(size: float) -> dict[str, Any]:
+    return {
+        "font.size": size,
+        "axes.titlesize": size,
+        "axes.labelsize": size,
+        "xtick.labelsize": size - 0.5,
+        "ytick.labelsize": size - 0.5,
+        "legend.fontsize": size - 0.5,
+        "axes.linewidth": 0.5,
+        "xtick.major.width": 0.5,
+        "ytick.major.width": 0.5,
+        "xtick.major.size": 2,
+        "ytick.major.size": 2,
+        "xtick.major.pad": 2,
+        "ytick.major.pad": 2,
+        "axes.labelpad": 2,
+        "legend.frameon": False,
+        "legend.borderaxespad": 0.2,
+        "legend.borderpad": 0.2,
+        "legend.handlelength": 1.2,
+        "legend.handletextpad": 0.4,
+        "legend.columnspacing": 1.0,
+        "legend.labelspacing": 0.2,
+        "pdf.fonttype": 42,
+    }
+
+
+def _lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[tuple[int, int], Axes], Axes | None]:
+    """Axes by row and head, and the bars'. In a column heads go down; one head's rows go down too."""
+    rows, heads = len(config.rows), len(config.heads)
+    turned = width == "column" and heads > 1
+    down, across = (heads, rows) if turned else (rows, heads)
+    beside = config.bars is not None and width == "page"
+    above = config.bars is not None and not beside
+    grid = figure.add_gridspec(
+        down + above,
+        across + beside,
+        width_ratios=[*([1.0 * across] if beside else []), *[1.0] * across],
+        height_ratios=[*([1.35] if above else []), *[1.0] * down],
+    )
+    places = {
+        (row, head): figure.add_subplot(
+            grid[(head if turned else row) + above, (row if turned else head) + beside],
+        )
+        for row in range(rows)
+        for head in range(heads)
+    }
+    bar_axes = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
+    inches = 7.0 if width == "page" else 3.3
+    figure.set_size_inches(inches, 0.35 + (1.75 if width == "page" else 1.5) * (down + 1.35 * above))
+    return places, bar_axes
+
+
+def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
+    panel, shows = drawn.panel, drawn.panel.shows
+    if drawn.region is not None:
+        # tokens stand at whole positions: the first one shaded is `start`, the last `stop - 1`
+        start, stop = drawn.region
+        axes.axvspan(start - 0.5, stop - 0.5, color="#dedede", linewidth=0, zorder=0)
+    for curve in drawn.curves:
+        colour = COLOURS[panel.colours[curve.condition]]
+        label = shows.series[curve.condition].label
+        axes.plot(curve.x, curve.mean, color=colour, linewidth=0.9, label=label, gid=curve.condition)
+        if shows.fill:
+            axes.fill_between(curve.x, 0, curve.mean, color=colour, alpha=0.12, linewidth=0)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.22, linewidth=0)
+    for curve in drawn.controls:
+        colour = COLOURS[panel.colours[curve.condition]]
+        axes.plot(curve.x, curve.mean, color=colour, linewidth=0.6, linestyle=(0, (3, 1.5)), label="_control")
+    if drawn.controls:
+        axes.plot([], [], color="#555555", linewidth=0.6, linestyle=(0, (3, 1.5)), label="not flipped (controls)")
+    axes.set_xlim(*shows.limits)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label_axes(
+    places: Mapping[tuple[int, int], Axes],
+    by_place: Mapping[tuple[int, int], PanelCurves],
+    config: FigureConfig,
+    size: float,
+) -> None:
+    """Titles, stamps and axis labels; a y label that the panel to the left has already is not said again."""
+    figure_width = next(iter(places.values())).figure.get_figure(root=True).get_figwidth()  # type: ignore[union-attr]
+    for place, axes in places.items():
+        drawn = by_place[place]
+        spec = axes.get_subplotspec()
+        assert spec is not None
+        share = figure_width / spec.get_gridspec().ncols
+        letters = int(share * 72 / (_GLYPH * size))
+        _stamp(axes, _wrapped(drawn.panel.title, letters), drawn.stamps, size)
+        left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
+        left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
+        position = "Token position" + (f" ({' and '.join(left_out)} left out)" if left_out else "")
+        axes.set_xlabel(textwrap.fill(position, letters - 6))
+        left = [other for other, a in places.items() if _is_left_of(a, axes)]
+        if all(by_place[other].panel.definition != drawn.panel.definition for other in left):
+            words = f"{config.y_label} ({DEFINITIONS[drawn.panel.definition]})"
+            axes.set_ylabel(textwrap.fill(words, 20))
+
+
+def _is_left_of(one: Axes, other: Axes) -> bool:
+    a, b = one.get_subplotspec(), other.get_subplotspec()
+    assert a is not None and b is not None
+    return a.rowspan == b.rowspan and a.colspan.start < b.colspan.start
+
+
+def _wrapped(title: str, letters: int) -> str:
+    """The title in as many lines as it needs, broken before the layer where it can be."""
+    if len(title) <= letters:
+        return title
+    return "\n".join(textwrap.fill(part, letters) for part in title.replace(" Layer ", "\nLayer ").split("\n"))
+
+
+def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
+    """The title, and under it the stamps."""
+    axes.set_title(title, pad=3 + len(stamps) * (size + 0.5))
+    if stamps:
+        axes.annotate(
+            "\n".join(stamps),
+            (0.5, 1),
+            xycoords="axes fraction",
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=size - 0.5,
+            fontweight="bold",
+            color=_STAMP,
+            linespacing=1.0,
+        )
+
+
+def _make_room(
+    figure: Figure,
+    places: Mapping[tuple[int, int], Axes],
+    by_place: Mapping[tuple[int, int], PanelCurves],
+    bar_axes: Axes | None,
+) -> None:
+    """Raise each y axis so that legend and region label stand above the data, never on it."""
+    for place, axes in places.items():
+        shows = by_place[place].panel.shows
+        axes.legend(loc=shows.legend, ncols=len(axes.get_legend_handles_labels()[0]))
+    figure.draw_without_rendering()
+    for place, axes in places.items():
+        legend, box = axes.get_legend(), axes.get_window_extent()
+        assert legend is not None
+        if legend.get_window_extent().width > box.width:
+            legend = axes.legend(loc=by_place[place].panel.shows.legend, ncols=1)
+            figure.draw_without_rendering()
+            box = axes.get_window_extent()
+        taken = legend.get_window_extent().height / box.height + 0.03
+        drawn = by_place[place]
+        if drawn.region is not None:
+            low, high = drawn.panel.shows.limits
+            middle = (max(drawn.region[0], low) + min(drawn.region[1], high)) / 2
+            word = axes.annotate(
+                drawn.panel.shows.region or "",
+                (middle, 1 - taken),
+                xycoords=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontstyle="italic",
+                color="#444444",
+            )
+            taken += word.get_window_extent(figure.canvas.get_renderer()).height / box.height + 0.03
+        axes.set_ylim(0, _highest(drawn) / (1 - taken))
+    if bar_axes is not None:
+        legend = bar_axes.get_legend()
+        assert legend is not None
+        low, high = bar_axes.get_ylim()
+        taken = legend.get_window_extent().height / bar_axes.get_window_extent().height
+        bar_axes.set_ylim(low, low + (high - low) / (1 - taken))
+
+
+def _highest(drawn: PanelCurves) -> float:
+    """The highest point shown, bands included."""
+    low, high = drawn.panel.shows.limits
+    tops = [
+        line[(curve.x >= low) & (curve.x <= high)]
+        for curve in (*drawn.curves, *drawn.controls)
+        for line in (curve.mean, curve.high)
+        if line is not None
+    ]
+    values = np.concatenate(tops)
+    values = values[np.isfinite(values)]
+    return float(values.max()) if values.size and values.max() > 0 else 1.0
+
+
+def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None) -> str:
+    """What the numbers stand on, in sentences."""
+    sentences = []
+    counts = [d.prompts for d in drawn]
+    if len(set(counts)) > 1:
+        sentences.append(f"n = {', '.join(map(str, counts))} prompts (panels row by row).")
+    elif counts[0] == 1:
+        sentences.append("One prompt.")
+    else:
+        sentences.append(f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position.")
+    if any(curve.low is not None for d in drawn for curve in d.curves):
+        sentences.append("Bands: 95 % bootstrap intervals over prompts.")
+    controls = [max(int(c.count.max()) for c in d.controls) for d in drawn if d.controls]
+    if controls:
+        sentences.append(f"Dashed: {min(controls)} matched problems that did not flip.")
+    sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
+    if bars is not None and bars.reference:
+        sentences.append(f"Bars: {bars.reference}.")
+    if config.note:
+        sentences.append(config.note)
+    return " ".join(sentences)
