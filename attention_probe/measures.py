@@ -62,3 +62,13 @@ ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
 }
 """Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
 layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""
+
+GUARANTEED = frozenset(
+    {
+        *("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other", "lambda"),
+        *("position_shift", "scale", "bias", "bias_relative_norm"),
+    }
+)
+"""Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
+from the other tokens whatever is inserted, and a norm that is 0 without filler can only grow. Between two fillers they
+are findings. What has no meaning without filler (its entropy, its values) is not recorded there at all."""
