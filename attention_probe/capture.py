@@ -1,0 +1,468 @@
+"""The first layers run once, and their attention reduced while it runs.
+
+Hugging Face models ask a registry for their attention function and another for their mask. Ours is in both under one
+name: the function computes the weights of a few queries at a time, reduces them (`reduction`), and returns the normal
+attention output; the mask stays a rule, evaluated a block at a time. What is asked travels with the call, as a keyword
+argument that models hand through to their attention. The pass ends as soon as the last thing asked is recorded.
+
+Source: https://huggingface.co/docs/transformers/en/attention_interface
+"""
+
+from __future__ import annotations
+
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from attention_probe.reduction import LayerCapture, Readout, Reduction, Region, blocks
+from harness.errors import ModelError, PromptMismatchError
+
+if TYPE_CHECKING:
+    from attention_probe.loading import LoadedModel
+
+ATTENTION = "mless_capture"
+"""Our name in both registries."""
+
+TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
+"""Model types whose capture the tests compare with eager attention."""
+
+BLOCK_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+"""How large a block of weights may get before fewer queries share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What one forward pass gave.
+
+    Attributes:
+        layers: By layer index, every layer asked.
+        activations: First MLP's activations, after the non-linearity and before the product with `up_proj`; None
+            unless asked.
+        eager: Whether the weights came from `output_attentions`, because the architecture never called ours.
+        notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
+    """
+
+    layers: Mapping[int, LayerCapture]
+    activations: Float[Tensor, "batch seq width"] | None
+    eager: bool
+    notices: tuple[str, ...]
+
+    def __getitem__(self, layer: int) -> LayerCapture:
+        return self.layers[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalMask:
+    """Which keys each query may see, as a rule: a stored mask would be a square.
+
+    Attributes:
+        plain: Whether every query sees everything before it, so that there is no rule to evaluate.
+        window: Keys this far back or further are never seen; None if there is no limit.
+        rule: Gives a block of the boolean mask for `q_length`, `q_offset`, `kv_length` and `kv_offset`.
+    """
+
+    plain: bool
+    window: int | None
+    rule: Callable[..., Tensor]
+
+    def block(self, queries: slice, keys: slice) -> Bool[Tensor, "batch 1 q k"]:
+        """Who sees whom within a block."""
+        return self.rule(
+            q_length=queries.stop - queries.start,
+            q_offset=queries.start,
+            kv_length=keys.stop - keys.start,
+            kv_offset=keys.start,
+        )
+
+
+def causal_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **arguments: Any,
+) -> CausalMask:
+    """The registered mask function: Hugging Face's own rule, not yet evaluated.
+
+    Raises:
+        ModelError: queries may see later keys.
+    """
+    kept = {
+        name: arguments[name] for name in ("batch_size", "mask_function", "use_vmap", "device") if name in arguments
+    }
+    rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
+    no_padding = attention_mask is None or bool(attention_mask.all())
+    plain = allow_is_causal_skip and no_padding and (local_size is None or kv_length <= local_size)
+    mask = CausalMask(plain=plain, window=local_size, rule=rule)
+    if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
+        raise ModelError(
+            "This model lets tokens see later ones, and the probe is for causal language models. Choose a causal one."
+        )
+    return mask
+
+
+def weight_blocks(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    mask: CausalMask,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " head"] | None,
+    size: int,
+) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
+    """Attention weights of `size` queries at a time, over the keys up to the last of them; each overwrites the last.
+
+    Queries are grouped by the KV head that they share, so that keys are never repeated.
+    """
+    batch, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    flat_key = key.reshape(batch * kv_heads, length, head_dim)
+    buffer = query.new_empty(batch * heads * min(size, length) * length)
+    lowest = torch.finfo(torch.float32).min  # not -inf: a row of padding, which sees nothing, must stay finite
+    for queries in blocks(length, size):
+        count = queries.stop - queries.start
+        first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
+        keys = slice(first, queries.stop)
+        span = keys.stop - keys.start
+        scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
+        grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
+        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        scores = scores.view(batch, heads, count, span).float()
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        visible = None
+        if mask.plain:
+            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(1)
+        else:
+            visible = mask.block(queries, keys)
+            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(~visible, lowest)
+        if sinks is not None:
+            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+            weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+        else:
+            weights = torch.softmax(scores, -1, out=scores)
+        yield queries, keys, weights, visible
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One forward pass: what is asked of it, and what it has given so far."""
+
+    readout: Readout
+    regions: tuple[Region, ...]
+    layers: tuple[int, ...]
+    chunk: int | None
+    activations_asked: bool
+    recorded: dict[int, LayerCapture] = field(default_factory=dict)
+    activations: Tensor | None = None
+
+    def stop_if_done(self) -> None:
+        if len(self.recorded) == len(self.layers) and (self.activations is not None or not self.activations_asked):
+            raise _Done
+
+
+class _Done(Exception):
+    """Everything asked is recorded; ends the forward pass and never leaves this module."""
+
+
+class _OutOfReach(Exception):
+    """The architecture calls our function without what it needs; leads to the eager fallback."""
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    value: Float[Tensor, "batch kv_head key head_dim"],
+    attention_mask: CausalMask | Tensor | None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " head"] | None = None,
+    capture: _Pass | None = None,
+    **_: Any,
+) -> tuple[Float[Tensor, "batch query head head_dim"], None]:
+    """The registered attention function: the normal output, reduced on the way if its layer is asked."""
+    layer = getattr(module, "layer_idx", None)
+    if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
+        raise _OutOfReach
+    batch, heads, length, head_dim = query.shape
+    asked = layer in capture.layers
+    last = layer == capture.layers[-1]
+    wants_output = not last or capture.readout.output or (capture.activations_asked and capture.activations is None)
+    output = value.new_empty(batch, length, heads, value.shape[-1]) if wants_output else None
+    flat_value = value.reshape(batch * value.shape[1], length, -1)
+    reduction = Reduction(capture.readout, capture.regions, heads, value.shape[-1]) if asked else None
+    size = capture.chunk or _block_size(batch * heads * length, query.device)
+    for queries, keys, weights, visible in weight_blocks(
+        query,
+        key,
+        attention_mask,
+        scaling=head_dim**-0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
+        size=size,
+    ):
+        if output is not None:
+            rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
+            mixed = torch.bmm(rows, flat_value[:, keys])
+            output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
+        if reduction is not None:
+            reduction.add(weights, queries, keys, visible=visible, values=value)
+    if reduction is not None:
+        kept = output.transpose(1, 2) if output is not None else None
+        capture.recorded[layer] = reduction.finish(output=kept, values=value)
+        capture.stop_if_done()
+    assert output is not None  # the last layer asked either stopped the pass or was needed further
+    return output, None
+
+
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, causal_mask)
+
+
+def capture(
+    loaded: LoadedModel,
+    token_ids: Int[Tensor, "batch seq"],
+    *,
+    layers: Iterable[int] | None = None,
+    attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
+    position_ids: Int[Tensor, "batch seq"] | None = None,
+    query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
+    key_regions: Bool[Tensor, "batch region seq"] | None = None,
+    entropy_regions: Iterable[int] | None = None,
+    output_region: int | None = None,
+    output: bool = False,
+    values: bool = False,
+    activations: bool = False,
+    eager: bool = False,
+    chunk: int | None = None,
+) -> Capture:
+    """Run the prompts through the layers asked and keep what is asked of their attention.
+
+    Args:
+        loaded: The truncated model.
+        layers: Indices, of those loaded; None for all that were asked when loading.
+        token_ids: Vocabulary ids; what stands at padding is not looked at.
+        attention_mask: 1 for a token, 0 for padding, on either side; None if there is none.
+        position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
+        query_sets: Sets of queries whose mean is taken; None for one set of all queries.
+        key_regions: Regions of keys whose mass is taken; None for none.
+        entropy_regions: Regions whose entropy is taken; None for all.
+        output_region: Region whose part of each head's output is kept.
+        output: Keep each head's whole output.
+        values: Keep the value vectors.
+        activations: Keep the first MLP's activations.
+        eager: Use `output_attentions` even where ours is called, for comparison.
+        chunk: Queries to a block; None for what fits the caches.
+
+    Raises:
+        ModelError: the model gives no attention weights, is not causal, or has no activations to give.
+        PromptMismatchError: a prompt is longer than the model's context.
+        ValueError: shapes do not fit each other.
+    """
+    model = loaded.model
+    token_ids = token_ids.to(model.device)
+    batch, length = token_ids.shape
+    real = _real_positions(token_ids, attention_mask)
+    positions = (real.long().cumsum(-1) - 1).clamp_min(0) if position_ids is None else position_ids.to(model.device)
+    _refuse_long_prompt(loaded, int(positions[real].max()) + 1)
+    everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
+    regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
+    readout = Readout(
+        real=real,
+        query_sets=everything if query_sets is None else query_sets.to(model.device),
+        key_regions=regions,
+        entropy_regions=frozenset(range(regions.shape[1]) if entropy_regions is None else entropy_regions),
+        output_region=output_region,
+        output=output,
+        values=values,
+    )
+    state = _Pass(
+        readout=readout,
+        regions=readout.regions(),
+        layers=tuple(sorted(loaded.layers if layers is None else layers)),
+        chunk=chunk,
+        activations_asked=activations,
+    )
+    # Padding becomes a copy of a token that is there: its row is loaded, and nothing looks at it.
+    first_token = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
+    # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
+    inputs = {
+        "input_ids": loaded.rows(token_ids.where(real, first_token)),
+        "attention_mask": real.long(),
+        "position_ids": positions,
+        "use_cache": False,
+    }
+    with torch.inference_mode(), _hooked(loaded, state):
+        reached = not eager and _run_registered(model, inputs, state)
+        if not reached:
+            _run_eager(model, inputs, state, positions_given=position_ids is not None)
+    missing = [layer for layer in state.layers if layer not in state.recorded]
+    if missing:
+        raise ModelError(
+            f"{_name(model)} gave no attention weights for layer index {missing}, expected {list(state.layers)}. "
+            "These layers have no softmax attention that Hugging Face shows: ask for others, or another model."
+        )
+    return Capture(
+        layers=state.recorded,
+        activations=state.activations,
+        eager=not reached,
+        notices=_notices(model, fell_back=not reached and not eager),
+    )
+
+
+def _real_positions(token_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which positions hold a token."""
+    if attention_mask is None:
+        return torch.ones_like(token_ids, dtype=torch.bool)
+    if attention_mask.shape != token_ids.shape or not bool(attention_mask.any(-1).all()):
+        raise ValueError(
+            f"attention_mask must be {list(token_ids.shape)}, as token_ids, with a token in every row; got "
+            f"{list(attention_mask.shape)}."
+        )
+    return attention_mask.to(token_ids.device).bool()
+
+
+def _refuse_long_prompt(loaded: LoadedModel, length: int) -> None:
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    if context is not None and length > context:
+        raise PromptMismatchError(
+            f"A prompt reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
+            "problem out, or use a model with a longer context."
+        )
+
+
+def _run_registered(model: Any, inputs: dict[str, Any], state: _Pass) -> bool:
+    """One pass with our functions; False if the architecture does not call them, or not with what they need."""
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
+        return False
+    with _attention(model, ATTENTION) as granted:
+        if not granted:
+            return False
+        try:
+            model(**inputs, capture=state)
+        except _Done:
+            return True
+        except _OutOfReach:
+            return False
+    return False
+
+
+def _run_eager(model: Any, inputs: dict[str, Any], state: _Pass, *, positions_given: bool) -> None:
+    """One pass that keeps whole attention matrices, as every Hugging Face model can that shows them at all."""
+    readout = state.readout
+    if readout.output or readout.values or readout.output_region is not None:
+        raise ModelError(
+            f"{_name(model)} does not call the registered attention function, and eager attention shows weights "
+            "alone: attention outputs and values cannot be had. Ask for curves, masses and entropies only."
+        )
+    state.recorded.clear()
+    accepted = inspect.signature(model.forward).parameters
+    if positions_given and "position_ids" not in accepted:
+        raise ModelError(
+            f"{_name(model)} takes no position ids, so positions cannot be shifted. Leave out --decompose for this "
+            "model."
+        )
+    known = {name: value for name, value in inputs.items() if name in accepted}
+    with _attention(model, "eager"):
+        attentions = getattr(model(**known, output_attentions=True), "attentions", None) or ()
+    length = inputs["input_ids"].shape[1]
+    if len(attentions) <= state.layers[-1] or any(a is None or a.shape[-2:] != (length, length) for a in attentions):
+        return
+    for layer in state.layers:
+        weights = attentions[layer].float()
+        reduction = Reduction(readout, state.regions, weights.shape[1], 0)
+        for queries in blocks(length, state.chunk or 64):
+            keys = slice(0, queries.stop)
+            block = weights[:, :, queries, keys].clone()
+            # A hidden key's weight underflows to exactly 0 in every head.
+            reduction.add(block, queries, keys, visible=(block > 0).any(1, keepdim=True))
+        state.recorded[layer] = reduction.finish(output=None, values=None)
+
+
+@contextmanager
+def _attention(model: Any, name: str) -> Iterator[bool]:
+    """The model with another attention implementation, put back afterwards; yields whether the model took it."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield model.config._attn_implementation == name
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def _hooked(loaded: LoadedModel, state: _Pass) -> Iterator[None]:
+    """Record the first MLP's activations, if they are asked."""
+    if not state.activations_asked:
+        yield
+        return
+
+    def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
+        state.activations = result
+        state.stop_if_done()
+
+    handle = _activation(loaded).register_forward_hook(record)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _activation(loaded: LoadedModel) -> nn.Module:
+    """The non-linearity of the first layer's MLP: a module of its own in every dense Hugging Face decoder.
+
+    Raises:
+        ModelError: there is none, or there are several, as in mixtures of experts.
+    """
+    named = dict(loaded.decoder_layers[0].named_modules())
+    found = [module for name, module in named.items() if name.split(".")[-1] in {"act_fn", "activation_fn", "act"}]
+    experts = any("expert" in name for name in named)
+    if experts or len(found) != 1:
+        what = "a mixture of experts" if experts else f"{len(found)} activations"
+        raise ModelError(
+            f"The first MLP of {loaded.name} has no single activation: expected a dense MLP, got {what}. Leave out "
+            "--activations for this model."
+        )
+    return found[0]
+
+
+def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
+    """What must be said about how the numbers were had."""
+    said = []
+    if model.config.model_type not in TESTED:
+        said.append(
+            f"{model.config.model_type} is not among the tested architectures ({', '.join(sorted(TESTED))}): capture "
+            "was attempted, and only its self-check against eager attention vouches for it."
+        )
+    if fell_back:
+        said.append(
+            f"{_name(model)} does not call the registered attention function: weights are from output_attentions on "
+            "the truncated model, and memory grows with the square of the prompt."
+        )
+    return tuple(said)
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__
+
+
+def _block_size(row: int, device: torch.device) -> int:
+    """Queries to a block, so that a block of `row` float32 weights each stays within its bounds."""
+    most = 64 if device.type == "cpu" else 1024
+    return max(16, min(most, BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"]) // (4 * row)))

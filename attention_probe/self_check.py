@@ -1,0 +1,76 @@
+"""Whether the probe's numbers can be believed: two checks that cost one prompt each."""
+
+from __future__ import annotations
+
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from attention_probe.capture import capture
+
+if TYPE_CHECKING:
+    from attention_probe.loading import LoadedModel
+
+SAMPLED_QUERIES = 64
+
+
+def eager_error(
+    loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"], *, attention_mask: Int[Tensor, "batch seq"] | None = None
+) -> float:
+    """Largest difference between captured column means and those of eager `output_attentions`, over layers and heads.
+
+    Keeps whole attention matrices for the loaded layers, so the prompt should be an ordinary one.
+
+    Raises:
+        ModelError: the model gives no attention weights.
+    """
+    ours = capture(loaded, token_ids, attention_mask=attention_mask)
+    theirs = capture(loaded, token_ids, attention_mask=attention_mask, eager=True)
+    return max(
+        float((ours[layer].column_mean - theirs[layer].column_mean).abs().nan_to_num().max()) for layer in ours.layers
+    )
+
+
+def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int]) -> float:
+    """Largest error of A_with = (1 - m) A_gap in Layer 1, over heads, keys and a sample of later queries.
+
+    A_gap is the prompt without its filler but with the positions as they are with it, and m the mass that a query
+    gives to the filler. In the first layer queries and keys depend on token and position alone, so softmax makes the
+    identity exact: what is measured is rounding, and whether spans, positions and masks are right. A sliding window
+    shorter than the prompt breaks it, as it counts tokens and not positions.
+
+    Args:
+        loaded: A model whose layer 0 is loaded.
+        token_ids: One prompt, with its filler.
+        filler: Half-open span of the filler.
+
+    Raises:
+        ValueError: no token follows the filler.
+    """
+    start, end = filler
+    length = len(token_ids)
+    if not 0 <= start < end < length:
+        raise ValueError(f"The filler span {filler} must leave a token after it, among {length}.")
+    original = torch.cat([torch.arange(start), torch.arange(end, length)])
+    chosen = torch.linspace(end, length - 1, min(SAMPLED_QUERIES, length - end)).round().long()
+    # A set of one query: its mean of a column is that query's weight.
+    queries = torch.zeros(1, len(chosen), length, dtype=torch.bool)
+    queries[0, torch.arange(len(chosen)), chosen] = True
+    inside = torch.zeros(1, 1, length, dtype=torch.bool)
+    inside[..., start:end] = True
+    with_filler = capture(loaded, token_ids[None], layers=[0], query_sets=queries, key_regions=inside)[0]
+    gap = capture(
+        loaded,
+        token_ids[None, original],
+        layers=[0],
+        position_ids=original[None],
+        query_sets=queries[..., original],
+    )[0]
+    lam = 1 - with_filler.region_mass[0, :, chosen.to(with_filler.region_mass.device), 0].T
+    expected = lam[..., None] * gap.column_mean[0]
+    found = with_filler.column_mean[0][..., original.to(expected.device)]
+    return float((found - expected).abs().nan_to_num().max())

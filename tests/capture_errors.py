@@ -1,0 +1,173 @@
+"""How far the capture is from eager attention, by architecture and padding: `python -m tests.capture_errors`.
+
+Tiny models with random weights, four layers, grouped KV heads, every window shorter than the prompt. The reference is
+the whole model's `output_attentions=True`, averaged in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoConfig, AutoModel
+
+from attention_probe.capture import Capture, capture
+from attention_probe.loading import LoadedModel
+
+VOCABULARY, LENGTH, PADDING = 97, 45, 13
+LAYERS = (0, 1, 2)
+WINDOWED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,  # enough for weights far from uniform
+    "pad_token_id": 0,
+}
+LLAMA_31 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ARCHITECTURES = {
+    "qwen2": {},
+    "qwen3": {},
+    "llama": {"rope_parameters": LLAMA_31},
+    "mistral": {"sliding_window": 16},
+    "gemma2": {"sliding_window": 16, "layer_types": WINDOWED, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 16, "layer_types": WINDOWED},
+    "phi3": {"sliding_window": 16},
+    "gpt2": {"n_inner": 80},
+    "gpt_oss": {
+        "sliding_window": 16,
+        "layer_types": WINDOWED,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+    },
+}
+PADDINGS = ("none", "right", "left")
+
+
+def build(model_type: str, **changes: object) -> LoadedModel:
+    """A tiny random model of an architecture, with all of its layers."""
+    settings = {**SHAPE, **ARCHITECTURES.get(model_type, {}), **changes}
+    config = AutoConfig.for_model(model_type, **settings)
+    torch.manual_seed(5)
+    model = AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    return LoadedModel(
+        name=f"tiny {model_type}",
+        model=model,
+        config=config,
+        layers=LAYERS,
+        token_rows=torch.arange(VOCABULARY),
+        bytes_read=0,
+        random_weights=True,
+        fingerprint={},
+    )
+
+
+def prompts(padding: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of two prompts, the second padded."""
+    ids = torch.randint(1, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    if padding == "right":
+        mask[1, -PADDING:] = 0
+    elif padding == "left":
+        mask[1, :PADDING] = 0
+    return ids * mask, mask
+
+
+def sets_and_regions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two query sets, all and every third; three regions that share out the keys, one of them in two pieces."""
+    every = torch.arange(LENGTH)
+    sets = torch.stack([every >= 0, every % 3 == 0]).expand(2, -1, -1)
+    filler = (every >= 15) & (every < 25)
+    regions = torch.stack([every < 5, filler, (every >= 5) & ~filler]).expand(2, -1, -1)
+    return sets, regions
+
+
+def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
+    """The capture that all comparisons are about: a block is 16 queries, which does not divide the length."""
+    ids, mask = prompts(padding)
+    sets, regions = sets_and_regions()
+    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **{"chunk": 16, **more})
+
+
+def eager(loaded: LoadedModel, padding: str) -> dict[int, torch.Tensor]:
+    """The whole model's attention weights, in float64, by layer; rows of padding are NaN."""
+    ids, mask = prompts(padding)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    out = loaded.model(input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True)
+    hidden = mask[:, None, :, None] == 0
+    return {layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS}
+
+
+def reference(weights: torch.Tensor, padding: str, window: int | None) -> dict[str, torch.Tensor]:
+    """The definitions, written out on a whole attention matrix."""
+    _, mask = prompts(padding)
+    sets, regions = sets_and_regions()
+    query, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    real = mask.bool()
+    later = sets[:, :, :, None] & (query > key) & real[:, None, :, None] & real[:, None, None, :]
+    seen = later & (query - key < (window or LENGTH))
+    strictly = weights.nan_to_num()[:, None] * later[:, :, None]
+    parts = weights[..., None, :] * regions[:, None, None]
+    share = parts / parts.sum(-1, keepdim=True)
+    return {
+        "column_mean": strictly.sum(-2) / later.sum(-2)[:, :, None],
+        "visible_mean": strictly.sum(-2) / seen.sum(-2)[:, :, None],
+        "column_count": later.sum(-2),
+        "visible_count": seen.sum(-2),
+        "region_mass": parts.sum(-1),
+        "region_entropy": -torch.xlogy(share, share).sum(-1),
+    }
+
+
+def window_of(loaded: LoadedModel, layer: int) -> int | None:
+    """The layer's sliding window, as its config has it."""
+    types = getattr(loaded.config, "layer_types", None)
+    if types is not None and types[layer] != "sliding_attention":
+        return None
+    return getattr(loaded.config, "sliding_window", None)
+
+
+def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference; infinite where one is NaN and the other is not."""
+    if not torch.equal(found.isnan(), expected.isnan()):
+        return float("inf")
+    return float((found.double() - expected.double()).abs().nan_to_num().max())
+
+
+def errors(model_type: str, padding: str) -> dict[str, float]:
+    """Largest error of each measure over layers 0 to 2, all heads, queries and keys."""
+    loaded = build(model_type)
+    found = ask(loaded, padding)
+    worst: dict[str, float] = {}
+    for layer, weights in eager(loaded, padding).items():
+        for name, expected in reference(weights, padding, window_of(loaded, layer)).items():
+            error = largest_error(getattr(found[layer], name), expected)
+            worst[name] = max(error, worst.get(name, 0.0))
+    return worst
+
+
+def table() -> str:
+    """Largest error of any measure, by architecture and padding, as Markdown."""
+    lines = [
+        "| architecture | " + " | ".join(f"{p} padding" for p in PADDINGS) + " |",
+        "|---|" + "---|" * len(PADDINGS),
+    ]
+    for model_type in ARCHITECTURES:
+        cells = [f"{max(errors(model_type, padding).values()):.1e}" for padding in PADDINGS]
+        lines.append(f"| {model_type} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
