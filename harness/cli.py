@@ -157,8 +157,8 @@ def _check_tasks(name: str) -> None:
     from harness.conditions import named_conditions
     from harness.datasets import load_math500
     from harness.documents import Model
+    from harness.prompt_checks import check_condition
     from harness.prompts import Layout
-    from harness.tokenization import check_condition
 
     model = Model.from_arguments({"pretrained": name})
     assert model is not None

@@ -11,16 +11,9 @@ from harness import resources
 from harness.conditions import Condition
 from harness.datasets import Dataset
 from harness.errors import ConfigError
-from harness.prompts import Layout, build_prompt
-from harness.tokenization import (
-    ConditionCheck,
-    check_condition,
-    check_context,
-    context_length,
-    fit_filler,
-    has_system_turn,
-    load_tokenizer,
-)
+from harness.prompt_checks import ConditionCheck, check_condition, check_context
+from harness.prompts import Layout, Prompt, Segment, build_prompt
+from harness.tokenization import context_length, fit_filler, has_system_turn, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -132,6 +125,16 @@ def build_documents(
             }
         )
     return documents
+
+
+def document_prompt(document: Mapping[str, Any]) -> Prompt:
+    """The prompt that a document of `build_documents` holds, segments and turns."""
+    segments = tuple(Segment(**segment) for segment in document["segments"])
+    size, length = 0, 0
+    while length < len(document["system"]):
+        length += len(segments[size].text)
+        size += 1
+    return Prompt(segments=segments, system_size=size)
 
 
 def check_documents(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,12 +13,13 @@ from harness import resources
 from harness.conditions import Condition
 from harness.config import RunConfig
 from harness.datasets import Dataset
-from harness.documents import Model, build_documents, check_documents
+from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, PromptMismatchError
-from harness.prompts import Layout, Prompt, Segment
+from harness.prompt_checks import ConditionCheck
+from harness.prompts import Layout
 from harness.samples import Request, hash_prompts
 from harness.sampling import Sampling, sample_seed
-from harness.tokenization import ConditionCheck, encode, hash_token_ids, render
+from harness.tokenization import encode, hash_token_ids, render
 from harness.vllm_adapter import engine_arguments
 
 
@@ -121,7 +122,7 @@ class Plan:
                     prompt_sha256=row["prompt_sha256"],
                     prompt_token_sha256=row["prompt_token_sha256"],
                     sampling=sampling,
-                    turns=tuple(_prompt(row["doc"]).messages) if chat_api else None,
+                    turns=tuple(document_prompt(row["doc"]).messages) if chat_api else None,
                 )
 
     def describe(self) -> str:
@@ -168,7 +169,7 @@ class Plan:
         )
         rows = []
         for place, document in enumerate(documents):
-            prompt = _prompt(document)
+            prompt = document_prompt(document)
             text = prompt.text if self.model is None else render(prompt, arm.layout, self.model.tokenizer)
             ids = None if self.model is None else encode(text, self.model.tokenizer)[0]
             self._token_ids[text] = ids
@@ -242,13 +243,3 @@ def task_version() -> float:
     Loader.add_constructor("!function", lambda loader, node: None)
     text = (resources.folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
     return float(yaml.load(text, Loader)["metadata"]["version"])
-
-
-def _prompt(document: Mapping[str, Any]) -> Prompt:
-    """The prompt that a document holds."""
-    segments = tuple(Segment(**segment) for segment in document["segments"])
-    size, length = 0, 0
-    while length < len(document["system"]):
-        length += len(segments[size].text)
-        size += 1
-    return Prompt(segments=segments, system_size=size)

@@ -1,23 +1,18 @@
-"""Prompts as the model sees them: templating, token ids, and the proof that a filler is what it claims to be.
-
-Two facts are checked for every prompt: the filler has exactly its count of tokens, each its own, and the problem's
-token ids are the same as without a filler. Without the first the condition is not the one named; without the second
-two conditions differ in more than the filler.
-"""
+"""Prompts as the model sees them: templating, token ids, and where each segment's tokens lie."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.conditions import Condition, Filler, Sentence, named_condition
+from harness.conditions import Condition, Filler, Sentence
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.prompts import SEPARATOR, Layout, Prompt, build_prompt
+from harness.prompts import SEPARATOR, Layout, Prompt, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -168,7 +163,7 @@ def measure(
         PromptMismatchError: the chat template changed or dropped a segment, so that it cannot be found again.
     """
     text = render(prompt, layout, tokenizer)
-    spans = _find_segments(prompt, text)
+    spans = find_segments(prompt, text)
     token_ids, offsets = encode(text, tokenizer)
     fillers = [span for role, span in spans if role == "filler"]
     problems = [span for role, span in spans if role == "problem"]
@@ -193,6 +188,42 @@ def measure(
         prompt_token_ids=token_ids,
         problem_token_ids=tuple(problem_ids),
     )
+
+
+def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
+    """Role and half-open character span of each segment in the templated text; what lies between them is template.
+
+    Neighbouring segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
+    elsewhere. Templates may trim a turn's outer blanks, so it is looked for as it is, then without them; a separator
+    that was trimmed away is left out.
+
+    Raises:
+        PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
+    """
+    spans: list[tuple[Role, tuple[int, int]]] = []
+    turns = (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :])
+    search_from = 0
+    for turn in turns:
+        whole = "".join(segment.text for segment in turn)
+        if not whole.strip():
+            continue
+        body = whole if text.find(whole, search_from) >= 0 else whole.strip()
+        found = text.find(body, search_from)
+        if found < 0:
+            raise PromptMismatchError(
+                f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
+                "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+            )
+        if text.count(body) != 1 and turn is turns[1] and turns[0]:
+            found = text.rfind(body)
+        search_from = found + len(body)
+        at = found - whole.index(body)
+        for segment in turn:
+            low, high = max(at, found), min(at + len(segment.text), found + len(body))
+            if low < high or segment.role != "separator":
+                spans.append((segment.role, (low, high)))
+            at += len(segment.text)
+    return spans
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
@@ -230,109 +261,6 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
             return filler.text()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionCheck:
-    """What the prompts of one condition look like in one layout, over all problems.
-
-    Attributes:
-        condition, layout: Which.
-        count: Tokens that the filler should have.
-        filler_tokens, straddling, merged: Least and most over the prompts.
-        filler_span: The first prompt's.
-        prompt_tokens: Length of each prompt in tokens.
-        prompt_sha256: Hash of each prompt's token ids.
-        same_problem_ids: Prompts whose problem ids equal those without filler.
-        violations: What breaks the guarantees, in words; empty when sound.
-    """
-
-    condition: str
-    layout: Layout
-    count: int
-    filler_tokens: tuple[int, int]
-    straddling: tuple[int, int]
-    merged: tuple[int, int]
-    filler_span: tuple[int, int] | None
-    prompt_tokens: tuple[int, ...]
-    prompt_sha256: tuple[str, ...]
-    same_problem_ids: int
-    violations: tuple[str, ...]
-
-    def refuse(self, model: str) -> None:
-        """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
-        if self.violations and self.layout is not Layout.AS_PUBLISHED:
-            raise PromptMismatchError(
-                f"Condition {self.condition!r}, layout {self.layout}, {model}: {self.violations[0]}"
-            )
-
-
-def check_condition(
-    problems: Mapping[str, str],
-    condition: Condition,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    instruction: str | None = None,
-) -> ConditionCheck:
-    """Build and measure every prompt of a condition, beside the same problem without a filler."""
-    text = fit_filler(condition, tokenizer)
-    system_turn = has_system_turn(tokenizer)
-    count = 0 if condition.filler is None else condition.filler.count
-    unit = condition.filler.unit if isinstance(condition.filler, Filler) else None
-    baseline = named_condition("wo")
-    reports: list[TokenReport] = []
-    violations: list[str] = []
-    same = 0
-    for key, problem in problems.items():
-
-        def report(chosen: Condition, inserted: str, key: str = key, problem: str = problem) -> TokenReport:
-            prompt = build_prompt(
-                problem,
-                chosen,
-                filler_text=inserted,
-                layout=layout,
-                key=key,
-                system_turn=system_turn,
-                instruction=instruction,
-            )
-            return measure(prompt, layout, tokenizer, unit=unit)
-
-        got = report(condition, text)
-        reports.append(got)
-        same_here = condition.filler is None or got.problem_token_ids == report(baseline, "").problem_token_ids
-        same += same_here
-        if got.straddling:
-            violations.append(f"problem {key}: {got.straddling} tokens cover filler and neighbouring text at once.")
-        if got.filler_tokens != count:
-            violations.append(_explain_count(condition, got, count))
-        if not same_here:
-            violations.append(f"problem {key}: its token ids differ from those without a filler.")
-    return ConditionCheck(
-        condition=condition.name,
-        layout=layout,
-        count=count,
-        filler_tokens=_range(r.filler_tokens for r in reports),
-        straddling=_range(r.straddling for r in reports),
-        merged=_range(r.merged for r in reports),
-        filler_span=reports[0].filler_span,
-        prompt_tokens=tuple(len(r.prompt_token_ids) for r in reports),
-        prompt_sha256=tuple(r.sha256 for r in reports),
-        same_problem_ids=same,
-        violations=tuple(dict.fromkeys(violations)),
-    )
-
-
-def check_context(check: ConditionCheck, context_length: int, generated: int) -> None:
-    """Raise PromptMismatchError if the longest prompt and its completion do not fit the context."""
-    longest = max(check.prompt_tokens)
-    if longest + generated > context_length:
-        raise PromptMismatchError(
-            f"Condition {check.condition!r}, layout {check.layout}: the longest prompt has {longest} tokens, and with "
-            f"{generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
-            "prompt would be cut. Lower max_gen_toks (stock lm_eval: also say so with --metadata "
-            "'{\"max_gen_toks\": N}'), or raise max_model_len if the model allows it."
-        )
-
-
 def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
     """Positions that the model's config allows; None where it does not say."""
     from transformers import AutoConfig
@@ -345,63 +273,9 @@ def context_length(name: str, *, revision: str | None = None, trust_remote_code:
     return getattr(config, "max_position_embeddings", None)
 
 
-def _explain_count(condition: Condition, got: TokenReport, count: int) -> str:
-    filler = condition.filler
-    unit = filler.unit if isinstance(filler, Filler) else None
-    if unit is not None and got.filler_tokens > count:
-        return (
-            f"the tokenizer splits the unit {unit!r}: {count} units became {got.filler_tokens} tokens, expected "
-            f"{count}. Choose a unit that is one token."
-        )
-    if got.merged or got.filler_tokens < count:
-        return (
-            f"the tokenizer merges neighbouring units: expected {count} filler tokens, got {got.filler_tokens} "
-            f"({got.merged} of them cover several units, {got.straddling} reach beyond the filler). "
-            "Separate the units, for instance with `separator: ' '`."
-        )
-    return f"expected {count} filler tokens, got {got.filler_tokens}. Choose another filler for this tokenizer."
-
-
 def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Token ids of a filler as it stands in a prompt, between two separators."""
     low, high = len(SEPARATOR) + 1, len(SEPARATOR) + 1 + len(text)
     encoded = tokenizer(f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False)
     pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [i for i, (start, end) in pairs if start < end and start < high and low < end]
-
-
-def _find_segments(prompt: Prompt, text: str) -> list[tuple[str, tuple[int, int]]]:
-    """Character spans of instruction, filler and problem in the templated text.
-
-    Neighbouring segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
-    elsewhere. Templates may trim a turn's outer blanks, hence the stripped search.
-    """
-    spans: list[tuple[str, tuple[int, int]]] = []
-    turns = (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :])
-    search_from = 0
-    for turn in turns:
-        whole = "".join(segment.text for segment in turn)
-        if not whole.strip():
-            continue
-        body = whole.strip()
-        found = text.find(body, search_from)
-        if found < 0:
-            raise PromptMismatchError(
-                f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-                "prompt. Use the layout `raw`, or a template that keeps turns as they are."
-            )
-        if text.count(body) != 1 and turn is turns[1] and turns[0]:
-            found = text.rfind(body)
-        search_from = found + len(body)
-        at = found - (len(whole) - len(whole.lstrip()))
-        for segment in turn:
-            low, high = max(at, found), min(at + len(segment.text), found + len(body))
-            if segment.role != "separator":
-                spans.append((segment.role, (low, high)))
-            at += len(segment.text)
-    return spans
-
-
-def _range(values: Iterable[int]) -> tuple[int, int]:
-    seen: Sequence[int] = list(values)
-    return min(seen), max(seen)

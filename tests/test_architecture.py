@@ -27,6 +27,7 @@ LIGHT = [
     "harness.leaderboard",
     "harness.plan",
     "harness.progress",
+    "harness.prompt_checks",
     "harness.prompts",
     "harness.records",
     "harness.run_folder",

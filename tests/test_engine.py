@@ -21,9 +21,9 @@ import pytest
 from harness import load_run, resources
 from harness.conditions import named_condition
 from harness.datasets import load_demo
+from harness.prompt_checks import check_condition
 from harness.prompts import Layout
 from harness.run_folder import read_identity
-from harness.tokenization import check_condition
 from tests.conftest import BUDGET, LIMIT
 
 pytestmark = pytest.mark.engine
@@ -225,6 +225,43 @@ def test_local_chat_completions_give_the_same_samples(our_run, served, lm_eval, 
         lm_eval, tmp_path, "--model", "local-chat-completions", "--model_args", arguments, "--apply_chat_template"
     )
     assert list(theirs["completion"]) == list(ours(our_run[0], "chat")["completion"])
+
+
+@pytest.mark.slow
+def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
+    done = mless(
+        *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(tmp_path / "run"), "--quiet"),
+        *("--set", "model.backend=local-completions", "--set", f"max_gen_toks={BUDGET}"),
+        *(
+            "--set",
+            f"model.arguments={{model: demo, base_url: {served}/completions, tokenizer: {DEMO}, "
+            "tokenizer_backend: huggingface, max_length: 4096, num_concurrent: 8}",
+        ),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs, mine = ours(tmp_path / "run", "raw"), ours(our_run[0], "raw")
+    for column in ("problem_id", "prompt_sha256", "completion"):
+        assert list(theirs[column]) == list(mine[column])
+
+
+@pytest.mark.slow
+def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_run, served, mless, tmp_path):
+    server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {DEMO}, num_concurrent: 8}}"
+    flags = ["model.backend=local-chat-completions", f"model.arguments={server}", "layouts=[chat]"]
+    flags += [f"max_gen_toks={BUDGET}"]
+    sampled = ["sampling={temperature: 1.2}", "samples_per_problem=3", "conditions=[wo]"]
+    for folder, extra in (("greedy", []), ("sampled", sampled)):
+        done = mless(
+            *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(tmp_path / folder), "--quiet"),
+            *(part for flag in flags + extra for part in ("--set", flag)),
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    theirs, mine = ours(tmp_path / "greedy", "chat"), ours(our_run[0], "chat")
+    assert list(theirs["problem_id"]) == list(mine["problem_id"])
+    assert list(theirs["completion"]) == list(mine["completion"])
+    frame = load_run(tmp_path / "sampled")
+    assert frame["seed"].nunique() == 3 * LIMIT
+    assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()
 
 
 def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval, tmp_path):
