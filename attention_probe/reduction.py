@@ -107,8 +107,9 @@ class Readout:
                     f"{list(given.shape)}."
                 )
         asked = self.entropy_regions | ({self.output_region} if self.output_region is not None else set())
-        if not asked <= set(range(self.key_regions.shape[1])):
-            raise ValueError(f"Regions {sorted(asked)} are asked for, and there are {self.key_regions.shape[1]}.")
+        outside = sorted(asked - set(range(self.key_regions.shape[1])))
+        if outside:
+            raise ValueError(f"Regions {outside} are asked for, and there are {self.key_regions.shape[1]}, from 0.")
 
     def regions(self) -> tuple[Region, ...]:
         """Each region as a span."""

@@ -7,7 +7,8 @@ the whole model's `output_attentions=True`, averaged in float64.
 from __future__ import annotations
 
 import torch
-from transformers import AutoConfig, AutoModel
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from attention_probe.capture import Capture, capture
 from attention_probe.loading import LoadedModel
@@ -26,6 +27,8 @@ SHAPE = {
     "max_position_embeddings": 128,
     "initializer_range": 0.2,  # enough for weights far from uniform
     "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 LLAMA_31 = {
     "rope_type": "llama3",
@@ -35,6 +38,7 @@ LLAMA_31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
 ARCHITECTURES = {
     "qwen2": {},
     "qwen3": {},
@@ -50,21 +54,28 @@ ARCHITECTURES = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "intermediate_size": 32,
+        "rope_parameters": {**YARN, "original_max_position_embeddings": 32},
     },
 }
 PADDINGS = ("none", "right", "left")
 
 
-def build(model_type: str, **changes: object) -> LoadedModel:
+def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
     """A tiny random model of an architecture, with all of its layers."""
     settings = {**SHAPE, **ARCHITECTURES.get(model_type, {}), **changes}
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(5)
-    model = AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+
+
+def build(model_type: str, **changes: object) -> LoadedModel:
+    """The same model cut after layer 2."""
+    model = build_whole(model_type, **changes)
+    del next(module for module in model.modules() if isinstance(module, nn.ModuleList))[LAYERS[-1] + 1 :]
     return LoadedModel(
         name=f"tiny {model_type}",
         model=model,
-        config=config,
+        config=model.config,
         layers=LAYERS,
         token_rows=torch.arange(VOCABULARY),
         bytes_read=0,
@@ -100,11 +111,11 @@ def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
     return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **{"chunk": 16, **more})
 
 
-def eager(loaded: LoadedModel, padding: str) -> dict[int, torch.Tensor]:
+def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
     """The whole model's attention weights, in float64, by layer; rows of padding are NaN."""
     ids, mask = prompts(padding)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    out = loaded.model(input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, output_attentions=True)
     hidden = mask[:, None, :, None] == 0
     return {layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS}
 
@@ -130,12 +141,12 @@ def reference(weights: torch.Tensor, padding: str, window: int | None) -> dict[s
     }
 
 
-def window_of(loaded: LoadedModel, layer: int) -> int | None:
+def window_of(model: PreTrainedModel, layer: int) -> int | None:
     """The layer's sliding window, as its config has it."""
-    types = getattr(loaded.config, "layer_types", None)
+    types = getattr(model.config, "layer_types", None)
     if types is not None and types[layer] != "sliding_attention":
         return None
-    return getattr(loaded.config, "sliding_window", None)
+    return getattr(model.config, "sliding_window", None)
 
 
 def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -147,11 +158,11 @@ def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def errors(model_type: str, padding: str) -> dict[str, float]:
     """Largest error of each measure over layers 0 to 2, all heads, queries and keys."""
-    loaded = build(model_type)
-    found = ask(loaded, padding)
+    whole = build_whole(model_type)
+    found = ask(build(model_type), padding)
     worst: dict[str, float] = {}
-    for layer, weights in eager(loaded, padding).items():
-        for name, expected in reference(weights, padding, window_of(loaded, layer)).items():
+    for layer, weights in eager(whole, padding).items():
+        for name, expected in reference(weights, padding, window_of(whole, layer)).items():
             error = largest_error(getattr(found[layer], name), expected)
             worst[name] = max(error, worst.get(name, 0.0))
     return worst
