@@ -104,7 +104,7 @@ def rank_heads(
     )
     size = mean if guaranteed else t
     order = np.lexsort((heads, layers, -np.nan_to_num(np.abs(size), nan=-1.0)))
-    frame = frame.iloc[order].reset_index(drop=True)
+    frame = frame.take(order).reset_index(drop=True)
     frame.insert(0, "rank", np.arange(1, len(frame) + 1))
     count, exact = _flip_count(len(chosen), draws)
     frame.attrs = {
@@ -176,7 +176,7 @@ def _flips(size: int, count: int, exact: bool, seed: int) -> Iterator[NDArray[np
             bits = (np.arange(start, start + rows)[:, None] >> np.arange(size)) & 1
         else:
             bits = random.integers(0, 2, size=(rows, size))
-        yield 1.0 - 2.0 * bits
+        yield np.where(bits, -1.0, 1.0)
 
 
 def _note(

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import safetensors.numpy
@@ -242,10 +242,10 @@ class AttentionTraces:
     def _trace(self, row: Sequence[Any]) -> Trace:
         *entry, facts, measures, arrays = row
         known = _entry(entry)
-        told = json.loads(_unseal(self.path, facts))
+        told: dict[str, Any] = json.loads(_unseal(self.path, facts))
         told |= {name: getattr(known, name) for name in known.__slots__ if name != "size"}
-        told["tokens"] = tuple(told["tokens"])
-        return Trace(**told, measures=_unpack(self.path, measures), **_unpack(self.path, arrays))
+        told |= _unpack(self.path, arrays) | {"measures": _unpack(self.path, measures)}
+        return Trace(**told | {"tokens": tuple(told["tokens"])})
 
 
 def _entry(row: Sequence[Any]) -> TraceEntry:
@@ -263,7 +263,7 @@ def _pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _unpack(path: Path, blob: bytes) -> dict[str, NDArray[Any]]:
-    return cast("dict[str, NDArray[Any]]", safetensors.numpy.load(_unseal(path, blob)))
+    return safetensors.numpy.load(_unseal(path, blob))
 
 
 def _seal(content: bytes) -> bytes:
