@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
+from attention_probe.curve import Curve, as_frame
 from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
 from harness import resources
 from harness.errors import ConfigError
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from attention_probe.curves import Curve
+    from matplotlib.legend import Legend
 
 Width = Literal["column", "page"]
 
@@ -83,14 +84,13 @@ class PanelCurves:
         """What a reader must know before reading the panel."""
         stamps = ["random weights"] if self.random_weights else []
         if self.on_outcome:
-            flip = self.panel.prompts.flip
-            stamps.append("selected on outcome" + (f": {flip.replace('_', ' ')}" if flip else ""))
+            stamps.append("selected on outcome")
         return stamps
 
     @property
     def prompts(self) -> int:
         """The number of prompts averaged."""
-        return max((int(curve.count.max()) for curve in self.curves if curve.count.size), default=0)
+        return max(curve.prompts for curve in self.curves)
 
     @property
     def fewest(self) -> int:
@@ -101,7 +101,7 @@ class PanelCurves:
 
     @property
     def region(self) -> tuple[float, float] | None:
-        """The inserted tokens' positions, half-open, over all curves of the panel."""
+        """What to shade: from the first curve's first inserted token to the last curve's last."""
         regions = [curve.filler_region for curve in self.curves if curve.filler_region is not None]
         if not regions or self.panel.shows.region is None or self.panel.shows.view == "aligned":
             return None
@@ -199,11 +199,12 @@ def draw_figure(
         places, bar_axes = _lay_out(figure, config, width)
         for place, axes in places.items():
             _draw_panel(axes, by_place[place], size)
-        _label_axes(places, by_place, config, size)
+        _label_axes(places, by_place, config, size, figure.get_figwidth())
         if bars is not None and config.bars is not None and bar_axes is not None:
             plot_accuracy_bars(bar_axes, bars.table, title=config.bars.title, font_size=size - 1)
             _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars.reference else [], size)
             bar_axes.legend(loc="upper right")
+            bar_axes.tick_params(axis="x", labelsize=size - 1)
         note = _note(config, [by_place[place] for place in expected], bars)
         letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
         figure.supxlabel(textwrap.fill(note, letters), x=0.01, ha="left", fontsize=size - 1, color="#444444")
@@ -234,56 +235,46 @@ def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars 
     """Every number that the figure shows, one row a point; layer and head are indices from 0, `label` counts from 1."""
     import pandas
 
-    return pandas.DataFrame([*_curve_rows(drawn), *_bar_rows(config, bars)]).assign(figure=config.name)
+    frames = list(_curve_rows(drawn))
+    if bars is not None and config.bars is not None:
+        frames.append(_bar_rows(config.bars, bars))
+    rows = [row for frame in frames for row in frame.to_dict("records")]
+    table = pandas.DataFrame(rows).assign(figure=config.name)
+    leading = ["figure", "kind", "panel", "row", "column", "model", "condition", "legend"]
+    return table[[*leading, *(name for name in table.columns if name not in leading)]]
 
 
-def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[dict[str, Any]]:
+def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[pandas.DataFrame]:
     for d in drawn:
         for kind, curves in (("curve", d.curves), ("control", d.controls)):
             for curve in curves:
-                start, stop = curve.filler_region or (np.nan, np.nan)
-                fixed = {
-                    "kind": kind,
-                    "panel": d.panel.title,
-                    "row": d.panel.row,
-                    "column": d.panel.column,
-                    "model": d.panel.model or str(d.panel.architecture),
-                    "layer": curve.layer,
-                    "head": curve.head,
-                    "label": d.panel.head.label,
-                    "condition": curve.condition,
-                    "legend": d.panel.shows.series[curve.condition].label,
-                    "view": curve.view,
-                    "definition": curve.definition,
-                    "first_token_excluded": curve.first_token_excluded,
-                    "random_weights": d.random_weights,
-                    "on_outcome": d.on_outcome,
-                    "filler_start": start,
-                    "filler_stop": stop,
-                    "unit": "attention weight",
-                }
-                for i, x in enumerate(curve.x):
-                    low = np.nan if curve.low is None else curve.low[i]
-                    high = np.nan if curve.high is None else curve.high[i]
-                    yield {**fixed, "x": x, "mean": curve.mean[i], "low": low, "high": high, "count": curve.count[i]}
+                yield as_frame([curve]).assign(
+                    kind=kind,
+                    panel=d.panel.title,
+                    row=d.panel.row,
+                    column=d.panel.column,
+                    model=d.panel.model or str(d.panel.architecture),
+                    legend=d.panel.shows.series[curve.condition].label,
+                    random_weights=d.random_weights,
+                    on_outcome=d.on_outcome,
+                    unit="share of a query's attention",
+                )
 
 
-def _bar_rows(config: FigureConfig, bars: Bars | None) -> Iterator[dict[str, Any]]:
-    if bars is None or config.bars is None:
-        return
-    for row in bars.table.to_dict("records"):
-        yield {
-            "kind": "reference bar" if bars.reference else "bar",
-            "panel": config.bars.title,
-            "model": row["model"],
-            "condition": row["condition"],
-            "legend": LABELS.get(row["condition"], row["condition"]),
-            "unit": "percent",
-            "mean": row["accuracy"],
-            "low": row["accuracy"] - row["standard_error"],
-            "high": row["accuracy"] + row["standard_error"],
-            "count": row["n"],
-        }
+def _bar_rows(config: BarsConfig, bars: Bars) -> pandas.DataFrame:
+    table = bars.table[["model", "layout", "condition"]]
+    accuracy, error = bars.table["accuracy"], bars.table["standard_error"]
+    return table.assign(
+        kind="reference bar" if bars.reference else "bar",
+        panel=config.title,
+        legend=[LABELS.get(condition, condition) for condition in table["condition"]],
+        unit="percent",
+        mean=accuracy,
+        low=accuracy - error,
+        high=accuracy + error,
+        count=bars.table["n"],
+        note=bars.reference,
+    )
 
 
 def _style(size: float) -> dict[str, Any]:
@@ -335,31 +326,40 @@ def _lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[t
     }
     bar_axes = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
     inches = 7.0 if width == "page" else 3.3
-    figure.set_size_inches(inches, 0.35 + (1.75 if width == "page" else 1.5) * (down + 1.35 * above))
+    figure.set_size_inches(inches, 0.35 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
     return places, bar_axes
 
 
 def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
     panel, shows = drawn.panel, drawn.panel.shows
     if drawn.region is not None:
-        # tokens stand at whole positions: the first one shaded is `start`, the last `stop - 1`
-        start, stop = drawn.region
-        axes.axvspan(start - 0.5, stop - 0.5, color="#dedede", linewidth=0, zorder=0)
+        axes.axvspan(*drawn.region, color="#dedede", linewidth=0, zorder=0)
     for curve in drawn.curves:
         colour = COLOURS[panel.colours[curve.condition]]
-        label = shows.series[curve.condition].label
-        axes.plot(curve.x, curve.mean, color=colour, linewidth=0.9, label=label, gid=curve.condition)
+        x, mean, low, high = _with_gaps(curve)
+        axes.plot(x, mean, color=colour, linewidth=0.9, label=shows.series[curve.condition].label)
         if shows.fill:
-            axes.fill_between(curve.x, 0, curve.mean, color=colour, alpha=0.12, linewidth=0)
-        if curve.low is not None and curve.high is not None:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.22, linewidth=0)
+            axes.fill_between(x, 0, mean, color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
+    dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
     for curve in drawn.controls:
-        colour = COLOURS[panel.colours[curve.condition]]
-        axes.plot(curve.x, curve.mean, color=colour, linewidth=0.6, linestyle=(0, (3, 1.5)), label="_control")
+        x, mean, *_ = _with_gaps(curve)
+        axes.plot(x, mean, color=COLOURS[panel.colours[curve.condition]], label="_control", **dashed)
     if drawn.controls:
-        axes.plot([], [], color="#555555", linewidth=0.6, linestyle=(0, (3, 1.5)), label="not flipped (controls)")
+        axes.plot([], [], color="#555555", label="not flipped (controls)", **dashed)
     axes.set_xlim(*shows.limits)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _with_gaps(curve: Curve) -> NDArray[np.float64]:
+    """x, mean, low and high, [4, position]; NaN where there is no value, so that lines break there."""
+    x = np.arange(curve.x[0], curve.x[-1] + 1, dtype=np.float64)
+    spread = np.full((4, len(x)), np.nan)
+    spread[0] = x
+    for target, line in zip(spread[1:], (curve.mean, curve.low, curve.high), strict=True):
+        if line is not None:
+            target[curve.x - curve.x[0]] = line
+    return spread
 
 
 def _label_axes(
@@ -367,24 +367,28 @@ def _label_axes(
     by_place: Mapping[tuple[int, int], PanelCurves],
     config: FigureConfig,
     size: float,
+    inches: float,
 ) -> None:
     """Titles, stamps and axis labels; a y label that the panel to the left has already is not said again."""
-    figure_width = next(iter(places.values())).figure.get_figure(root=True).get_figwidth()  # type: ignore[union-attr]
+    from matplotlib.ticker import MaxNLocator
+
     for place, axes in places.items():
         drawn = by_place[place]
         spec = axes.get_subplotspec()
         assert spec is not None
-        share = figure_width / spec.get_gridspec().ncols
+        share = inches / spec.get_gridspec().ncols
         letters = int(share * 72 / (_GLYPH * size))
         _stamp(axes, _wrapped(drawn.panel.title, letters), drawn.stamps, size)
         left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
         left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
-        position = "Token position" + (f" ({' and '.join(left_out)} left out)" if left_out else "")
-        axes.set_xlabel(textwrap.fill(position, letters - 6))
+        said = f"({' and '.join(left_out)} left out)" if left_out else ""
+        words = ["Token position", *([said] if said else [])]
+        axes.set_xlabel((" " if len(" ".join(words)) < 0.8 * letters else "\n").join(words))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if letters > 38 else 3, steps=[1, 2, 4, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
         left = [other for other, a in places.items() if _is_left_of(a, axes)]
         if all(by_place[other].panel.definition != drawn.panel.definition for other in left):
-            words = f"{config.y_label} ({DEFINITIONS[drawn.panel.definition]})"
-            axes.set_ylabel(textwrap.fill(words, 20))
+            axes.set_ylabel(f"{config.y_label}\n({DEFINITIONS[drawn.panel.definition]})")
 
 
 def _is_left_of(one: Axes, other: Axes) -> bool:
@@ -427,16 +431,16 @@ def _make_room(
 ) -> None:
     """Raise each y axis so that legend and region label stand above the data, never on it."""
     for place, axes in places.items():
-        shows = by_place[place].panel.shows
-        axes.legend(loc=shows.legend, ncols=len(axes.get_legend_handles_labels()[0]))
+        entries = len(axes.get_legend_handles_labels()[0])
+        axes.legend(loc=by_place[place].panel.shows.legend, ncols=entries).set_in_layout(False)
     figure.draw_without_rendering()
     for place, axes in places.items():
-        legend, box = axes.get_legend(), axes.get_window_extent()
-        assert legend is not None
-        if legend.get_window_extent().width > box.width:
-            legend = axes.legend(loc=by_place[place].panel.shows.legend, ncols=1)
-            figure.draw_without_rendering()
-            box = axes.get_window_extent()
+        legend = _legend(axes)
+        if legend.get_window_extent().width > axes.get_window_extent().width:
+            axes.legend(loc=by_place[place].panel.shows.legend, ncols=1).set_in_layout(False)
+    figure.draw_without_rendering()
+    for place, axes in places.items():
+        legend, box = _legend(axes), axes.get_window_extent()
         taken = legend.get_window_extent().height / box.height + 0.03
         drawn = by_place[place]
         if drawn.region is not None:
@@ -449,16 +453,23 @@ def _make_room(
                 ha="center",
                 va="top",
                 fontstyle="italic",
+                fontsize=legend.get_texts()[0].get_fontsize(),
                 color="#444444",
             )
-            taken += word.get_window_extent(figure.canvas.get_renderer()).height / box.height + 0.03
+            if word.get_window_extent().x0 < box.x0:
+                word.set(x=low + 0.01 * (high - low), ha="left")
+            taken += word.get_window_extent().height / box.height + 0.03
         axes.set_ylim(0, _highest(drawn) / (1 - taken))
     if bar_axes is not None:
-        legend = bar_axes.get_legend()
-        assert legend is not None
         low, high = bar_axes.get_ylim()
-        taken = legend.get_window_extent().height / bar_axes.get_window_extent().height
+        taken = _legend(bar_axes).get_window_extent().height / bar_axes.get_window_extent().height
         bar_axes.set_ylim(low, low + (high - low) / (1 - taken))
+
+
+def _legend(axes: Axes) -> Legend:
+    legend = axes.get_legend()
+    assert legend is not None
+    return legend
 
 
 def _highest(drawn: PanelCurves) -> float:
@@ -484,12 +495,20 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     elif counts[0] == 1:
         sentences.append("One prompt.")
     else:
-        sentences.append(f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position.")
+        sentences.append(
+            f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position shown."
+        )
     if any(curve.low is not None for d in drawn for curve in d.curves):
         sentences.append("Bands: 95 % bootstrap intervals over prompts.")
-    controls = [max(int(c.count.max()) for c in d.controls) for d in drawn if d.controls]
+    flips = dict.fromkeys(
+        d.panel.prompts.flip.replace("_", " ") for d in drawn if d.on_outcome and d.panel.prompts.flip
+    )
+    sentences += [f"Selected on outcome: {flip}." for flip in flips]
+    controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
     if controls:
         sentences.append(f"Dashed: {min(controls)} matched problems that did not flip.")
+    notes = [curve.note for d in drawn for curve in (*d.curves, *d.controls) if curve.note]
+    sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
     sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
     if bars is not None and bars.reference:
         sentences.append(f"Bars: {bars.reference}.")

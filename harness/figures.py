@@ -61,7 +61,7 @@ def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_
         for x, height, error in zip(xs, heights, errors, strict=True):
             lift = 0 if error != error else error
             axes.annotate(
-                f"{height:.1f}",
+                f"{height:.1f}" if error == error else f"{height:g}",  # reference numbers as they were given
                 (x, height + lift),
                 xytext=(0, 3),
                 textcoords="offset points",
