@@ -9,42 +9,22 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
+from attention_probe import trace_file
 from attention_probe.measures import ARRAYS, MEASURES, Quantity
 from attention_probe.trace import Trace, TraceEntry, TraceHeader
 from harness.errors import ConfigError, JournalError
-from harness.journal import differences
 
 __all__ = ["ARRAYS", "MEASURES", "AttentionTraces", "Quantity", "Trace", "TraceEntry", "TraceHeader"]
-
-_KINDS = dict.fromkeys(("mean_all", "mean_common"), np.float32) | {"roles": np.int8}
-
-
-APPLICATION_ID, VERSION = 0x6D6C7373, 1
-_MAGIC = b"SQLite format 3\0"
-_ENTRY = "problem_id, condition, subject, level, outcome, control, prompt_sha256, size, filler_start, filler_stop"
-_RECORD = f"{_ENTRY}, facts, measures, arrays"
-# the small columns stand first: SQLite then need not walk the pages of the curves to reach the measures
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE header (value TEXT NOT NULL);
-CREATE TABLE receipt (value TEXT NOT NULL);
-CREATE TABLE trace (number INTEGER PRIMARY KEY, {_ENTRY}, facts BLOB NOT NULL, measures BLOB NOT NULL,
-                    arrays BLOB NOT NULL, UNIQUE (condition, problem_id));
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION};
-"""
 
 
 class AttentionTraces:
@@ -60,15 +40,11 @@ class AttentionTraces:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
-        with _clear_messages(path):
-            facts = json.loads(connection.execute("SELECT value FROM header").fetchone()[0])
-            self.header = TraceHeader(
-                **facts | {name: tuple(facts[name]) for name in ("layers", "conditions")},
-            )
-            self.receipts: tuple[dict[str, Any], ...] = tuple(
-                json.loads(value) for (value,) in connection.execute("SELECT value FROM receipt ORDER BY rowid")
-            )
-        self.receipt = self.receipts[0]
+        with trace_file.clear_messages(path):
+            facts, *_ = trace_file.read_texts(path, connection, "header")
+            self.header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
+            self.receipts = tuple(trace_file.read_texts(path, connection, "receipt"))
+            self.receipt = self.receipts[0]
 
     @classmethod
     def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
@@ -78,28 +54,32 @@ class AttentionTraces:
             JournalError: the file is torn or something else, cannot be written, or was begun with another model, other
                 layers or another definition.
         """
-        with _clear_messages(path):
+        facts, about = json.loads(json.dumps([asdict(header), dict(receipt)]))
+        with trace_file.clear_messages(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _check_magic(path)
+            trace_file.check_magic(path)
             connection = sqlite3.connect(path, timeout=30, isolation_level=None)
-            with _closed_on_error(connection):
+            with trace_file.closed_on_error(connection):
                 if not connection.execute("PRAGMA schema_version").fetchone()[0]:
-                    value = json.dumps(asdict(header)).replace("'", "''")
-                    connection.executescript(f"{_SCHEMA} INSERT INTO header VALUES ('{value}'); COMMIT;")
-                _check_kind(path, connection)
-                known = json.loads(connection.execute("SELECT value FROM header").fetchone()[0])
-                _check_same(path, known, json.loads(json.dumps(asdict(header))))
+                    connection.executescript(trace_file.SCHEMA)
+                    connection.execute("INSERT INTO header VALUES (?)", [trace_file.to_text(facts)])
+                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about)])
+                    connection.execute("COMMIT")
+                trace_file.check_kind(path, connection)
+                known, *_ = trace_file.read_texts(path, connection, "header")
+                trace_file.check_same(path, known, facts)
                 # a commit then is one append to the log and no wait for the disk: a killed process loses nothing, and
                 # after a power cut the file is whole up to some record
                 with suppress(sqlite3.OperationalError):  # a file system without shared memory has no such log
                     connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
-                joined = list(dict.fromkeys([*known["conditions"], *header.conditions]))
+                joined = list(dict.fromkeys([*known["conditions"], *facts["conditions"]]))
                 if joined != known["conditions"]:
-                    connection.execute("UPDATE header SET value = ?", [json.dumps(known | {"conditions": joined})])
-                last = connection.execute("SELECT value FROM receipt ORDER BY rowid DESC").fetchone()
-                if last is None or json.loads(last[0]) != json.loads(json.dumps(receipt)):
-                    connection.execute("INSERT INTO receipt VALUES (?)", [json.dumps(receipt)])
+                    connection.execute(
+                        "UPDATE header SET value = ?", [trace_file.to_text(known | {"conditions": joined})]
+                    )
+                if about != trace_file.read_texts(path, connection, "receipt")[-1]:
+                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about)])
                 return cls(path, connection)
 
     @classmethod
@@ -113,11 +93,11 @@ class AttentionTraces:
             raise JournalError(
                 f"{path} does not exist. Expected a trace file as `mless probe` makes it; check the path."
             )
-        with _clear_messages(path):
-            _check_magic(path)
+        with trace_file.clear_messages(path):
+            trace_file.check_magic(path)
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
-            with _closed_on_error(connection):
-                _check_kind(path, connection)
+            with trace_file.closed_on_error(connection):
+                trace_file.check_kind(path, connection)
                 return cls(path, connection)
 
     def append(self, trace: Trace) -> None:
@@ -138,16 +118,18 @@ class AttentionTraces:
             raise JournalError(
                 f"{self.path} already holds problem {trace.problem_id} under {trace.condition}. Ask `has` before."
             )
-        facts = {"tokens": trace.tokens, "activations": {**trace.activations}, "self_check": {**trace.self_check}}
+        entry = {name: getattr(trace, name) for name in trace_file.NAMES} | {"size": len(trace.tokens)}
+        told = {"tokens": trace.tokens, "activations": dict(trace.activations), "self_check": dict(trace.self_check)}
         row = (
-            *(trace.problem_id, trace.condition, trace.subject, trace.level, trace.outcome, int(trace.control)),
-            *(trace.prompt_sha256, len(trace.tokens), *(trace.filler_span or (None, None))),
-            _seal(json.dumps(facts).encode()),
-            _pack(trace.measures),
-            _pack({name: getattr(trace, name) for name in ARRAYS}),
+            *(*entry.values(), *(trace.filler_span or (None, None))),
+            trace_file.to_text(entry | {"filler_span": trace.filler_span} | told),
+            trace_file.pack(trace.measures),
+            trace_file.pack({name: getattr(trace, name) for name in ARRAYS}),
         )
-        with _clear_messages(self.path):
-            self._connection.execute(f"INSERT INTO trace ({_RECORD}) VALUES ({','.join('?' * len(row))})", row)
+        with trace_file.clear_messages(self.path):
+            self._connection.execute(
+                f"INSERT INTO trace ({trace_file.RECORD}) VALUES ({','.join('?' * len(row))})", row
+            )
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the record is there."""
@@ -161,7 +143,7 @@ class AttentionTraces:
             JournalError: it is damaged.
         """
         where = "WHERE condition = ? AND problem_id = ?"
-        rows = self._rows(_RECORD, where, (condition, problem_id))
+        rows = self._rows(trace_file.RECORD, where, (condition, problem_id))
         if not rows:
             raise ConfigError(
                 f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
@@ -175,7 +157,7 @@ class AttentionTraces:
         where, values = ("WHERE condition = ?", [condition]) if condition is not None else ("", [])
         for number, problem_id in self._rows("number, problem_id", f"{where} ORDER BY number", values):
             if wanted is None or problem_id in wanted:
-                row = self._rows(_RECORD, "WHERE number = ?", [number])[0]
+                row = self._rows(trace_file.RECORD, "WHERE number = ?", [number])[0]
                 yield self._trace(row)
 
     def measure(
@@ -187,7 +169,7 @@ class AttentionTraces:
             ConfigError: it was not recorded for one of the problems, or a problem is not there.
         """
         rows = self._rows("problem_id, measures", "WHERE condition = ? ORDER BY number", [condition])
-        found = {problem_id: _unpack(self.path, measures) for problem_id, measures in rows}
+        found = {problem_id: trace_file.unpack(self.path, measures) for problem_id, measures in rows}
         wanted = list(found) if problem_ids is None else list(problem_ids)
         if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
             known = sorted(set.intersection(*(set(measures) for measures in found.values()))) if found else []
@@ -202,7 +184,7 @@ class AttentionTraces:
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
-        return [_entry(row) for row in self._rows(_ENTRY, "ORDER BY number")]
+        return [_entry(row) for row in self._rows(trace_file.ENTRY, "ORDER BY number")]
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -229,119 +211,31 @@ class AttentionTraces:
 
     def close(self) -> None:
         """Put everything into the one file and close it."""
-        with _clear_messages(self.path):
+        with trace_file.clear_messages(self.path):
             # another process still reading is no error: then its closing does it
             with suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             self._connection.close()
 
     def _rows(self, columns: str, rest: str, values: Sequence[Any] = ()) -> list[Any]:
-        with _clear_messages(self.path):
+        with trace_file.clear_messages(self.path):
             return self._connection.execute(f"SELECT {columns} FROM trace {rest}", values).fetchall()
 
     def _trace(self, row: Sequence[Any]) -> Trace:
         *entry, facts, measures, arrays = row
-        known = _entry(entry)
-        told: dict[str, Any] = json.loads(_unseal(self.path, facts))
-        told |= {name: getattr(known, name) for name in known.__slots__ if name != "size"}
-        told |= _unpack(self.path, arrays) | {"measures": _unpack(self.path, measures)}
-        return Trace(**told | {"tokens": tuple(told["tokens"])})
+        known, told = _entry(entry), json.loads(trace_file.unseal(self.path, facts))
+        for name in ("tokens", "filler_span"):
+            told[name] = None if told[name] is None else tuple(told[name])
+        if any(told[name] != getattr(known, name) for name in TraceEntry.__slots__):
+            raise trace_file.torn(self.path, f"the record of problem {told['problem_id']} is filed as another")
+        del told["size"]
+        return Trace(
+            **told | trace_file.unpack(self.path, arrays) | {"measures": trace_file.unpack(self.path, measures)}
+        )
 
 
 def _entry(row: Sequence[Any]) -> TraceEntry:
-    *facts, start, stop = row
-    names = [name for name in TraceEntry.__slots__ if name != "filler_span"]
-    known = dict(zip(names, facts, strict=True))
+    *facts, size, start, stop = row
+    known = dict(zip(trace_file.NAMES, facts, strict=True))
     known["control"] = bool(known["control"])
-    return TraceEntry(**known, filler_span=None if start is None else (start, stop))
-
-
-def _pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    kinds = {name: _KINDS.get(name, np.int32 if name in ARRAYS else np.float32) for name in arrays}
-    whole = {name: np.ascontiguousarray(values, dtype=kinds[name]) for name, values in arrays.items()}
-    return _seal(safetensors.numpy.save(whole))
-
-
-def _unpack(path: Path, blob: bytes) -> dict[str, NDArray[Any]]:
-    return safetensors.numpy.load(_unseal(path, blob))
-
-
-def _seal(content: bytes) -> bytes:
-    """SQLite notices torn pages, not changed bytes within a blob: these carry a checksum of their own."""
-    return zlib.crc32(content).to_bytes(4, "big") + content
-
-
-def _unseal(path: Path, blob: bytes) -> bytes:
-    if zlib.crc32(blob[4:]).to_bytes(4, "big") != blob[:4]:
-        raise _torn(path, "the checksum of a record differs")
-    return blob[4:]
-
-
-def _check_magic(path: Path) -> None:
-    """An empty file is one that a kill left before its first page."""
-    if path.exists():
-        with path.open("rb") as stream:
-            start = stream.read(len(_MAGIC))
-        if start not in (b"", _MAGIC):
-            raise _foreign(path)
-
-
-def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
-    if not connection.execute("PRAGMA schema_version").fetchone()[0]:
-        raise JournalError(f"{path} holds no trace yet. Continue it with the `mless probe` that began it.")
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise _foreign(path)
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != VERSION:
-        raise JournalError(
-            f"{path} is of trace format {version}, this mless reads format {VERSION}. Probe again, or use the mless "
-            "that wrote it."
-        )
-
-
-def _check_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    changes = differences(known | {"conditions": []}, wanted | {"conditions": []})
-    if changes:
-        told = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
-        raise JournalError(
-            f"{path} holds traces of another kind, nothing was added. Changed: {told}. Undo the change to continue it, "
-            "or choose another --output."
-        )
-
-
-def _foreign(path: Path) -> JournalError:
-    return JournalError(
-        f"{path} is no trace file. Expected one that `mless probe` made; check the path. Nothing was touched."
-    )
-
-
-def _torn(path: Path, what: str) -> JournalError:
-    return JournalError(
-        f"{path} is torn or damaged ({what}). Nothing mless does leaves such a file: restore it from a copy, or delete "
-        "it and probe again."
-    )
-
-
-@contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
-
-
-@contextmanager
-def _clear_messages(path: Path) -> Iterator[None]:
-    """Turn SQLite's and the operating system's errors into ours."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise JournalError(
-            f"{path} cannot be read or written: {error}. Every record before is safe; free some space, wait for the "
-            "other process, or choose another path, and run the same command again."
-        ) from None
-    except (sqlite3.DatabaseError, json.JSONDecodeError, TypeError, KeyError) as error:
-        raise _torn(path, str(error)) from None
-    except OSError as error:
-        raise JournalError(f"{path} cannot be used: {error.strerror}. Choose a path that can.") from None
+    return TraceEntry(**known, size=size, filler_span=None if start is None else (start, stop))
