@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
+from attention_probe.curve import Definition, View
 from harness.conditions import DEFAULT_SEED, named_conditions
 from harness.config import DatasetConfig, explain, read_values
 from harness.errors import ConfigError
@@ -17,8 +18,6 @@ from harness.prompts import Layout
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
 
-View = Literal["aligned", "full"]
-Definition = Literal["common", "published"]
 Colour = Literal["blue", "red", "green", "orange"]
 
 _COLOURS: tuple[Colour, ...] = ("blue", "red", "green", "orange")

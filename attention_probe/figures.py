@@ -8,24 +8,20 @@ weights, selected on outcome, reference numbers), counts and bands in the note b
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from attention_probe.curve import Curve, as_frame
-from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
-from harness import resources
+from attention_probe.curve import Curve
+from attention_probe.figure_config import FigureConfig
+from attention_probe.figure_data import Bars, PanelCurves, figure_table
 from harness.errors import ConfigError
 from harness.figures import plot_accuracy_bars, save_figure
-from harness.leaderboard import LABELS
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
@@ -45,127 +41,6 @@ _EXPLAINED = {
 _STAMP = "#b00020"
 _GLYPH = 0.56
 """Width of an average letter, in font sizes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PanelCurves:
-    """What one panel draws.
-
-    Attributes:
-        panel: From the config.
-        curves: One a condition, in the config's order.
-        controls: Matched problems that did not flip, drawn thin and dashed.
-        random_weights: The model has the architecture but not the weights.
-        on_outcome: The problems were chosen by what the model answered.
-
-    Raises:
-        ConfigError: the curves are not those that the panel names.
-    """
-
-    panel: Panel
-    curves: tuple[Curve, ...]
-    controls: tuple[Curve, ...] = ()
-    random_weights: bool = False
-    on_outcome: bool = False
-
-    def __post_init__(self) -> None:
-        head, shows = self.panel.head, self.panel.shows
-        wanted = [(name, head.layer, head.head, shows.view, self.panel.definition) for name in shows.series]
-        for curves in (self.curves, self.controls or self.curves):
-            got = [(c.condition, c.layer, c.head, c.view, c.definition) for c in curves]
-            if got != wanted:
-                raise ConfigError(
-                    f"Panel {self.panel.title!r}: expected the curves (condition, layer, head, view, definition) "
-                    f"{wanted}, got {got}. Measure what the config names."
-                )
-
-    @property
-    def stamps(self) -> list[str]:
-        """What a reader must know before reading the panel."""
-        stamps = ["random weights"] if self.random_weights else []
-        if self.on_outcome:
-            stamps.append("selected on outcome")
-        return stamps
-
-    @property
-    def prompts(self) -> int:
-        """The number of prompts averaged."""
-        return max(curve.prompts for curve in self.curves)
-
-    @property
-    def fewest(self) -> int:
-        """The fewest prompts that any point shown stands on."""
-        low, high = self.panel.shows.limits
-        shown = [c.count[(c.x >= low) & (c.x <= high) & np.isfinite(c.mean)] for c in self.curves]
-        return min((int(count.min()) for count in shown if count.size), default=0)
-
-    @property
-    def region(self) -> tuple[float, float] | None:
-        """What to shade: from the first curve's first inserted token to the last curve's last."""
-        regions = [curve.filler_region for curve in self.curves if curve.filler_region is not None]
-        if not regions or self.panel.shows.region is None or self.panel.shows.view == "aligned":
-            return None
-        return min(start for start, _ in regions), max(stop for _, stop in regions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """Accuracies for the bars: rows as of `leaderboard.accuracy_table`; the source, if they are reference numbers."""
-
-    table: pandas.DataFrame
-    reference: str | None = None
-
-
-def read_bars(config: BarsConfig) -> Bars:
-    """The accuracies that a figure's bars show.
-
-    Raises:
-        ConfigError: the reference file is missing or not of the form that results/reference/ has, or a condition has
-            no accuracy.
-        RunError: a run is missing or unfinished.
-    """
-    import pandas
-
-    from harness.leaderboard import accuracy_table
-    from harness.records import load_run
-
-    if config.reference is not None:
-        table, source = _read_reference(config.reference)
-    else:
-        table, source = accuracy_table(pandas.concat([load_run(run) for run in config.runs])), None
-    where = config.reference or ", ".join(map(str, config.runs))
-    missing = [condition for condition in config.conditions if condition not in set(table["condition"])]
-    if missing:
-        raise ConfigError(
-            f"{where}: no accuracy for {', '.join(missing)}, expected {', '.join(config.conditions)}. "
-            "Run the missing conditions, or leave them out of the config's bars.conditions."
-        )
-    by_condition = [table[table["condition"] == condition] for condition in config.conditions]
-    return Bars(table=pandas.concat(by_condition, ignore_index=True), reference=source)
-
-
-def _read_reference(path: Path) -> tuple[pandas.DataFrame, str]:
-    import pandas
-
-    found = path if path.is_file() else resources.folder("results") / "reference" / path.name
-    try:
-        values = yaml.safe_load(found.read_text(encoding="utf-8"))
-        source = str(values["source"])
-        rows = [
-            {"model": str(row["model"]), "layout": "", "condition": condition, "accuracy": float(accuracy)}
-            for row in values["accuracies"]
-            for condition, accuracy in row["conditions"].items()
-        ]
-    except FileNotFoundError:
-        raise ConfigError(
-            f"Reference numbers {path} do not exist. Expected a YAML file as in results/reference/."
-        ) from None
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path}: expected `source` and `accuracies`, a list of {{model, conditions: {{wo: percent, ...}}}}, "
-            f"got {type(error).__name__}: {error}. See results/reference/."
-        ) from None
-    return pandas.DataFrame(rows).assign(standard_error=np.nan, n=0), source
 
 
 def draw_figure(
@@ -203,7 +78,7 @@ def draw_figure(
         if bars is not None and config.bars is not None and bar_axes is not None:
             plot_accuracy_bars(bar_axes, bars.table, title=config.bars.title, font_size=size - 1)
             _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars.reference else [], size)
-            bar_axes.legend(loc="upper right")
+            bar_axes.legend(loc="upper right", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
             bar_axes.tick_params(axis="x", labelsize=size - 1)
         note = _note(config, [by_place[place] for place in expected], bars)
         letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
@@ -229,52 +104,6 @@ def write_figure(
     table = folder / f"{stem}.csv"
     figure_table(config, drawn, bars).to_csv(table, index=False)
     return [*files, table]
-
-
-def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None = None) -> pandas.DataFrame:
-    """Every number that the figure shows, one row a point; layer and head are indices from 0, `label` counts from 1."""
-    import pandas
-
-    frames = list(_curve_rows(drawn))
-    if bars is not None and config.bars is not None:
-        frames.append(_bar_rows(config.bars, bars))
-    rows = [row for frame in frames for row in frame.to_dict("records")]
-    table = pandas.DataFrame(rows).assign(figure=config.name)
-    leading = ["figure", "kind", "panel", "row", "column", "model", "condition", "legend"]
-    return table[[*leading, *(name for name in table.columns if name not in leading)]]
-
-
-def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[pandas.DataFrame]:
-    for d in drawn:
-        for kind, curves in (("curve", d.curves), ("control", d.controls)):
-            for curve in curves:
-                yield as_frame([curve]).assign(
-                    kind=kind,
-                    panel=d.panel.title,
-                    row=d.panel.row,
-                    column=d.panel.column,
-                    model=d.panel.model or str(d.panel.architecture),
-                    legend=d.panel.shows.series[curve.condition].label,
-                    random_weights=d.random_weights,
-                    on_outcome=d.on_outcome,
-                    unit="share of a query's attention",
-                )
-
-
-def _bar_rows(config: BarsConfig, bars: Bars) -> pandas.DataFrame:
-    table = bars.table[["model", "layout", "condition"]]
-    accuracy, error = bars.table["accuracy"], bars.table["standard_error"]
-    return table.assign(
-        kind="reference bar" if bars.reference else "bar",
-        panel=config.title,
-        legend=[LABELS.get(condition, condition) for condition in table["condition"]],
-        unit="percent",
-        mean=accuracy,
-        low=accuracy - error,
-        high=accuracy + error,
-        count=bars.table["n"],
-        note=bars.reference,
-    )
 
 
 def _style(size: float) -> dict[str, Any]:
@@ -493,7 +322,8 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     if len(set(counts)) > 1:
         sentences.append(f"n = {', '.join(map(str, counts))} prompts (panels row by row).")
     elif counts[0] == 1:
-        sentences.append("One prompt.")
+        ids = dict.fromkeys(name for d in drawn for name in d.panel.prompts.ids)
+        sentences.append(f"One prompt{': ' if ids else ''}{', '.join(ids)}.")
     else:
         sentences.append(
             f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position shown."
@@ -510,8 +340,13 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     notes = [curve.note for d in drawn for curve in (*d.curves, *d.controls) if curve.note]
     sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
     sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
+    sentences += dict.fromkeys(d.note for d in drawn if d.note)
     if bars is not None and bars.reference:
         sentences.append(f"Bars: {bars.reference}.")
+    elif bars is not None:
+        sentences.append(
+            f"Bars: {' to '.join(map(str, sorted({bars.table['n'].min(), bars.table['n'].max()})))} problems."
+        )
     if config.note:
         sentences.append(config.note)
     return " ".join(sentences)
