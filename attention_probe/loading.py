@@ -45,6 +45,7 @@ class LoadedModel:
             output; eval mode, no gradients, no cache.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
+        layers_path: Where in `model` the list of decoder layers is.
         token_rows: The embedding row of each vocabulary id; -1 for ids that were not asked for.
         bytes_read: Of tensors, as stored in the checkpoint; 0 for random weights.
         missing: Tensors that the model needs and the checkpoint lacks: none, or loading fails.
@@ -57,6 +58,7 @@ class LoadedModel:
     model: PreTrainedModel
     config: PretrainedConfig
     layers: tuple[int, ...]
+    layers_path: str
     token_rows: Int[Tensor, " vocabulary"]
     bytes_read: int
     missing: tuple[str, ...] = ()
@@ -72,7 +74,9 @@ class LoadedModel:
     @property
     def decoder_layers(self) -> nn.ModuleList:
         """The kept layers, from the first to the deepest asked."""
-        return _decoder_layers(self.model, max(self.layers) + 1)[1]
+        found = self.model.get_submodule(self.layers_path)
+        assert isinstance(found, nn.ModuleList)
+        return found
 
     def rows(self, token_ids: Int[Tensor, " *shape"]) -> Int[Tensor, " *shape"]:
         """Embedding rows of vocabulary ids: what `model` takes as `input_ids`.
@@ -162,7 +166,7 @@ def random_model(
         raise ConfigError(f"{architecture}: transformers knows no model_type {model_type!r}. Check the spelling.")
     try:
         config = _text_config(CONFIG_MAPPING[model_type].from_dict(dict(facts.config)))
-    except (TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # each config class has its own
         raise ConfigError(f"{architecture}: not a config of {model_type}: {' '.join(str(error).split())}") from error
     skeleton = _Skeleton.build(config, name=facts.name, layers=layers, token_ids=token_ids, dtype=dtype)
     _fill_at_random(skeleton, seed)
@@ -206,7 +210,7 @@ def _read_config(checkpoint: Checkpoint) -> PretrainedConfig:
 
     source = checkpoint.folder or checkpoint.name
     try:
-        config = AutoConfig.from_pretrained(source, revision=checkpoint.commit)
+        config = AutoConfig.from_pretrained(source, revision=checkpoint.commit, trust_remote_code=False)
     except Exception as error:
         raise ModelError(explain_hub_error(checkpoint.name, error)) from error
     text = _text_config(config)
@@ -304,6 +308,7 @@ class _Skeleton:
             model=self.model.requires_grad_(False).to(device),
             config=self.config,
             layers=self.layers,
+            layers_path=self.layers_path,
             token_rows=token_rows.to(device),
             **facts,
         )
