@@ -1,0 +1,83 @@
+"""A problem with its prompts as they were run: text, hash, segments, and what came back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.errors import PromptMismatchError
+from harness.prompts import Prompt, Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrompt:
+    """One problem's prompt under one condition, as it was run.
+
+    Attributes:
+        condition, layout, problem_id: Which.
+        text: The very text that the model got, templated.
+        sha256: Its hash as the run recorded it; lm-eval's `prompt_hash`.
+        token_sha256: Hash of its token ids, where the run recorded one.
+        segments: In order; joined they are the prompt before templating.
+        system_size: How many leading segments belong to the system turn.
+        completion: What the model wrote the first time; None where nothing was generated.
+        verdicts: One a sample, in the order of sampling; empty where nothing was graded.
+        answer: The first sample's answer.
+        target: The gold answer.
+
+    Raises:
+        PromptMismatchError: the text is not the one that was hashed.
+    """
+
+    condition: str
+    layout: str
+    problem_id: str
+    text: str
+    sha256: str
+    segments: tuple[Segment, ...]
+    system_size: int = 0
+    token_sha256: str | None = None
+    completion: str | None = None
+    verdicts: tuple[str, ...] = ()
+    answer: str | None = None
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        found = hash_text(self.text)
+        if found != self.sha256:
+            raise PromptMismatchError(
+                f"Problem {self.problem_id}, condition {self.condition!r}: the recorded prompt is not the one that "
+                f"was run: expected SHA-256 {self.sha256[:12]}..., got {found[:12]}... Restore the file from a copy."
+            )
+
+    @property
+    def verdict(self) -> str | None:
+        """The first sample's verdict."""
+        return self.verdicts[0] if self.verdicts else None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt before templating."""
+        return Prompt(segments=self.segments, system_size=self.system_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem under every condition in which it was asked.
+
+    Attributes:
+        id: Unique within its source.
+        subject, level: Empty and 0 where the source has none.
+        prompts: By condition.
+    """
+
+    id: str
+    subject: str
+    level: int
+    prompts: Mapping[str, RunPrompt]
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

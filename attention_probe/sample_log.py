@@ -1,0 +1,261 @@
+"""lm-eval's sample logs (`--log_samples`): the prompt that was sent, what came back, and whether it was right.
+
+Logs of our tasks carry condition and segments in their documents. Those of other tasks do not: there the user names
+the condition of each file, and `insertion` finds the filler.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attention_probe.problems import RunPrompt, hash_text
+from harness.documents import document_prompt
+from harness.errors import RunError
+from harness.prompts import Layout, Segment
+
+METRICS = ("exact_match", "math_verify", "acc")
+"""What says right or wrong in logs of other tasks; the first that a log has is taken."""
+
+_DATED = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSample:
+    """One line of a sample log, as far as the probe needs it.
+
+    Attributes:
+        problem_id: The document's own id, else its number.
+        subject, level: Empty and 0 where the document has none.
+        condition: The document's; None in logs of other tasks.
+        layout: What the prompt was made with.
+        text, sha256, token_sha256: The prompt and its recorded hashes.
+        segments, system_size: See `harness.prompts.Prompt`; None where the document does not say.
+        doc: The document.
+        completion, verdicts, answer, target: See `RunPrompt`.
+    """
+
+    problem_id: str
+    subject: str
+    level: int
+    condition: str | None
+    layout: str
+    text: str
+    sha256: str
+    token_sha256: str | None
+    segments: tuple[Segment, ...] | None
+    system_size: int
+    doc: Mapping[str, Any]
+    completion: str | None
+    verdicts: tuple[str, ...]
+    answer: str | None
+    target: str | None
+
+    def run_prompt(self, condition: str, segments: tuple[Segment, ...]) -> RunPrompt:
+        """The prompt under the name that its condition has in the source."""
+        return RunPrompt(
+            condition=condition,
+            layout=self.layout,
+            problem_id=self.problem_id,
+            text=self.text,
+            sha256=self.sha256,
+            token_sha256=self.token_sha256,
+            segments=segments,
+            system_size=self.system_size,
+            completion=self.completion,
+            verdicts=self.verdicts,
+            answer=self.answer,
+            target=self.target,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLog:
+    """One sample log.
+
+    Attributes:
+        path: The file.
+        metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
+        model: What the results file beside it says was loaded; None where there is none.
+        samples: One a problem.
+    """
+
+    path: Path
+    metric: str | None
+    model: str | None
+    samples: tuple[LoggedSample, ...]
+
+    @property
+    def arms(self) -> dict[tuple[str | None, str], list[LoggedSample]]:
+        """The samples by condition and layout."""
+        arms: dict[tuple[str | None, str], list[LoggedSample]] = {}
+        for sample in self.samples:
+            arms.setdefault((sample.condition, sample.layout), []).append(sample)
+        return arms
+
+
+def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
+    """Read one sample log.
+
+    Args:
+        path: A `samples_*.jsonl` file.
+        metric: What says right or wrong: `NAME`, or `NAME,FILTER` where the task has several filters. Without it our
+            own tasks' verdicts are taken, else the first of `METRICS` under the file's first filter.
+
+    Raises:
+        RunError: the file is missing, damaged or no sample log, lacks the metric, or does not hold the prompt's text.
+    """
+    name, _, wanted = (metric or "").partition(",")
+    results = _read_results(path)
+    chat = bool(results.get("chat_template"))
+    samples: dict[str, LoggedSample] = {}
+    chosen: str | None = None
+    for where, line in _read_lines(path):
+        chosen = chosen or wanted or line.get("filter", "none")
+        if line.get("filter", "none") != chosen:
+            continue
+        sample, found = _read_sample(where, line, name, chat=chat)
+        name = name or found
+        if sample.problem_id in samples:
+            raise RunError(f"{where}: problem {sample.problem_id} again. Expected one line a problem and filter.")
+        samples[sample.problem_id] = sample
+    if not samples:
+        raise RunError(f"{path} has no sample{f' under the filter {wanted!r}' if wanted else ''}. Check the path.")
+    return SampleLog(
+        path=path,
+        metric=f"{name},{chosen}" if name else None,
+        model=_model_name(results),
+        samples=tuple(samples.values()),
+    )
+
+
+def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool) -> tuple[LoggedSample, str]:
+    """The sample, and the metric that its verdicts were read from."""
+    doc = line["doc"]
+    text, generated = _arguments(where, line["arguments"])
+    segments, system_size = None, 0
+    layout = str(Layout.CHAT if chat else Layout.RAW)
+    if "segments" in doc and "condition" in doc:
+        prompt = document_prompt(doc)
+        segments, system_size = prompt.segments, prompt.system_size
+        plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
+        layout = str(plain if text == prompt.text else Layout.CHAT)
+    responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
+    answer = filtered[0] if generated and filtered else None
+    verdicts: tuple[str, ...] = ()
+    grades = [] if metric not in ("", "verdict") else [grade for grade in map(_grade, filtered) if grade]
+    if grades:
+        metric, answer = "verdict", grades[0].get("answer")
+        verdicts = tuple(grade["verdict"] for grade in grades)
+    elif metric := metric or next((name for name in METRICS if name in line), ""):
+        verdicts = (_verdict(where, line, metric),)
+    generations = line.get("generations") or [{}]
+    level = re.search(r"\d+", str(doc.get("level", "")))
+    return (
+        LoggedSample(
+            problem_id=str(doc.get("id") or doc.get("unique_id") or line["doc_id"]),
+            subject=str(doc.get("subject") or doc.get("type") or ""),
+            level=int(level[0]) if level else 0,
+            condition=doc["condition"] if segments is not None else None,
+            layout=layout,
+            text=text,
+            sha256=line.get("prompt_hash") or hash_text(text),
+            token_sha256=generations[0].get("prompt_token_sha256"),
+            segments=segments,
+            system_size=system_size,
+            doc=doc,
+            completion=responses[0] if generated and responses else None,
+            verdicts=verdicts,
+            answer=answer,
+            target=None if line.get("target") is None else str(line["target"]),
+        ),
+        metric,
+    )
+
+
+def _arguments(where: str, arguments: Any) -> tuple[str, bool]:
+    """The prompt's text, and whether the model was asked to generate (rather than to score a continuation)."""
+    try:
+        request = arguments["gen_args_0"] if isinstance(arguments, dict) else arguments[0]
+        text, rest = (request["arg_0"], request.get("arg_1")) if isinstance(request, dict) else (request[0], request[1])
+    except (KeyError, IndexError, TypeError):
+        text, rest = None, None
+    if isinstance(text, list):
+        raise RunError(
+            f"{where}: the prompt was sent as chat messages, and the log does not hold the text that the server made "
+            "of them. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
+        )
+    if not isinstance(text, str):
+        raise RunError(f"{where}: no prompt text in its `arguments`. Expected a log of lm_eval --log_samples.")
+    return text, isinstance(rest, dict)
+
+
+def _verdict(where: str, line: Mapping[str, Any], metric: str) -> str:
+    value = line.get(metric)
+    if not isinstance(value, (int, float)):
+        known = ", ".join(line.get("metrics") or [n for n in METRICS if n in line]) or "none"
+        raise RunError(f"{where}: no metric {metric!r} that says right or wrong; it has {known}. Name one of these.")
+    if value not in (0, 1):
+        raise RunError(
+            f"{where}: {metric} is {value}, neither 0 nor 1 (a mean over repeats, or a graded score), so the problem "
+            "is neither right nor wrong. Name another metric."
+        )
+    return "correct" if value else "incorrect"
+
+
+def _grade(text: str) -> dict[str, Any] | None:
+    """One of our own tasks' grades; None if the text is none."""
+    try:
+        grade = json.loads(text)
+    except ValueError:
+        return None
+    return grade if isinstance(grade, dict) and isinstance(grade.get("verdict"), str) else None
+
+
+def _flat(values: Any) -> list[str]:
+    """The texts of lists in lists: lm-eval nests by request, then by repeat."""
+    if isinstance(values, list):
+        return [text for value in values for text in _flat(value)]
+    return [values] if isinstance(values, str) else []
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line with its place, for messages."""
+    if not path.is_file():
+        raise RunError(f"{path} does not exist. Expected a sample log of lm_eval --log_samples; check the path.")
+    with path.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            try:
+                line = json.loads(raw.decode("utf-8", "surrogatepass"))
+            except ValueError:
+                raise RunError(f"{where}: damaged, expected one JSON object. Restore the file from a copy.") from None
+            if not isinstance(line, dict) or not {"doc_id", "doc", "arguments"} <= line.keys():
+                raise RunError(
+                    f"{where}: not a line of a sample log: expected the keys doc_id, doc and arguments, as lm_eval "
+                    "--log_samples writes them."
+                )
+            yield where, line
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    """The results file that lm-eval wrote with the log; empty where there is none."""
+    dated = _DATED.search(path.name)
+    beside = path.with_name(f"results_{dated[1]}.json") if dated else path
+    try:
+        results = json.loads(beside.read_text(encoding="utf-8")) if dated else {}
+    except (OSError, ValueError):
+        return {}
+    return results if isinstance(results, dict) else {}
+
+
+def _model_name(results: Mapping[str, Any]) -> str | None:
+    arguments = (results.get("config") or {}).get("model_args") or {}
+    if isinstance(arguments, str):
+        arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
+    name = arguments.get("pretrained") or arguments.get("model") or results.get("model_name")
+    return None if name is None else str(name)
