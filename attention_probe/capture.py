@@ -430,7 +430,7 @@ def _activation(loaded: LoadedModel) -> nn.Module:
     Raises:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
-    named = dict(loaded.decoder_layers[0].named_modules())
+    named: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
     found = [module for name, module in named.items() if name.split(".")[-1] in {"act_fn", "activation_fn", "act"}]
     experts = any("expert" in name for name in named)
     if experts or len(found) != 1:

@@ -160,9 +160,10 @@ class Reduction:
                 self._entropy[:, :, queries, index] = torch.log(mass) - logs.sum(-1) / mass
             if self._bias is not None and index == self._readout.output_region and values is not None:
                 start = max(region.start, keys.start)
-                held = values[:, :, start : start + part.shape[-1]].to(part.dtype)
-                grouped = part.unflatten(1, (held.shape[1], -1))
-                self._bias[:, :, queries] = torch.matmul(grouped, held[:, :, None]).flatten(1, 2)
+                held = values[:, :, None, start : start + part.shape[-1]].to(part.dtype)
+                batch, heads, _, span = part.shape
+                grouped = part.reshape(batch, held.shape[1], heads // held.shape[1], queries.stop - queries.start, span)
+                self._bias[:, :, queries] = torch.matmul(grouped, held).flatten(1, 2)
         count = queries.stop - queries.start
         weights[..., -count:].diagonal(dim1=-2, dim2=-1).zero_()
         sets = self._sets[:, :, queries]

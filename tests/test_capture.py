@@ -46,8 +46,9 @@ def test_the_tested_architectures_are_the_ones_named_as_tested():
     assert {build(model_type).model.config.model_type for model_type in ARCHITECTURES} == TESTED
 
 
+@pytest.mark.parametrize("region", [0, 1, 2])
 @pytest.mark.parametrize("model_type", ["qwen2", "gemma2", "gpt2", "gpt_oss"])
-def test_outputs_are_those_of_eager_attention(model_type):
+def test_outputs_are_those_of_eager_attention(model_type, region):
     whole = build_whole(model_type)
     _, mask = prompts("left")
     expected = {}
@@ -55,14 +56,14 @@ def test_outputs_are_those_of_eager_attention(model_type):
         projection = layer.attn.c_proj if model_type == "gpt2" else layer.self_attn.o_proj
         projection.register_forward_pre_hook(lambda _, inputs, index=index: expected.update({index: inputs[0]}))
     weights = eager(whole, "left")
-    captured = ask(build(model_type), "left", output=True, values=True, output_region=2)
+    captured = ask(build(model_type), "left", output=True, values=True, output_region=region, chunk=7)
     _, regions = sets_and_regions()
     for layer in LAYERS:
         got = captured[layer].output.transpose(1, 2).flatten(2)
         assert (got - expected[layer])[mask.bool()].abs().max() < 1e-5
         groups = captured[layer].output.shape[1] // captured[layer].values.shape[1]
         values = captured[layer].values.double().repeat_interleave(groups, 1)
-        part = (weights[layer] * regions[:, 2, None, None]) @ values
+        part = (weights[layer] * regions[:, region, None, None]) @ values
         assert largest_error(captured[layer].region_output, part) < 1e-5
 
 
