@@ -17,17 +17,17 @@ SHARE = "share of one query's attention"
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence."),
     "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
-    "mass_filler": Quantity(SHARE, "Mean attention on the filler: m."),
+    "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens."),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
     "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, completion."),
     "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
     "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
-    "lambda": Quantity("share", "1 - m: the factor by which the filler scales the rest of the attention."),
+    "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),
     "position_shift": Quantity(
         "share of |o_wo|", "Mean |o_gap - o_wo| / |o_wo|: how far moving the positions alone moves the head's output."
     ),
     "scale": Quantity("share of |o_wo|", "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
-    "bias": Quantity("share of |o_wo|", "Mean |b| / |o_wo|, b = the filler's own part of the output."),
+    "bias": Quantity("share of |o_wo|", "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
     "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap: 1 lengthens the output, 0 turns it."),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
     "filler_value_cosine": Quantity("cosine", "Mean cosine of two filler tokens' value vectors, over all pairs."),
@@ -38,8 +38,9 @@ MEASURES: dict[str, Quantity] = {
 }
 """Every measure of a head, by name. All are means over the common queries after the filler: the problem's tokens.
 
-The five masses add up to 1. With o for a head's output and the gap for the prompt without filler whose later positions
-are shifted by its length, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
+The five masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
+output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted
+by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
 """
 
 ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
@@ -87,13 +88,23 @@ def unseal(path: Path, blob: bytes) -> bytes:
     return blob[4:]
 
 
-def check_magic(path: Path) -> None:
-    """Raise for a file that is no database. An empty one is what a kill left before its first page: that will do."""
-    if path.exists():
-        with path.open("rb") as stream:
-            start = stream.read(len(MAGIC))
-        if start not in (b"", MAGIC):
-            raise foreign(path)
+def check_bytes(path: Path) -> None:
+    """Raise for a file that is no database, or has lost its end.
+
+    An empty file is what a kill left before the first page: that will do. While a log lies beside it, what is missing
+    may be in there: SQLite sees to that.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        start = stream.read(100)
+        size = os.fstat(stream.fileno()).st_size
+    if start[: len(MAGIC)] not in (b"", MAGIC):
+        raise foreign(path)
+    if start and not any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal")):
+        page, pages = int.from_bytes(start[16:18], "big"), int.from_bytes(start[28:32], "big")
+        if len(start) < 100 or size < pages * (page if page > 1 else 65536):
+            raise torn(path, f"{size} bytes are left of {pages} pages")
 
 
 def check_kind(path: Path, connection: sqlite3.Connection) -> None:

@@ -57,7 +57,7 @@ class AttentionTraces:
         facts, about = json.loads(json.dumps([asdict(header), dict(receipt)]))
         with trace_file.clear_messages(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            trace_file.check_magic(path)
+            trace_file.check_bytes(path)
             connection = sqlite3.connect(path, timeout=30, isolation_level=None)
             with trace_file.closed_on_error(connection):
                 if not connection.execute("PRAGMA schema_version").fetchone()[0]:
@@ -94,7 +94,7 @@ class AttentionTraces:
                 f"{path} does not exist. Expected a trace file as `mless probe` makes it; check the path."
             )
         with trace_file.clear_messages(path):
-            trace_file.check_magic(path)
+            trace_file.check_bytes(path)
             connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
             with trace_file.closed_on_error(connection):
                 trace_file.check_kind(path, connection)
