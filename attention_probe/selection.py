@@ -9,25 +9,19 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from attention_probe.problems import Problem, RunPrompt
+from attention_probe.flips import FLIPS, UNDECIDED, Flip, Repeats, match_controls, outcome
+from attention_probe.problems import Problem
 from attention_probe.source import BASELINE, Source
 from harness.conditions import DEFAULT_SEED
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.grading import UNGRADED
 
-Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
-Repeats = Literal["first", "majority", "any"]
-FLIPS: tuple[Flip, ...] = get_args(Flip)
 _STRICT = ConfigDict(extra="forbid")  # a saved selection with an unknown key is not one of ours
-UNDECIDED = "undecided"
-"""The outcome of a problem without a verdict in one of the two conditions: not asked there, or not graded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +68,10 @@ class Criterion:
                 "Controls are problems that did not flip beside ones that did: expected the flip wrong_to_right or "
                 f"right_to_wrong, got {self.flip or 'none'}. Choose one of these, or leave the controls out."
             )
+
+    def outcome(self, problem: Problem) -> str:
+        """One of `FLIPS`, or `UNDECIDED`."""
+        return outcome(problem, baseline=self.baseline, condition=self.condition, repeats=self.repeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +166,11 @@ def select(source: Source, criterion: Criterion) -> Selection:
             the message counts the outcomes.
     """
     candidates = _candidates(source, criterion)
-    graded = criterion.baseline in source.conditions and criterion.condition in source.conditions and source.metric
+    graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
     if criterion.flip is not None:
         _require_verdicts(source, criterion)
-    outcomes = {problem.id: outcome(problem, criterion) for problem in source.problems} if graded else {}
-    counts = Counter(outcomes[problem.id] for problem in candidates) if graded else Counter()
+    outcomes = {p.id: criterion.outcome(p) for p in source.problems} if graded else {}
+    counts = Counter(outcomes[problem.id] for problem in candidates if graded)
     matching = [p for p in candidates if criterion.flip is None or outcomes[p.id] == criterion.flip]
     draw = random.Random(criterion.seed)
     if len(matching) < (criterion.n or 1):
@@ -183,7 +181,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
     rows: list[tuple[Problem, str | None]] = [(problem, None) for problem in matching]
     if criterion.controls:
         unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
-        rows += [(control, flipped.id) for control, flipped in _match(matching, unflipped, draw)]
+        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, draw)]
     return Selection(
         source=source.name,
         kind=source.kind,
@@ -194,9 +192,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
         prompts_sha256=source.prompts_sha256,
         criterion=criterion,
         on_outcome=criterion.flip is not None,
-        outcomes={name: counts[name] for name in (*FLIPS, UNDECIDED) if counts[name] or name != UNDECIDED}
-        if graded
-        else {},
+        outcomes={name: counts[name] for name in (*FLIPS, UNDECIDED)} if graded else {},
         problems=tuple(
             SelectedProblem(
                 problem_id=problem.id,
@@ -246,34 +242,6 @@ def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ..
     return tuple(chosen)
 
 
-def outcome(problem: Problem, criterion: Criterion) -> str:
-    """One of `FLIPS`, or `UNDECIDED`."""
-    before, after = (
-        _is_right(problem.prompts.get(name), criterion.repeats) for name in (criterion.baseline, criterion.condition)
-    )
-    if before is None or after is None:
-        return UNDECIDED
-    return {
-        (False, True): "wrong_to_right",
-        (True, False): "right_to_wrong",
-        (True, True): "both_right",
-        (False, False): "both_wrong",
-    }[before, after]
-
-
-def _is_right(prompt: RunPrompt | None, repeats: str) -> bool | None:
-    """None where there is no verdict; one that the grader could not reach is none."""
-    verdicts = prompt.verdicts if prompt is not None else ()
-    right = [
-        verdict == "correct"
-        for verdict in (verdicts[:1] if repeats == "first" else verdicts)
-        if verdict not in UNGRADED
-    ]
-    if not right:
-        return None
-    return any(right) if repeats == "any" else 2 * sum(right) > len(right)
-
-
 def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
     """The problems of the subject, level and ids asked for."""
     subjects = dict.fromkeys(problem.subject for problem in source.problems)
@@ -314,33 +282,6 @@ def _require_verdicts(source: Source, criterion: Criterion) -> None:
         )
 
 
-def _match(
-    flipped: Sequence[Problem], unflipped: Sequence[Problem], draw: random.Random
-) -> list[tuple[Problem, Problem]]:
-    """A control beside each flipped problem, none twice.
-
-    Raises:
-        ConfigError: a subject has too few problems that did not flip.
-    """
-    pools: dict[str, list[Problem]] = {}
-    for problem in draw.sample(unflipped, len(unflipped)):  # shuffled: of equally near ones chance takes the first
-        pools.setdefault(problem.subject, []).append(problem)
-    pairs = []
-    for problem in flipped:
-        pool = pools.get(problem.subject, [])
-        if not pool:
-            wanted = sum(other.subject == problem.subject for other in flipped)
-            there = sum(other.subject == problem.subject for other in unflipped)
-            raise ConfigError(
-                f"Subject {problem.subject!r}: {wanted} flipped problems need as many controls that did not flip, and "
-                f"there are {there}. Lower n, choose another subject, or leave the controls out."
-            )
-        nearest = min(pool, key=lambda other: abs(other.level - problem.level))
-        pool.remove(nearest)
-        pairs.append((nearest, problem))
-    return pairs
-
-
 def _explain_shortage(source: Source, criterion: Criterion, found: int, candidates: int, counts: Counter[str]) -> str:
     wanted = f"{criterion.n} problems" if criterion.n is not None else "at least one problem"
     narrowed = [f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)) is not None]
@@ -348,7 +289,7 @@ def _explain_shortage(source: Source, criterion: Criterion, found: int, candidat
     within = f" ({', '.join(narrowed)})" if narrowed else ""
     if criterion.flip is None:
         return f"Expected {wanted}{within} in {source.name}, got {found}. Lower n, or narrow less."
-    told = ", ".join(f"{name} {counts[name]}" for name in (*FLIPS, UNDECIDED) if counts[name] or name != UNDECIDED)
+    told = ", ".join(f"{name} {counts[name]}" for name in (*FLIPS, UNDECIDED))
     return (
         f"Expected {wanted} with {criterion.flip} from {criterion.baseline} to {criterion.condition}{within} in "
         f"{source.name}, got {found} of {candidates}: {told}. Lower n, or choose another flip or condition."

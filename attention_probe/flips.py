@@ -1,0 +1,66 @@
+"""What became of a problem from one condition to another, and problems that did not flip to set beside those that did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from attention_probe.problems import Problem, RunPrompt
+from harness.errors import ConfigError
+from harness.grading import UNGRADED
+
+Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
+Repeats = Literal["first", "majority", "any"]
+FLIPS: tuple[Flip, ...] = get_args(Flip)
+UNDECIDED = "undecided"
+"""The outcome of a problem without a verdict in one of the two conditions: not asked there, or not graded."""
+
+
+def outcome(problem: Problem, *, baseline: str, condition: str, repeats: Repeats) -> str:
+    """One of `FLIPS`, or `UNDECIDED`; see `selection.Criterion` for `repeats`."""
+    before, after = (_is_right(problem.prompts.get(name), repeats) for name in (baseline, condition))
+    if before is None or after is None:
+        return UNDECIDED
+    if before == after:
+        return "both_right" if before else "both_wrong"
+    return "right_to_wrong" if before else "wrong_to_right"
+
+
+def match_controls(
+    flipped: Sequence[Problem], unflipped: Sequence[Problem], draw: random.Random
+) -> list[tuple[Problem, Problem]]:
+    """Pairs of a control and the flipped problem that it stands beside; no control twice.
+
+    A control has its problem's subject and, of those left, the nearest level; `draw` decides between equally near.
+
+    Raises:
+        ConfigError: a subject has too few problems that did not flip.
+    """
+    pools: dict[str, list[Problem]] = {}
+    for problem in draw.sample(unflipped, len(unflipped)):  # `min` takes the first of equals
+        pools.setdefault(problem.subject, []).append(problem)
+    pairs = []
+    for problem in flipped:
+        pool = pools.get(problem.subject, [])
+        if not pool:
+            wanted = sum(other.subject == problem.subject for other in flipped)
+            there = sum(other.subject == problem.subject for other in unflipped)
+            raise ConfigError(
+                f"Subject {problem.subject!r}: {wanted} flipped problems need as many controls that did not flip, and "
+                f"there are {there}. Lower n, choose another subject, or leave the controls out."
+            )
+        nearest = min(pool, key=lambda other: abs(other.level - problem.level))
+        pool.remove(nearest)
+        pairs.append((nearest, problem))
+    return pairs
+
+
+def _is_right(prompt: RunPrompt | None, repeats: Repeats) -> bool | None:
+    """None where there is no verdict; what the grader could not settle is none."""
+    verdicts = prompt.verdicts if prompt is not None else ()
+    considered = verdicts[:1] if repeats == "first" else verdicts
+    right = [verdict == "correct" for verdict in considered if verdict not in UNGRADED]
+    if not right:
+        return None
+    return any(right) if repeats == "any" else 2 * sum(right) > len(right)
