@@ -203,11 +203,8 @@ def _label_axes(
 
     for place, axes in places.items():
         drawn = by_place[place]
-        spec = axes.get_subplotspec()
-        assert spec is not None
-        share = inches / spec.get_gridspec().ncols
-        letters = int(share * 72 / (_GLYPH * size))
-        _stamp(axes, _wrapped(drawn.panel.title, letters), drawn.stamps, size)
+        letters = int(inches / _columns(axes) * 72 / (_GLYPH * size))
+        _stamp(axes, drawn.panel.title, drawn.stamps, size)
         left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
         left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
         said = f"({' and '.join(left_out)} left out)" if left_out else ""
@@ -226,11 +223,11 @@ def _is_left_of(one: Axes, other: Axes) -> bool:
     return a.rowspan == b.rowspan and a.colspan.start < b.colspan.start
 
 
-def _wrapped(title: str, letters: int) -> str:
-    """The title in as many lines as it needs, broken before the layer where it can be."""
-    if len(title) <= letters:
-        return title
-    return "\n".join(textwrap.fill(part, letters) for part in title.replace(" Layer ", "\nLayer ").split("\n"))
+def _columns(axes: Axes) -> int:
+    """How many columns the grid of these axes has."""
+    spec = axes.get_subplotspec()
+    assert spec is not None
+    return int(spec.get_gridspec().ncols)
 
 
 def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
@@ -258,16 +255,20 @@ def _make_room(
     by_place: Mapping[tuple[int, int], PanelCurves],
     bar_axes: Axes | None,
 ) -> None:
-    """Raise each y axis so that legend and region label stand above the data, never on it."""
+    """Break titles that are too wide, and raise each y axis so that legend and region label stand above the data."""
+    engine = figure.get_layout_engine()
+    assert engine is not None
     for place, axes in places.items():
         entries = len(axes.get_legend_handles_labels()[0])
         axes.legend(loc=by_place[place].panel.shows.legend, ncols=entries).set_in_layout(False)
-    figure.draw_without_rendering()
+    engine.execute(figure)
     for place, axes in places.items():
-        legend = _legend(axes)
-        if legend.get_window_extent().width > axes.get_window_extent().width:
-            axes.legend(loc=by_place[place].panel.shows.legend, ncols=1).set_in_layout(False)
-    figure.draw_without_rendering()
+        panel, title = by_place[place].panel, axes.title.get_window_extent()
+        if _legend(axes).get_window_extent().width > axes.get_window_extent().width:
+            axes.legend(loc=panel.shows.legend, ncols=1).set_in_layout(False)
+        if title.x1 > figure.bbox.x1 or title.width > 0.97 * figure.bbox.width / _columns(axes):
+            axes.title.set_text(panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
+    engine.execute(figure)
     for place, axes in places.items():
         legend, box = _legend(axes), axes.get_window_extent()
         taken = legend.get_window_extent().height / box.height + 0.03
