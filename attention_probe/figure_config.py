@@ -184,7 +184,7 @@ class Panel:
         """Whether the first token is left out: as written, else by the family (`model_type` of the HF config)."""
         if self.head.exclude_first_token is not None:
             return self.head.exclude_first_token
-        return model_type.startswith(_FIRST_TOKEN_SINKS)
+        return leaves_out_first_token(model_type)
 
 
 class FigureConfig(_Strict):
@@ -302,3 +302,20 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
         return FigureConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path), FigureConfig, _NESTED)) from None
+
+
+def prompts_config(**values: Any) -> PromptsConfig:
+    """The prompts that a command's options describe.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    try:
+        return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(explain(error, "mless probe", PromptsConfig, _NESTED)) from None
+
+
+def leaves_out_first_token(model_type: str) -> bool:
+    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
+    return model_type.startswith(_FIRST_TOKEN_SINKS)

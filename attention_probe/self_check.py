@@ -1,4 +1,4 @@
-"""Whether the probe's numbers can be believed: two checks that cost one prompt each."""
+"""Whether the probe's numbers can be believed: checks that cost one prompt each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from attention_probe.capture import capture
+from attention_probe.capture import Capture, capture
 
 if TYPE_CHECKING:
     from attention_probe.loading import LoadedModel
 
 SAMPLED_QUERIES = 64
+
+
+def curve_error(loaded: LoadedModel, exact: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> float:
+    """Largest difference between the column means of two copies of a model, such as one in another dtype."""
+    return _largest(capture(loaded, token_ids), capture(exact, token_ids))
 
 
 def eager_error(
@@ -29,10 +34,7 @@ def eager_error(
         ModelError: the model gives no attention weights.
     """
     ours = capture(loaded, token_ids, attention_mask=attention_mask)
-    theirs = capture(loaded, token_ids, attention_mask=attention_mask, eager=True)
-    return max(
-        float((ours[layer].column_mean - theirs[layer].column_mean).abs().nan_to_num().max()) for layer in ours.layers
-    )
+    return _largest(ours, capture(loaded, token_ids, attention_mask=attention_mask, eager=True))
 
 
 def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int]) -> float:
@@ -74,3 +76,8 @@ def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: 
     expected = lam[..., None] * gap.column_mean[0]
     found = with_filler.column_mean[0][..., original.to(expected.device)]
     return float((found - expected).abs().nan_to_num().max())
+
+
+def _largest(ours: Capture, theirs: Capture) -> float:
+    pairs = [(ours[layer].column_mean, theirs[layer].column_mean) for layer in ours.layers]
+    return max(float((one - other).abs().nan_to_num().max()) for one, other in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -207,9 +208,19 @@ def _least_most(pair: tuple[int, int]) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}-{pair[1]}"
 
 
+def add_commands() -> None:
+    """Add the commands of packages that build on this one, which it must not import.
+
+    An entry point of the group `mless.commands` is a function that takes the typer app.
+    """
+    for entry in sorted(entry_points(group="mless.commands"), key=lambda entry: entry.name):
+        entry.load()(app)
+
+
 def main() -> None:
     """Run the command; an expected error is one line on stderr and exit code 2."""
     try:
+        add_commands()
         app()
     except RunInterrupted as error:
         typer.echo(f"mless: {error}", err=True)

@@ -109,6 +109,21 @@ class DatasetConfig(_Strict):
     id: str | None = "unique_id"
 
 
+def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
+    """The problems that a config's `dataset` names.
+
+    Raises:
+        DataError: they cannot be had, or a file of one's own is not as described.
+    """
+    match dataset:
+        case "math500":
+            return load_math500()
+        case "demo":
+            return load_demo()
+        case DatasetConfig(path=path, problem=problem, answer=answer, id=identity):
+            return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
+
+
 class ExplicitSampling(_Strict):
     """Sampling values of one's own; what is left out is off."""
 
@@ -220,14 +235,7 @@ class RunConfig(_Strict):
 
     def load_dataset(self) -> Dataset:
         """The problems that the config names."""
-        match self.dataset:
-            case "math500":
-                return load_math500()
-            case "demo":
-                return load_demo()
-            case DatasetConfig(path=path, problem=problem, answer=answer, id=identity):
-                return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
-        raise AssertionError(self.dataset)
+        return open_dataset(self.dataset)
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""

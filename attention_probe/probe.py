@@ -1,0 +1,294 @@
+"""The probe: chosen prompts through the first layers once, a trace of each appended to one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from attention_probe.architectures import read_architecture
+from attention_probe.decomposition import inserted_tokens
+from attention_probe.loading import LoadedModel, load_model, random_model
+from attention_probe.measurement import Measurement, Record, measure_group
+from attention_probe.selection import SelectedProblem, Selection, selected_problems
+from attention_probe.self_check import curve_error, eager_error, identity_error
+from attention_probe.source import BASELINE, Source
+from attention_probe.spans import TokenizedPrompt, tokenize
+from attention_probe.trace import Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
+from harness import receipts, resources
+from harness.errors import ConfigError, ModelError
+from harness.tokenization import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from attention_probe.problems import Problem
+
+GROUP_TOKENS = 4096
+"""Tokens to a forward pass, padding included: enough to keep matrix products busy, little enough to hold."""
+
+CHECKED_TOKENS = 2048
+"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """Of which model to record what.
+
+    Attributes:
+        model: Folder, hub name or `demo`; None for the one that was run, or with `architecture`.
+        architecture: An ARCH.yaml whose weights are drawn, instead of a model.
+        tokenizer: Another tokenizer than the model's own.
+        revision: Of a hub name.
+        layers: Decoder layers, from 0.
+        conditions: Which, the baseline is always among them; none for all that the source has.
+        record: What to keep.
+        dtype: What the layers are computed in. Another than float32 is compared with float32 on one prompt.
+        device: `cpu`, `cuda`, ...
+        seed: Of random weights.
+
+    Raises:
+        ConfigError: both model and architecture, or a decomposition over completions.
+    """
+
+    model: str | None = None
+    architecture: Path | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    layers: tuple[int, ...] = (0,)
+    conditions: tuple[str, ...] = ()
+    record: Record = field(default_factory=Record)
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.architecture is not None:
+            raise ConfigError(
+                f"Expected a model or an architecture with random weights, got both: {self.model} and "
+                f"{self.architecture}. Leave out --model or --random-weights."
+            )
+        if self.record.completion and self.record.decompose:
+            raise ConfigError(
+                "--decompose compares the same queries with and without filler, and completions differ: expected "
+                "--queries prompt with it, got completion. Leave out one of the two."
+            )
+
+    def fitted(self, source: Source) -> ProbeSettings:
+        """The settings with what the source decides: its model, its conditions.
+
+        Raises:
+            ConfigError: a condition is not in the source, or nothing names a model.
+        """
+        conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or source.conditions))))
+        if absent := [name for name in conditions if name not in source.conditions]:
+            raise ConfigError(
+                f"{source.name} has no condition {absent[0]!r}: expected one of {', '.join(source.conditions)}."
+            )
+        model = self.model or (source.model if self.architecture is None else None)
+        if model is None and self.architecture is None:
+            raise ConfigError(f"{source.name} does not say which model was run. Name it with --model.")
+        return replace(self, model=model, conditions=conditions)
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; for random weights the architecture's, or its substitute where that cannot be had."""
+        if self.architecture is None or self.tokenizer is not None:
+            name = self.tokenizer or self.model
+            if name is None:
+                raise ConfigError("Prompts are built for a model's tokenizer. Name the model with --model.")
+            return load_tokenizer(resources.resolve_model(name), revision=self.revision)
+        facts = read_architecture(self.architecture)
+        try:
+            return load_tokenizer(facts.tokenizer)
+        except ModelError:
+            return load_tokenizer(resources.resolve_model(facts.substitute_tokenizer))
+
+    def load_model(self, token_ids: Iterable[int], *, dtype: Dtype | None = None) -> LoadedModel:
+        """The layers asked, with the embeddings of these tokens."""
+        chosen: dict[str, Any] = {
+            "layers": self.layers,
+            "token_ids": token_ids,
+            "dtype": getattr(torch, dtype or self.dtype),
+            "device": self.device,
+        }
+        if self.architecture is not None:
+            return random_model(self.architecture, seed=self.seed, **chosen)
+        return load_model(resources.resolve_model(str(self.model)), revision=self.revision, **chosen)
+
+
+def probe(
+    source: Source,
+    selection: Selection,
+    settings: ProbeSettings,
+    path: Path,
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure every selected prompt that the file does not hold yet, and return the session's receipt.
+
+    Args:
+        source: Where the prompts are from.
+        selection: Which of them.
+        settings: What to record.
+        path: The trace file; begun, or continued.
+        advance: Told how many of how many problems are done.
+
+    Raises:
+        PromptMismatchError: a prompt is not the one that was run, or does not fit the model.
+        ModelError: the model cannot be loaded, or gives no attention.
+        JournalError: the file holds other traces, or cannot be written.
+        ConfigError: a condition is not in the source.
+    """
+    settings = settings.fitted(source)
+    chosen = {problem.problem_id: problem for problem in selection.problems}
+    problems = selected_problems(selection, source)
+    tokenizer = settings.load_tokenizer()
+    prompts = {
+        problem.id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            baseline=BASELINE,
+            completion=settings.record.completion,
+        )
+        for problem in problems
+    }
+    every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
+    loaded = settings.load_model(every_id.tolist())
+    checks = _self_check(loaded, prompts, settings)
+    receipt = _receipt(source, selection, settings, tokenizer, checks)
+    with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
+        missing = [p for p in problems if not all(traces.has(p.id, name) for name in settings.conditions)]
+        advance(len(problems) - len(missing), len(problems))
+        done = len(problems) - len(missing)
+        for group in _groups(missing, prompts):
+            measured = measure_group(loaded, [prompts[problem.id] for problem in group], settings.record)
+            for problem, by_condition in zip(group, measured, strict=True):
+                for name, found in by_condition.items():
+                    if not traces.has(problem.id, name):
+                        traces.append(_trace(chosen[problem.id], prompts[problem.id][name], found))
+            done += len(group)
+            advance(done, len(problems))
+    return receipt
+
+
+def _groups(
+    problems: Sequence[Problem], prompts: Mapping[str, Mapping[str, TokenizedPrompt]]
+) -> Iterator[list[Problem]]:
+    """Problems of like length together, so that little of a pass is padding."""
+
+    def size(problem: Problem) -> int:
+        return max(map(_length, prompts[problem.id].values()))
+
+    group: list[Problem] = []
+    for problem in sorted(problems, key=size):
+        if group and size(problem) * (len(group) + 1) > GROUP_TOKENS:
+            yield group
+            group = []
+        group.append(problem)
+    if group:
+        yield group
+
+
+def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement) -> Trace:
+    return Trace(
+        problem_id=problem.problem_id,
+        condition=prompt.condition,
+        subject=problem.subject,
+        level=problem.level,
+        outcome=problem.outcome,
+        control=problem.control,
+        prompt_sha256=prompt.sha256,
+        tokens=prompt.tokens,
+        filler_span=prompt.filler_span,
+        token_ids=prompt.token_ids.astype(np.int32),
+        roles=prompt.roles,
+        original_pos=prompt.original_pos.astype(np.int32),
+        mean_all=found.mean[0],
+        mean_common=found.mean[1],
+        count_all=found.count[0],
+        count_common=found.count[1],
+        measures=found.measures,
+        activations=found.activations,
+        self_check={} if found.residual is None else {"decomposition_residual": found.residual},
+    )
+
+
+def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:
+    record = asdict(settings.record)
+    return TraceHeader(
+        model=loaded.name,
+        fingerprint=loaded.fingerprint,
+        layers=loaded.layers,
+        head_count=loaded.head_count,
+        conditions=settings.conditions,
+        baseline=BASELINE,
+        layout=str(source.layout),
+        queries="completion" if record.pop("completion") else "prompt",
+        dtype=settings.dtype,
+        options=record | {"model_type": loaded.config.model_type},
+        random_weights=loaded.random_weights,
+        on_outcome=selection.on_outcome,
+    )
+
+
+def _self_check(
+    loaded: LoadedModel, prompts: Mapping[str, Mapping[str, TokenizedPrompt]], settings: ProbeSettings
+) -> dict[str, Any]:
+    """One prompt by other ways: eager attention, the first layer's identity, and float32 if that is not what runs."""
+    longest = [max(by_condition.values(), key=_length) for by_condition in prompts.values()]
+    prompt = max(longest, key=lambda p: (_length(p) <= CHECKED_TOKENS, -abs(_length(p) - CHECKED_TOKENS)))
+    token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
+    checks: dict[str, Any] = {
+        "condition": prompt.condition,
+        "prompt_tokens": len(token_ids),
+        "eager_error": eager_error(loaded, token_ids[None]),
+        "bytes_read": loaded.bytes_read,
+        "keys_missing": len(loaded.missing),
+        "keys_unexpected": len(loaded.unexpected),
+    }
+    inserted = np.flatnonzero(inserted_tokens(prompt))
+    span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
+    if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(token_ids):
+        checks["identity_error"] = identity_error(loaded, token_ids, span)
+    if settings.dtype != "float32":
+        exact = settings.load_model(prompt.token_ids.tolist(), dtype="float32")
+        checks["dtype_error"] = curve_error(loaded, exact, token_ids[None])
+    return checks
+
+
+def _length(prompt: TokenizedPrompt) -> int:
+    return len(prompt)
+
+
+def _receipt(
+    source: Source, selection: Selection, settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, checks: Any
+) -> dict[str, Any]:
+    chosen = asdict(settings) | {"architecture": settings.architecture and str(settings.architecture)}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": chosen,
+        "tokenizer": tokenizer.name_or_path,
+        "source": {
+            "name": source.name,
+            "kind": source.kind,
+            "prompts_sha256": source.prompts_sha256,
+            "metric": source.metric,
+        },
+        "selection": {
+            "criterion": asdict(selection.criterion),
+            "outcomes": selection.outcomes,
+            "n": len(selection.problems),
+        },
+        "self_check": checks,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }

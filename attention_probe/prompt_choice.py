@@ -1,0 +1,57 @@
+"""From what a config or a command says about prompts to the prompts themselves: a source and a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attention_probe.figure_config import PromptsConfig
+from attention_probe.selection import Criterion, Selection, select
+from attention_probe.source import Source, build_source, read_source
+from harness.conditions import named_condition
+from harness.config import open_dataset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def open_source(
+    prompts: PromptsConfig, conditions: Sequence[str], load_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> Source:
+    """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
+
+    Raises:
+        HarnessError: the run, the dataset or the tokenizer cannot be had, or a prompt breaks a guarantee.
+    """
+    if prompts.run is not None:
+        return read_source(prompts.run, layout=prompts.layout and str(prompts.layout))
+    assert prompts.dataset is not None  # the config has one of the two
+    return build_source(
+        open_dataset(prompts.dataset),
+        [named_condition(name) for name in conditions],
+        load_tokenizer(),
+        str(prompts.layout or "raw"),
+        instruction=prompts.instruction,
+    )
+
+
+def choose(prompts: PromptsConfig, source: Source) -> Selection:
+    """The selection that the config describes.
+
+    Raises:
+        ConfigError: it names what the source does not have, or too few problems match.
+    """
+    return select(
+        source,
+        Criterion(
+            flip=prompts.flip,
+            baseline=prompts.baseline,
+            condition=prompts.condition,
+            subject=prompts.subject,
+            level=prompts.level,
+            ids=prompts.ids or None,
+            n=prompts.n,
+            seed=prompts.seed,
+            controls=prompts.controls,
+        ),
+    )

@@ -1,0 +1,68 @@
+"""A trace file in a screenful: where the heads look under each condition, and what the self-check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attention_probe.curve import Definition
+from attention_probe.curves import aligned_curve, shared_problems
+from attention_probe.traces import AttentionTraces
+
+MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other")
+
+
+def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
+    """One line a layer, head and condition: mean masses, and the highest point of the aligned curve.
+
+    Args:
+        traces: Where from.
+        heads: From 0; None for the mean over all heads, without a curve.
+        definition: Of the curve.
+
+    Raises:
+        ConfigError: there is no such head, or no problem has every condition.
+    """
+    import pandas
+
+    header = traces.header
+    problems = shared_problems(traces, traces.conditions)
+    rows = []
+    for place, layer in enumerate(header.layers):
+        for head in [None] if heads is None else [header.check_head(head) for head in heads]:
+            for condition in traces.conditions:
+                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
+                for name in MASSES:
+                    values = traces.measure(name, condition, problems)[1][:, place]
+                    row[name] = float(values.mean() if head is None else values[:, head].mean())
+                if head is not None:
+                    curve = aligned_curve(
+                        traces, condition=condition, layer=layer, head=head, definition=definition, problem_ids=problems
+                    )
+                    peak = int(np.nanargmax(curve.mean))
+                    row |= {"head": f"Head {head + 1}", "peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
+                rows.append(row)
+    queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
+    title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"
+    if heads is not None:
+        title += f"; peak of the aligned curve ({definition} queries) and its position"
+    stamps = [
+        text
+        for text, on in (("random weights", header.random_weights), ("selected on outcome", header.on_outcome))
+        if on
+    ]
+    return "\n".join([title, *stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)])
+
+
+def told(checks: Mapping[str, Any]) -> str:
+    """The self-check in one line."""
+    parts = [f"eager {checks['eager_error']:.1e}"]
+    parts += [
+        f"{name} {checks[key]:.1e}"
+        for name, key in (("Layer 1 identity", "identity_error"), ("dtype", "dtype_error"))
+        if key in checks
+    ]
+    read = f"{checks['bytes_read']:,} bytes read, {checks['keys_missing']} keys missing"
+    return f"self-check (largest error): {', '.join(parts)}; {read}"
