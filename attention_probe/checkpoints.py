@@ -46,32 +46,32 @@ class Checkpoint:
     config_sha256: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     bytes_read: int = 0
-    _open: dict[str, Any] = field(default_factory=dict)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor in its stored type, mapped from the file until something copies it."""
-        with self._explained(name) as file:
-            tensor: torch.Tensor = file.get_tensor(name)
-        self.bytes_read += tensor.nbytes
-        return tensor
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A whole tensor, as another type."""
+        with self._file_of(name) as file:
+            stored: torch.Tensor = file.get_tensor(name)
+            self.bytes_read += stored.nbytes
+            return stored.to(dtype, copy=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, without reading it."""
-        with self._explained(name) as file:
+        with self._file_of(name) as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def rows(self, name: str, rows: Sequence[int]) -> torch.Tensor:
-        """Some rows of a matrix, in the order asked; neighbouring rows are read together.
+    def rows(self, name: str, rows: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Some rows of a matrix, as another type; neighbouring rows are read together.
 
         Args:
             name: The matrix.
             rows: Ascending, each once.
+            dtype: To convert to.
         """
-        with self._explained(name) as file:
+        with self._file_of(name) as file:
             stored = file.get_slice(name)
             taken = torch.cat([stored[start:end] for start, end in _runs(rows)])
-        self.bytes_read += taken.nbytes
-        return taken
+            self.bytes_read += taken.nbytes
+            return taken.to(dtype, copy=True)
 
     def locate(self, file: str) -> Path | None:
         """Where one of the checkpoint's files lies, fetched from the hub if need be; None if there is no such file.
@@ -95,18 +95,18 @@ class Checkpoint:
             raise ModelError(explain_hub_error(self.name, error)) from error
 
     @contextmanager
-    def _explained(self, name: str) -> Iterator[Any]:
+    def _file_of(self, name: str) -> Iterator[Any]:
         file = self.files[name]
+        path = self.locate(file)
+        if path is None:
+            raise ModelError(
+                f"{self.name} has no {file}, and its index says that tensor {name} is in it. Fetch the missing file, "
+                "or the whole model again."
+            )
         try:
-            if file not in self._open:
-                path = self.locate(file)
-                if path is None:
-                    raise ModelError(
-                        f"{self.name} has no {file}, and its index says that tensor {name} is in it. "
-                        "Fetch the missing file, or the whole model again."
-                    )
-                self._open[file] = safe_open(path, framework="pt")
-            yield self._open[file]
+            # opened anew for each tensor: a file kept open keeps in memory all that was read from it
+            with safe_open(path, framework="pt") as opened:
+                yield opened
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"Tensor {name} cannot be read from {file} of {self.name}: {error}. The file is torn or is not what "

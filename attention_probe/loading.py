@@ -41,8 +41,8 @@ class LoadedModel:
 
     Attributes:
         name: As asked for; of random weights the architecture's.
-        model: The base model cut after the deepest asked layer: no final norm, so `last_hidden_state` is that layer's
-            output; eval mode, no gradients, no cache.
+        model: The base model cut after the deepest asked layer, without the weights of a final norm, so that
+            `last_hidden_state` is that layer's output; eval mode, no gradients, no cache.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
         layers_path: Where in `model` the list of decoder layers is.
@@ -336,14 +336,23 @@ def _decoder_layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
             f"{type(model).__name__} has no list of {count} decoder layers, so it cannot be cut. "
             "The probe reads decoders whose layers are one list."
         )
-    return min(lists, key=lambda found: found[0].count("."))
+    outermost = min(path.count(".") for path, _ in lists)
+    found = [(path, modules) for path, modules in lists if path.count(".") == outermost]
+    if len(found) > 1:
+        raise ModelError(
+            f"{type(model).__name__} has several lists of {count} modules ({', '.join(path for path, _ in found)}), so "
+            "it cannot be told which are its layers. The probe reads decoders whose layers are one list."
+        )
+    return found[0]
 
 
 def _drop_final_norm(model: PreTrainedModel, layers_path: str) -> None:
-    # it lies in the last shard, which would otherwise be read, or fetched, for it alone
+    # its weights lie in the last shard, which would otherwise be fetched for them alone; a norm without weights stays,
+    # as NanoChat applies the same one to the embeddings
     parent = model.get_submodule(layers_path.rpartition(".")[0])
     for name in FINAL_NORMS:
-        if isinstance(getattr(parent, name, None), nn.Module):
+        norm = getattr(parent, name, None)
+        if isinstance(norm, nn.Module) and any(True for _ in norm.parameters()):
             setattr(parent, name, nn.Identity())
 
 
@@ -376,7 +385,8 @@ def _fill_from_checkpoint(skeleton: _Skeleton, checkpoint: Checkpoint) -> None:
     prefix = _find_prefix(skeleton, checkpoint)
     _read_embedding(skeleton, checkpoint, f"{prefix}{skeleton.embedding_path}.weight")
     tensors = {
-        name.removeprefix(prefix): checkpoint.tensor(name) for name in _needed(skeleton, checkpoint.files, prefix)
+        name.removeprefix(prefix): checkpoint.tensor(name, skeleton.dtype)
+        for name in _needed(skeleton, checkpoint.files, prefix)
     }
     with _no_progress_bar():
         # transformers' own loader, because a few architectures are stored otherwise than they run (fused experts)
@@ -388,7 +398,7 @@ def _fill_from_checkpoint(skeleton: _Skeleton, checkpoint: Checkpoint) -> None:
             ),
         )
     _refuse_mismatch(skeleton, checkpoint, found)
-    _fill_computed_buffers(model)
+    _initialise_rest(model, seed=0)  # buffers that no checkpoint stores: rotary frequencies, embedding scale
 
 
 def _find_prefix(skeleton: _Skeleton, checkpoint: Checkpoint) -> str:
@@ -431,7 +441,7 @@ def _read_embedding(skeleton: _Skeleton, checkpoint: Checkpoint, name: str) -> N
             f"{checkpoint.name}: {name} is {got}, and config.json says {expected} (vocabulary, hidden size). "
             "config.json and weights belong to different models."
         )
-    skeleton.set_embedding(checkpoint.rows(name, skeleton.vocabulary))
+    skeleton.set_embedding(checkpoint.rows(name, skeleton.vocabulary, skeleton.dtype))
 
 
 def _refuse_mismatch(skeleton: _Skeleton, checkpoint: Checkpoint, found: Any) -> None:
@@ -451,41 +461,37 @@ def _refuse_mismatch(skeleton: _Skeleton, checkpoint: Checkpoint, found: Any) ->
             )
 
 
-def _fill_computed_buffers(model: PreTrainedModel) -> None:
-    """Give the buffers that no checkpoint stores (rotary frequencies, embedding scale) their values."""
-    stored = set(model.state_dict())
-    for path, module in model.named_modules():
-        names = [n for n, _ in module.named_buffers(recurse=False) if f"{path}.{n}".lstrip(".") not in stored]
-        if not names:
-            continue
-        fresh = {n: torch.empty_like(module.get_buffer(n), device="cpu") for n in names}
-        for name, buffer in fresh.items():
-            setattr(module, name, buffer)
-        model._init_weights(module)  # keeps what is marked as loaded
-        for name, buffer in fresh.items():
-            if module.get_buffer(name) is buffer and buffer._version == 0:
-                raise ModelError(
-                    f"{type(model).__name__} does not say how to compute {path}.{name}, which no checkpoint stores. "
-                    "This architecture cannot be probed."
-                )
-
-
 def _fill_at_random(skeleton: _Skeleton, seed: int) -> None:
-    model = skeleton.model
     std = float(getattr(skeleton.config, "initializer_range", None) or 0.02)
     rows = torch.empty(skeleton.embedding.weight.shape, dtype=torch.float32)
     for row, token in zip(rows, skeleton.vocabulary, strict=True):
         row.normal_(0, std, generator=torch.Generator().manual_seed(_seed_of(seed, f"token {token}")))
     skeleton.set_embedding(rows)
-    _fill_computed_buffers(model)
+    _initialise_rest(skeleton.model, seed)
+
+
+def _initialise_rest(model: PreTrainedModel, seed: int) -> None:
+    """Give every tensor that is still without values those that the architecture's own initialisation gives it."""
+    fresh: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if tensor.is_meta:
+                empty = torch.empty_like(tensor, device="cpu")
+                setattr(module, name, nn.Parameter(empty, False) if name in module._parameters else empty)
+                fresh[f"{path}.{name}".removeprefix(".")] = (
+                    module.get_parameter(name) if name in module._parameters else empty
+                )
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # `_init_weights` takes no generator
         for path, module in reversed(list(model.named_modules())):  # inner ones first: outer ones may rescale them
-            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-                if tensor.is_meta:
-                    empty = torch.empty_like(tensor, device="cpu")
-                    setattr(module, name, nn.Parameter(empty, False) if name in module._parameters else empty)
             torch.manual_seed(_seed_of(seed, path))
-            model._init_weights(module)
+            model._init_weights(module)  # leaves alone what is marked as set
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, empty in fresh.items():
+        if tensors[name] is empty and empty._version == 0:
+            raise ModelError(
+                f"{type(model).__name__} does not say how to initialise {name}, which no checkpoint stores. "
+                "This architecture cannot be probed."
+            )
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -83,6 +83,7 @@ CONFIGS = {
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SHAPE, head_dim=8, **MOE),
     "mixtral": lambda: hf.MixtralConfig(**SHAPE, num_local_experts=4),
     "gpt-neox": lambda: hf.GPTNeoXConfig(**{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
+    "nanochat": lambda: hf.NanoChatConfig(**SHAPE),  # its final norm is its first one too
     "opt": lambda: hf.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -459,6 +460,13 @@ def test_a_second_token_table_is_refused(qwen2):
         load_model(str(qwen2), layers=[0], token_ids=[1])
 
 
+def test_layers_spread_over_several_lists_are_refused(qwen2):
+    config = hf.XLMConfig(vocab_size=VOCABULARY, emb_dim=32, n_layers=5, n_heads=4, max_position_embeddings=64)
+    config.save_pretrained(qwen2)
+    with pytest.raises(ModelError, match=r"several lists of 5 modules \(attentions, .*layers are one list"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
 @pytest.mark.parametrize("layer", [5, -1])
 def test_layers_out_of_range_name_the_range_both_ways(checkpoint, layer):
     message = (
@@ -591,6 +599,7 @@ def test_what_was_fetched_once_loads_offline(hub, tmp_path_factory, options):
     assert hub(folder, offline=True) == (said, [])
 
 
+@pytest.mark.slow
 def test_a_hub_model_without_safetensors_is_refused_without_fetching_weights(hub, qwen2):
     (qwen2 / "model.safetensors").rename(qwen2 / "pytorch_model.bin")
     said, sent = hub(qwen2)
