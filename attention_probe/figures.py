@@ -338,10 +338,9 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
     if controls:
         sentences.append(f"Dashed: {min(controls)} matched problems that did not flip.")
-    notes = [curve.note for d in drawn for curve in (*d.curves, *d.controls) if curve.note]
+    notes = [note for d in drawn for note in (d.note, *(c.note for c in (*d.curves, *d.controls))) if note]
     sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
     sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
-    sentences += dict.fromkeys(d.note for d in drawn if d.note)
     if bars is not None and bars.reference:
         sentences.append(f"Bars: {bars.reference}.")
     elif bars is not None:

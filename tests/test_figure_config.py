@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_probe.architectures import read_architecture
-from attention_probe.figure_config import load_figure_config
+from attention_probe.figure_config import load_figure_config, prompts_config
 from harness import resources
 from harness.errors import ConfigError
 
@@ -185,3 +185,13 @@ def test_what_is_refused_and_how_it_is_said(tmp_path, change, message):
 def test_a_missing_figure_config_names_where_the_shipped_ones_are():
     with pytest.raises(ConfigError, match=r"Config nothing.yaml does not exist. .*configs/figures"):
         load_figure_config(Path("nothing.yaml"))
+
+
+def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
+    assert prompts_config(dataset="demo", run=None, n=3, flip=None).n == 3
+    with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run` and `dataset`"):
+        prompts_config(run=None, dataset=None)
+    with pytest.raises(
+        ConfigError, match=r"^mless probe: layout: Input should be 'raw', 'chat' or 'as_published', got 'x'"
+    ):
+        prompts_config(dataset="demo", layout="x")
