@@ -71,12 +71,14 @@ def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
 def build(model_type: str, **changes: object) -> LoadedModel:
     """The same model cut after layer 2."""
     model = build_whole(model_type, **changes)
-    del next(module for module in model.modules() if isinstance(module, nn.ModuleList))[LAYERS[-1] + 1 :]
+    path, layers = next(found for found in model.named_modules() if isinstance(found[1], nn.ModuleList))
+    del layers[LAYERS[-1] + 1 :]
     return LoadedModel(
         name=f"tiny {model_type}",
         model=model,
         config=model.config,
         layers=LAYERS,
+        layers_path=path,
         token_rows=torch.arange(VOCABULARY),
         bytes_read=0,
         random_weights=True,
