@@ -35,6 +35,10 @@ class RunError(HarnessError):
     """A run folder is missing, incomplete, or was not written by mless."""
 
 
+class ComparisonError(HarnessError):
+    """Samples cannot be compared as asked: other problems, missing or doubled samples, or no baseline."""
+
+
 class EngineError(HarnessError):
     """The engine died or refused a request; what was finished is in the journal."""
 

@@ -1,0 +1,176 @@
+"""Intervals for a mean over problems: the clustered bootstrap, and the score interval that also holds for few flips."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+DRAWS = 10_000
+"""Bootstrap draws unless told otherwise."""
+FEW = 5
+"""With fewer problems that differ, the greatest difference seen says nothing of the greatest there is."""
+_INSIDE = 1e-12
+"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
+
+
+def bootstrap_interval(
+    values: npt.ArrayLike, *, rng: np.random.Generator, level: float = 0.95, draws: int = DRAWS
+) -> tuple[float, float]:
+    """Percentile bootstrap interval, ends included, for the mean of `values` [problem], one value a problem.
+
+    Problems are what is drawn with their samples together, and differences are drawn rather than the two conditions:
+    so the interval is clustered and paired. Drawing n problems gives each distinct value a multinomial count, and
+    these counts are drawn at once: the same distribution as drawing problems, in a fraction of the time.
+
+    The ends are order statistics (quantiles by inverting the distribution), never between two of them. With few
+    problems that differ this interval is too short, and with none it has length 0: `score_interval` has neither fault.
+
+    Args:
+        values: Each problem's value, in any unit.
+        rng: Where the draws come from.
+        level: Confidence level in (0, 1).
+        draws: Number of resamples.
+
+    Returns:
+        Low and high end, in the unit of the values.
+
+    Source:
+        Efron (1979), doi:10.1214/aos/1176344552; percentile ends: Efron and Tibshirani (1993), An Introduction to
+        the Bootstrap, section 13.3; resampling whole clusters: Field and Welsh (2007),
+        doi:10.1111/j.1467-9868.2007.00593.x.
+    """
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    n = int(counts.sum())
+    means = np.empty(draws)
+    step = max(1, 4_000_000 // len(distinct))  # many distinct values must not cost many bytes
+    for start in range(0, draws, step):
+        part = means[start : start + step]
+        part[:] = rng.multinomial(n, counts / n, size=len(part)) @ distinct
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail], method="inverted_cdf") / n
+    return float(low), float(high)
+
+
+def score_interval(values: npt.ArrayLike, *, bounds: tuple[float, float], level: float = 0.95) -> tuple[float, float]:
+    """Every mean that the score test of `score_statistic` does not reject, for `values` [problem] within `bounds`.
+
+    For right or wrong (bounds 0 and 1) this is Wilson's interval, for differences of right or wrong (bounds -1 and 1)
+    Tango's; for averages over k samples it is their construction on more possible values, which is ours. It needs no
+    draws, has positive length even if no two problems differ, and never leaves the bounds.
+
+    Args:
+        values: Each problem's value.
+        bounds: Least and greatest value that a problem can have.
+        level: Confidence level in (0, 1).
+
+    Returns:
+        Low and high end, in the unit of the values.
+
+    Source:
+        Wilson (1927), doi:10.1080/01621459.1927.10502953; Tango (1998), doi:10.1002/(SICI)1097-0258(19980430)17:8
+        <891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by Fagerland, Lydersen and Laake (2014),
+        doi:10.1002/sim.6148.
+    """
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    critical = float(ndtri((1 + level) / 2))
+    mean = float(distinct @ counts / counts.sum())
+    ends = [
+        outer
+        if abs(mean - outer) < _INSIDE
+        else brentq(lambda at: abs(_statistic(distinct, counts, at, bounds)) - critical, mean, _towards(outer, mean))
+        for outer in bounds
+    ]
+    return float(ends[0]), float(ends[1])
+
+
+def difference_bounds(changes: npt.ArrayLike, k: int) -> tuple[float, float]:
+    """Bounds for `score_interval` of differences: `changes` [problem] in right samples, out of k samples a problem.
+
+    The greatest change seen, either way: problems not seen are taken to change no more. If fewer than `FEW` problems
+    changed, this would be rash, and the bounds are those of a problem that changes wholly, -1 and 1. With k = 1 they
+    are always, which is Tango's interval. With -1 and 1 throughout, intervals for large k would be far too long: a
+    chance of unseen whole changes would be held against averages that hardly move (see benchmarks/CALIBRATION.md).
+    """
+    sizes = np.abs(np.asarray(changes))
+    reach = float(sizes.max()) / k if np.count_nonzero(sizes) >= FEW else 1.0
+    return -reach, reach
+
+
+def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: tuple[float, float]) -> float:
+    """How many standard errors the mean of `values` [problem] lies above `mean`, if `mean` were the true one.
+
+    The standard error is the one under that hypothesis: the variance of the likeliest distribution on the values
+    within `bounds` that has this mean. Under it the statistic is about standard normal.
+
+    Source:
+        As `score_interval`; the likeliest distribution with a given mean: Owen (1988), doi:10.1093/biomet/75.2.237,
+        here with the bounds as further possible values.
+    """
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    return _statistic(distinct, counts, mean, bounds)
+
+
+def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, float]) -> float:
+    """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
+
+    It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin).
+
+    Args:
+        values: Each problem's difference.
+        margin: Difference that would matter, in the same unit.
+        bounds: As for `score_interval`.
+
+    Source:
+        Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`.
+    """
+    above = ndtr(-score_statistic(values, -margin, bounds=bounds))
+    below = ndtr(score_statistic(values, margin, bounds=bounds))
+    return float(max(above, below))
+
+
+def _statistic(distinct: FloatArray, counts: IntArray, mean: float, bounds: tuple[float, float]) -> float:
+    n = int(counts.sum())
+    difference = float(distinct @ counts) / n - mean
+    if difference == 0:
+        return 0.0
+    variance = _variance(distinct, counts / n, mean, bounds)
+    return math.copysign(math.inf, difference) if variance <= 0 else difference / math.sqrt(variance / n)
+
+
+def _variance(distinct: FloatArray, shares: FloatArray, mean: float, bounds: tuple[float, float]) -> float:
+    """Variance of the likeliest distribution with this mean on the values within bounds.
+
+    Its weights are shares / (1 + tilt * (value - mean)); the tilt is where their mean is right. A bound that no
+    problem reached takes what weight is left if even the strongest tilt does not get there.
+    """
+    low, high = bounds
+    if not low < mean < high:
+        return 0.0
+    centred = distinct - mean
+
+    def excess(tilt: float) -> float:
+        return float((shares * centred / (1 + tilt * centred)).sum())
+
+    weakest, strongest = _towards(-1 / (high - mean), 0), _towards(1 / (mean - low), 0)
+    if excess(weakest) <= 0:
+        tilt = weakest
+    elif excess(strongest) >= 0:
+        tilt = strongest
+    else:
+        tilt = brentq(excess, weakest, strongest, xtol=1e-13)
+    weights = shares / (1 + tilt * centred)
+    left = max(0.0, 1 - float(weights.sum()))
+    bound = low if tilt > 0 else high
+    return float(weights @ centred**2) + left * (bound - mean) ** 2
+
+
+def _towards(end: float, inner: float) -> float:
+    """A point just short of `end`, seen from `inner`."""
+    return end + (inner - end) * _INSIDE

@@ -1,0 +1,125 @@
+"""What a run can find, worked out before it is made; never evidence about a run that was."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import bdtr, gammaln, ndtr, ndtri, xlog1py, xlogy
+
+from harness.errors import ComparisonError
+
+ALPHA = 0.05
+POWER = 0.8
+
+
+def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, alpha: float = ALPHA) -> float:
+    """Chance that a true difference in accuracy is found, in its own direction, by the test that `compare` uses.
+
+    One sample a problem: exact, over every number of flips. Several samples: some problems are undecided, each of
+    their samples a coin that the condition weights in one direction, and all others are settled; their share follows
+    from discordance and effect. There the normal approximation to the sign-flip test is used, with half a step as
+    continuity correction and with the covariance of a problem's difference and its square: problems that flip raise
+    both the difference and the scale it is held against. Where a condition moves some problems up and others down,
+    more samples help less than this says.
+
+    Args:
+        effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
+        n: Number of problems.
+        k: Samples a problem in either condition.
+        discordance: Share of the problems in which one sample of either condition, taken alone, would disagree.
+        alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
+
+    Raises:
+        ComparisonError: a number out of range, or an effect greater than the discordance.
+
+    Source:
+        k = 1: Duffy (1984), doi:10.2307/2531151. k > 1: Connor (1987), doi:10.2307/2531961, with the moments of a
+        problem's mean difference in the place of the discordance, and the delta method: van der Vaart (1998),
+        Asymptotic Statistics, chapter 3.
+    """
+    _check(n=n, k=k, discordance=discordance, alpha=alpha)
+    size = abs(effect)
+    if size > discordance:
+        raise ComparisonError(
+            f"An effect of {100 * size:g} points cannot come from a discordance of {100 * discordance:g} percent: "
+            "expected one no greater. Give a smaller effect or a greater discordance."
+        )
+    return _mcnemar_power(size, n, discordance, alpha) if k == 1 else _mean_power(size, n, k, discordance, alpha)
+
+
+def minimal_detectable_effect(
+    *, n: int, k: int = 1, discordance: float, alpha: float = ALPHA, power: float = POWER
+) -> float:
+    """The least true difference, as a share of the problems, found with this power; NaN if even the greatest is not.
+
+    Args and source: see `detection_power`.
+
+    Raises:
+        ComparisonError: a number out of range.
+    """
+    if not alpha < power < 1:
+        raise ComparisonError(f"power: expected a probability above alpha and below 1, got {power}. Usual is 0.8.")
+
+    def lack(effect: float) -> float:
+        return detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha) - power
+
+    return float(brentq(lack, 0, discordance)) if lack(discordance) >= 0 else math.nan
+
+
+def difference_chances(effect: float, *, k: int, discordance: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Chance of each difference -k ... k in right samples of one problem, in the population of `detection_power`.
+
+    An undecided problem's sample is right with chance 1/2 + h under the condition and 1/2 - h under the baseline, so
+    its difference is a binomial of 2 k draws less k. The share of undecided problems and h give the effect and the
+    discordance asked for.
+    """
+    undecided = discordance + math.sqrt(discordance**2 - effect**2)
+    right = 0.5 + effect / (2 * undecided)
+    draws = np.arange(2 * k + 1)
+    log_ways = gammaln(2 * k + 1) - gammaln(draws + 1) - gammaln(2 * k - draws + 1)
+    chances = undecided * np.exp(log_ways + xlogy(draws, right) + xlog1py(2 * k - draws, -right))
+    chances[k] += 1 - undecided
+    return np.asarray(chances)
+
+
+def _mean_power(effect: float, n: int, k: int, discordance: float, alpha: float) -> float:
+    """The test rejects if the mean exceeds z times the root of the mean square over n, by half a step more."""
+    chances = difference_chances(effect, k=k, discordance=discordance)
+    values = np.arange(-k, k + 1) / k
+    mean, square = float(chances @ values), float(chances @ values**2)
+    z = float(ndtri(1 - alpha / 2))
+    distance = mean - z * math.sqrt(square / n) - 1 / (n * k)
+    # the critical value moves with the mean square that is found: by this slope
+    moved = values - z / (2 * math.sqrt(n * square)) * values**2
+    error = math.sqrt(float(chances @ (moved - chances @ moved) ** 2) / n)
+    return float(ndtr(distance / error)) if error else float(distance >= 0)
+
+
+def _mcnemar_power(effect: float, n: int, discordance: float, alpha: float) -> float:
+    """Over every number of flips: its chance, times the chance that so few go the wrong way that the test rejects."""
+    flips = np.arange(n + 1)
+    log_ways = gammaln(n + 1) - gammaln(flips + 1) - gammaln(n - flips + 1)
+    chances = np.exp(log_ways + xlogy(flips, discordance) + xlog1py(n - flips, -discordance))
+    against = (1 - effect / discordance) / 2
+    power = 0.0
+    for m in np.flatnonzero(chances > 1e-12).tolist():
+        rejected = int((2 * bdtr(np.arange(m // 2 + 1), m, 0.5) <= alpha).sum())
+        if rejected:
+            power += float(chances[m] * bdtr(rejected - 1, m, against))
+    return power
+
+
+def _check(*, n: int, k: int, discordance: float, alpha: float) -> None:
+    # samples of one problem that do not know of each other disagree at most half of the time
+    most = 1 if k == 1 else 0.5
+    wants = (
+        ("n", n, n >= 1, "at least 1 problem"),
+        ("k", k, k >= 1, "at least 1 sample a problem"),
+        ("discordance", discordance, 0 < discordance <= most, f"a share above 0 and up to {most:g} with k = {k}"),
+        ("alpha", alpha, 0 < alpha < 1, "a probability between 0 and 1"),
+    )
+    for name, value, holds, wanted in wants:
+        if not holds:
+            raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")
