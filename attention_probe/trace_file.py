@@ -39,25 +39,25 @@ PRAGMA user_version = {VERSION};
 _KINDS = dict.fromkeys(("mean_all", "mean_common"), np.float32) | {"roles": np.int8}
 
 
-def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def pack(arrays: Mapping[str, NDArray[Any]], what: str) -> bytes:
     """Named arrays as one sealed blob."""
     kinds = {name: _KINDS.get(name, np.int32 if name in ARRAYS else np.float32) for name in arrays}
     whole = {name: np.ascontiguousarray(values, dtype=kinds[name]) for name, values in arrays.items()}
-    return seal(safetensors.numpy.save(whole))
+    return seal(safetensors.numpy.save(whole), what)
 
 
-def unpack(path: Path, blob: bytes) -> dict[str, NDArray[Any]]:
+def unpack(path: Path, blob: bytes, what: str) -> dict[str, NDArray[Any]]:
     """The named arrays of a blob.
 
     Raises:
         JournalError: its bytes have changed.
     """
-    return safetensors.numpy.load(unseal(path, blob))
+    return safetensors.numpy.load(unseal(path, blob, what))
 
 
-def to_text(value: Mapping[str, Any]) -> bytes:
+def to_text(value: Mapping[str, Any], what: str) -> bytes:
     """A JSON value as a sealed blob."""
-    return seal(json.dumps(value).encode())
+    return seal(json.dumps(value).encode(), what)
 
 
 def read_texts(path: Path, connection: sqlite3.Connection, table: str) -> list[dict[str, Any]]:
@@ -69,21 +69,26 @@ def read_texts(path: Path, connection: sqlite3.Connection, table: str) -> list[d
     rows = connection.execute(f"SELECT value FROM {table} ORDER BY rowid").fetchall()
     if not rows:
         raise torn(path, f"no {table}")
-    return [json.loads(unseal(path, value)) for (value,) in rows]
+    return [json.loads(unseal(path, value, table)) for (value,) in rows]
 
 
-def seal(content: bytes) -> bytes:
-    """SQLite notices torn pages, not changed bytes within a blob: these carry a checksum of their own."""
-    return zlib.crc32(content).to_bytes(4, "big") + content
+def seal(content: bytes, what: str) -> bytes:
+    """Bytes with a checksum of their own: SQLite notices a broken page, not a changed byte or a misplaced blob.
+
+    Args:
+        content: The bytes.
+        what: What they are and of which record; it goes into the checksum.
+    """
+    return zlib.crc32(content, zlib.crc32(what.encode())).to_bytes(4, "big") + content
 
 
-def unseal(path: Path, blob: bytes) -> bytes:
-    """What was sealed.
+def unseal(path: Path, blob: bytes, what: str) -> bytes:
+    """What was sealed as `what`.
 
     Raises:
-        JournalError: its bytes have changed.
+        JournalError: it was not, or its bytes have changed.
     """
-    if zlib.crc32(blob[4:]).to_bytes(4, "big") != blob[:4]:
+    if not isinstance(blob, bytes) or seal(blob[4:], what) != blob:
         raise torn(path, "the checksum of a record differs")
     return blob[4:]
 
@@ -167,7 +172,7 @@ def clear_messages(path: Path) -> Iterator[None]:
             f"{path} cannot be read or written: {error}. Every record before is safe; free some space, wait for the "
             "other process, or choose another path, and run the same command again."
         ) from None
-    except sqlite3.DatabaseError as error:
-        raise torn(path, str(error)) from None
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        raise torn(path, str(error).split("\n")[0]) from None
     except OSError as error:
         raise JournalError(f"{path} cannot be used: {error.strerror}. Choose a path that can.") from None

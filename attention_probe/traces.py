@@ -62,8 +62,8 @@ class AttentionTraces:
             with trace_file.closed_on_error(connection):
                 if not connection.execute("PRAGMA schema_version").fetchone()[0]:
                     connection.executescript(trace_file.SCHEMA)
-                    connection.execute("INSERT INTO header VALUES (?)", [trace_file.to_text(facts)])
-                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about)])
+                    connection.execute("INSERT INTO header VALUES (?)", [trace_file.to_text(facts, "header")])
+                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about, "receipt")])
                     connection.execute("COMMIT")
                 trace_file.check_kind(path, connection)
                 known, *_ = trace_file.read_texts(path, connection, "header")
@@ -76,10 +76,10 @@ class AttentionTraces:
                 joined = list(dict.fromkeys([*known["conditions"], *facts["conditions"]]))
                 if joined != known["conditions"]:
                     connection.execute(
-                        "UPDATE header SET value = ?", [trace_file.to_text(known | {"conditions": joined})]
+                        "UPDATE header SET value = ?", [trace_file.to_text(known | {"conditions": joined}, "header")]
                     )
                 if about != trace_file.read_texts(path, connection, "receipt")[-1]:
-                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about)])
+                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about, "receipt")])
                 return cls(path, connection)
 
     @classmethod
@@ -120,11 +120,12 @@ class AttentionTraces:
             )
         entry = {name: getattr(trace, name) for name in trace_file.NAMES} | {"size": len(trace.tokens)}
         told = {"tokens": trace.tokens, "activations": dict(trace.activations), "self_check": dict(trace.self_check)}
+        key = f"{trace.condition} {trace.problem_id}"
         row = (
             *(*entry.values(), *(trace.filler_span or (None, None))),
-            trace_file.to_text(entry | {"filler_span": trace.filler_span} | told),
-            trace_file.pack(trace.measures),
-            trace_file.pack({name: getattr(trace, name) for name in ARRAYS}),
+            trace_file.to_text(entry | {"filler_span": trace.filler_span} | told, f"facts {key}"),
+            trace_file.pack(trace.measures, f"measures {key}"),
+            trace_file.pack({name: getattr(trace, name) for name in ARRAYS}, f"arrays {key}"),
         )
         with trace_file.clear_messages(self.path):
             self._connection.execute(
@@ -157,8 +158,10 @@ class AttentionTraces:
         where, values = ("WHERE condition = ?", [condition]) if condition is not None else ("", [])
         for number, problem_id in self._rows("number, problem_id", f"{where} ORDER BY number", values):
             if wanted is None or problem_id in wanted:
-                row = self._rows(trace_file.RECORD, "WHERE number = ?", [number])[0]
-                yield self._trace(row)
+                rows = self._rows(trace_file.RECORD, "WHERE number = ?", [number])
+                if not rows:
+                    raise trace_file.torn(self.path, f"record {number} is listed and cannot be found")
+                yield self._trace(rows[0])
 
     def measure(
         self, name: str, condition: str, problem_ids: Sequence[str] | None = None
@@ -169,13 +172,13 @@ class AttentionTraces:
             ConfigError: it was not recorded for one of the problems, or a problem is not there.
         """
         rows = self._rows("problem_id, measures", "WHERE condition = ? ORDER BY number", [condition])
-        found = {problem_id: trace_file.unpack(self.path, measures) for problem_id, measures in rows}
+        found = {known: trace_file.unpack(self.path, blob, f"measures {condition} {known}") for known, blob in rows}
         wanted = list(found) if problem_ids is None else list(problem_ids)
         if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
-            known = sorted(set.intersection(*(set(measures) for measures in found.values()))) if found else []
+            there = ", ".join(sorted(set.intersection(*map(set, found.values())))) if found else ""
             raise ConfigError(
                 f"{self.path} has no {name} of {len(missing)} of {len(wanted)} problems under {condition} "
-                f"(first: {missing[0]}). Recorded for all there: {', '.join(known) or 'nothing'}. Choose one of these, "
+                f"(first: {missing[0]}). Recorded for all there: {there or 'nothing'}. Choose one of these, "
                 "or probe again with what records it (--decompose for the parts of the change)."
             )
         shape = (len(wanted), len(self.header.layers), self.header.head_count)
@@ -223,15 +226,16 @@ class AttentionTraces:
 
     def _trace(self, row: Sequence[Any]) -> Trace:
         *entry, facts, measures, arrays = row
-        known, told = _entry(entry), json.loads(trace_file.unseal(self.path, facts))
+        known = _entry(entry)
+        key = f"{known.condition} {known.problem_id}"
+        told = json.loads(trace_file.unseal(self.path, facts, f"facts {key}"))
         for name in ("tokens", "filler_span"):
             told[name] = None if told[name] is None else tuple(told[name])
         if any(told[name] != getattr(known, name) for name in TraceEntry.__slots__):
-            raise trace_file.torn(self.path, f"the record of problem {told['problem_id']} is filed as another")
+            raise trace_file.torn(self.path, f"the record of problem {known.problem_id} is filed as another")
         del told["size"]
-        return Trace(
-            **told | trace_file.unpack(self.path, arrays) | {"measures": trace_file.unpack(self.path, measures)}
-        )
+        told["measures"] = trace_file.unpack(self.path, measures, f"measures {key}")
+        return Trace(**told | trace_file.unpack(self.path, arrays, f"arrays {key}"))
 
 
 def _entry(row: Sequence[Any]) -> TraceEntry:
