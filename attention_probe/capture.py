@@ -14,7 +14,7 @@ from __future__ import annotations
 # ruff: noqa: F722
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
     from attention_probe.loading import LoadedModel
+    from attention_probe.token_table import TokenTable
 
 ATTENTION = "mless_capture"
 """Our name in both registries."""
@@ -104,8 +105,9 @@ def causal_mask(
         name: arguments[name] for name in ("batch_size", "mask_function", "use_vmap", "device") if name in arguments
     }
     rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
-    no_padding = attention_mask is None or bool(attention_mask.all())
-    plain = allow_is_causal_skip and no_padding and (local_size is None or kv_length <= local_size)
+    # Padding on the right comes after every real query; what padding itself attends to is never looked at.
+    late_padding = attention_mask is None or not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
+    plain = allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
     mask = CausalMask(plain=plain, window=local_size, rule=rule)
     if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
         raise ModelError(
@@ -250,6 +252,7 @@ def capture(
     values: bool = False,
     activations: bool = False,
     eager: bool = False,
+    table: TokenTable | None = None,
     chunk: int | None = None,
 ) -> Capture:
     """Run the prompts through the layers asked and keep what is asked of their attention.
@@ -268,6 +271,7 @@ def capture(
         values: Keep the value vectors.
         activations: Keep the first MLP's activations.
         eager: Use `output_attentions` even where ours is called, for comparison.
+        table: Look the first layer's projections up instead of computing them.
         chunk: Queries to a block; None for what fits the caches.
 
     Raises:
@@ -302,13 +306,14 @@ def capture(
     # Padding becomes a copy of a token that is there: its row is loaded, and nothing looks at it.
     first_token = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
     # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": loaded.rows(token_ids.where(real, first_token)),
         "attention_mask": real.long(),
         "position_ids": positions,
         "use_cache": False,
     }
-    with torch.inference_mode(), _hooked(loaded, state):
+    looked_up = nullcontext() if table is None else table.replacing_projections(loaded, inputs["input_ids"])
+    with torch.inference_mode(), _hooked(loaded, state), looked_up:
         reached = not eager and _run_registered(model, inputs, state)
         if not reached:
             _run_eager(model, inputs, state, positions_given=position_ids is not None)

@@ -1,0 +1,42 @@
+"""Looked-up projections against computed ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from attention_probe.capture import capture
+from attention_probe.token_table import TokenTable
+from harness.errors import ModelError
+from tests.capture_errors import ARCHITECTURES, LAYERS, PADDINGS, ask, build, largest_error, prompts
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("model_type", sorted(set(ARCHITECTURES) - {"gpt2"}))
+def test_looking_projections_up_changes_no_number(model_type, padding):
+    loaded = build(model_type)
+    table = TokenTable.of(loaded)
+    found, expected = ask(loaded, padding, table=table), ask(loaded, padding)
+    for layer in LAYERS:
+        for name in ("column_mean", "region_mass"):
+            assert largest_error(getattr(found[layer], name), getattr(expected[layer], name)) < 1e-5
+
+
+def test_only_the_projections_before_the_attention_are_looked_up():
+    assert set(TokenTable.of(build("qwen2")).outputs) == {f"self_attn.{name}_proj" for name in "qkv"}
+    assert set(TokenTable.of(build("phi3")).outputs) == {"self_attn.qkv_proj"}
+
+
+def test_the_projections_are_not_computed_and_are_put_back():
+    loaded = build("qwen2")
+    table = TokenTable.of(loaded)
+    projection = loaded.decoder_layers[0].self_attn.q_proj
+    usual = capture(loaded, prompts("none")[0], layers=[0])[0].column_mean
+    projection.weight.zero_()
+    looked_up = capture(loaded, prompts("none")[0], layers=[0], table=table)[0].column_mean
+    computed = capture(loaded, prompts("none")[0], layers=[0])[0].column_mean
+    assert largest_error(looked_up, usual) < 1e-6 < 0.01 < largest_error(computed, usual)
+
+
+def test_learned_positions_cannot_be_looked_up_by_token():
+    with pytest.raises(ModelError, match=r"tiny gpt2: .*c_attn.* of the first layer gives a token other values"):
+        TokenTable.of(build("gpt2"))
