@@ -299,7 +299,7 @@ class _Skeleton:
         self.embedding.weight._is_hf_initialized = True  # type: ignore[attr-defined]
 
     def finish(self, device: str | torch.device, **facts: Any) -> LoadedModel:
-        left = [n for n, t in [*self.model.named_parameters(), *self.model.named_buffers()] if t.is_meta]
+        left = [n for n, t in _tensors(self.model) if t.is_meta]
         assert not left, f"never filled: {left}"
         token_rows = torch.full((self.config.vocab_size,), -1, dtype=torch.long)
         token_rows[list(self.vocabulary)] = torch.arange(len(self.vocabulary))
@@ -472,26 +472,35 @@ def _fill_at_random(skeleton: _Skeleton, seed: int) -> None:
 
 def _initialise_rest(model: PreTrainedModel, seed: int) -> None:
     """Give every tensor that is still without values those that the architecture's own initialisation gives it."""
-    fresh: dict[str, Tensor] = {}
-    for path, module in model.named_modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+    from transformers.initialization import guard_torch_init_functions
+
+    for module in model.modules():
+        for name, tensor in module.named_parameters(recurse=False):
             if tensor.is_meta:
-                empty = torch.empty_like(tensor, device="cpu")
-                setattr(module, name, nn.Parameter(empty, False) if name in module._parameters else empty)
-                fresh[f"{path}.{name}".removeprefix(".")] = (
-                    module.get_parameter(name) if name in module._parameters else empty
-                )
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # `_init_weights` takes no generator
+                setattr(module, name, nn.Parameter(torch.empty_like(tensor, device="cpu"), requires_grad=False))
+        for name, tensor in module.named_buffers(recurse=False):
+            if tensor.is_meta:
+                setattr(module, name, torch.empty_like(tensor, device="cpu"))
+    before = {name: (tensor, tensor._version) for name, tensor in _tensors(model)}
+    # `_init_weights` takes no generator; the guard keeps it off what is marked as set, however it writes
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), guard_torch_init_functions():
         for path, module in reversed(list(model.named_modules())):  # inner ones first: outer ones may rescale them
             torch.manual_seed(_seed_of(seed, path))
-            model._init_weights(module)  # leaves alone what is marked as set
-    tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    for name, empty in fresh.items():
-        if tensors[name] is empty and empty._version == 0:
+            model._init_weights(module)
+    for name, tensor in _tensors(model):
+        was, version = before[name]
+        written = tensor is not was or tensor._version != version
+        if written == getattr(was, "_is_hf_initialized", False):
             raise ModelError(
-                f"{type(model).__name__} does not say how to initialise {name}, which no checkpoint stores. "
-                "This architecture cannot be probed."
+                f"{type(model).__name__} "
+                + ("overwrites the loaded" if written else "does not say how to initialise")
+                + f" {name}. This architecture cannot be probed."
             )
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -84,6 +84,8 @@ CONFIGS = {
     "mixtral": lambda: hf.MixtralConfig(**SHAPE, num_local_experts=4),
     "gpt-neox": lambda: hf.GPTNeoXConfig(**{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
     "nanochat": lambda: hf.NanoChatConfig(**SHAPE),  # its final norm is its first one too
+    "laguna": lambda: hf.LagunaConfig(**SHAPE, head_dim=8, **MOE),  # writes unguarded when it initialises
+    "granite-swa": lambda: hf.GraniteSWAConfig(**SHAPE, sliding_window=4),  # the same
     "opt": lambda: hf.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
