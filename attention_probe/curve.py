@@ -129,4 +129,4 @@ def as_frame(curves: Iterable[Curve]) -> pandas.DataFrame:
                 }
             )
         )
-    return pandas.concat(frames, ignore_index=True)
+    return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
