@@ -43,7 +43,7 @@ def read_architecture(path: str | Path) -> Architecture:
     """
     path = Path(path)
     folder = resources.folder("configs") / "architectures"
-    found = next((p for p in (path, folder / path, folder / f"{path}.yaml") if p.is_file()), None)
+    found = next((p for p in (path, folder / path.name, folder / f"{path.name}.yaml") if p.is_file()), None)
     if found is None:
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise ConfigError(f"There is no architecture {path}. Give a YAML file, or one of {known}.")

@@ -104,6 +104,7 @@ def probe(
         model=model,
         architecture=random_weights,
         layers=_indices(layers, "--layers"),
+        heads=None if heads is None else _indices(heads, "--heads"),
         conditions=_words(conditions),
         record=Record(
             completion=_one_of("--queries", queries, ("prompt", "completion")) == "completion",
@@ -114,7 +115,6 @@ def probe(
         dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
         device=device,
     )
-    chosen_heads = None if heads is None else _indices(heads, "--heads")
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
     selection = choose(prompts, opened) if select is None else Selection.load(select)
     if save_selection is not None:
@@ -123,7 +123,7 @@ def probe(
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(
-            summary(traces, heads=chosen_heads, definition=_one_of("--definition", definition, ("common", "published")))
+            summary(traces, heads=settings.heads, definition=_one_of("--definition", definition, ("common", "published")))
         )
     typer.echo(f"\n{told(receipt['self_check'])}\ntraces  {output}")
 

@@ -88,7 +88,7 @@ def decompose(
     scale = mass[..., None] * gap
 
     def size(part: Tensor) -> Tensor:
-        return part.norm(dim=-1)
+        return part.square().sum(-1).sqrt()
 
     tiny = torch.finfo(without.dtype).tiny
     original, shifted = size(without).clamp_min(tiny), size(gap).clamp_min(tiny)

@@ -151,13 +151,14 @@ class BarsConfig(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What must be measured for some of a figure's panels: one model, its prompts, and the layers needed."""
+    """What must be measured for some of a figure's panels: one model, its prompts, and what is looked at."""
 
     model: str | None
     architecture: Path | None
     prompts: PromptsConfig
     conditions: tuple[str, ...]
     layers: tuple[int, ...]
+    heads: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +263,7 @@ class FigureConfig(_Strict):
                 prompts=first.prompts,
                 conditions=self.conditions,
                 layers=tuple(sorted({panel.head.layer for panel in panels})),
+                heads=tuple(sorted({panel.head.head for panel in panels})),
             ): tuple(panels)
             for panels in groups.values()
             for first in panels[:1]

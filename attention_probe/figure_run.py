@@ -78,13 +78,21 @@ def _measure(
         model=None if drawn else wanted.model,
         architecture=wanted.architecture if drawn else None,
         layers=wanted.layers,
+        heads=wanted.heads,
         conditions=wanted.conditions,
         device=device,
     )
     source = open_source(wanted.prompts, wanted.conditions, settings.load_tokenizer)
     selection = choose(wanted.prompts, source)
     chosen = [problem.problem_id for problem in selection.problems]
-    parts = [settings.model, str(settings.architecture), settings.layers, wanted.conditions, source.prompts_sha256, chosen]
+    parts = [
+        settings.model,
+        str(settings.architecture),
+        settings.layers,
+        wanted.conditions,
+        source.prompts_sha256,
+        chosen,
+    ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     path = folder / f"{name}.traces"
     probe(source, selection, settings, path, advance=advance)

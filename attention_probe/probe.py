@@ -13,7 +13,7 @@ import torch
 
 from attention_probe.architectures import read_architecture
 from attention_probe.decomposition import inserted_tokens
-from attention_probe.loading import LoadedModel, load_model, random_model
+from attention_probe.loading import LoadedModel, check_heads, load_model, random_model
 from attention_probe.measurement import Measurement, Record, measure_group
 from attention_probe.selection import SelectedProblem, Selection, selected_problems
 from attention_probe.self_check import curve_error, eager_error, identity_error
@@ -49,6 +49,7 @@ class ProbeSettings:
         tokenizer: Another tokenizer than the model's own.
         revision: Of a hub name.
         layers: Decoder layers, from 0.
+        heads: Heads that will be looked at, from 0: refused at once if the model lacks one. All are recorded.
         conditions: Which, the baseline is always among them; none for all that the source has.
         record: What to keep.
         dtype: What the layers are computed in. Another than float32 is compared with float32 on one prompt.
@@ -64,6 +65,7 @@ class ProbeSettings:
     tokenizer: str | None = None
     revision: str | None = None
     layers: tuple[int, ...] = (0,)
+    heads: tuple[int, ...] | None = None
     conditions: tuple[str, ...] = ()
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
@@ -163,6 +165,8 @@ def probe(
     }
     every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
     loaded = settings.load_model(every_id.tolist())
+    if settings.heads is not None:
+        check_heads(loaded.config, settings.heads, name=loaded.name)
     checks = _self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:

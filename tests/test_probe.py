@@ -1,0 +1,301 @@
+"""The probe on the bundled model and the committed run, against Hugging Face's own eager attention."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from attention_probe.cli import register
+from attention_probe.measurement import Record
+from attention_probe.probe import ProbeSettings, probe
+from attention_probe.selection import Criterion, select
+from attention_probe.source import read_source
+from attention_probe.spans import ROLES
+from attention_probe.summary import MASSES, summary, told
+from attention_probe.traces import AttentionTraces
+from harness import resources
+from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
+
+RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+LAYERS = (0, 2)
+ARCHITECTURE = Path("qwen2.5-math-1.5b")
+
+
+@pytest.fixture(scope="module")
+def source():
+    return read_source(RUN, layout="raw")
+
+
+@pytest.fixture(scope="module")
+def selection(source):
+    return select(source, Criterion(n=5, seed=3))
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return ProbeSettings(layers=LAYERS, record=Record(decompose=True, activations=True))
+
+
+@pytest.fixture(scope="module")
+def traced(source, selection, settings, tmp_path_factory):
+    path = tmp_path_factory.mktemp("probe") / "demo.traces"
+    receipt = probe(source, selection, settings, path)
+    with AttentionTraces.open(path) as traces:
+        yield traces, receipt
+
+
+@pytest.fixture(scope="module")
+def whole_model():
+    model = AutoModelForCausalLM.from_pretrained(
+        resources.demo_model(), dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def eager(model, token_ids):
+    """Whole attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim]."""
+    outputs = {}
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda _, given, number=number: outputs.__setitem__(number, given[0])
+        )
+        for number, layer in enumerate(model.model.layers)
+    ]
+    with torch.inference_mode():
+        found = model(torch.tensor(token_ids[None].astype(np.int64)), output_attentions=True)
+    for hook in hooks:
+        hook.remove()
+    heads = model.config.num_attention_heads
+    mixed = [outputs[n][0].unflatten(-1, (heads, -1)).transpose(0, 1) for n in range(len(outputs))]
+    return torch.stack([a[0] for a in found.attentions]).numpy(), torch.stack(mixed).numpy()
+
+
+def column_means(weights, queries):
+    """[..., query, key] to the mean of each column strictly below the diagonal over some queries."""
+    size = weights.shape[-1]
+    means = np.full((*weights.shape[:-2], size), np.nan)
+    for key in range(size):
+        later = [query for query in queries if query > key]
+        if later:
+            means[..., key] = weights[..., later, key].mean(-1)
+    return means
+
+
+def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
+    traces, _ = traced
+    for trace in traces:
+        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
+        everyone, common = np.arange(len(trace.tokens)), np.flatnonzero(trace.original_pos >= 0)
+        np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
+        np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)
+        later = [(everyone > key).sum() for key in everyone]
+        assert trace.count_all.tolist() == later
+        assert trace.count_common.tolist() == [(common > key).sum() for key in everyone]
+
+
+def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
+    traces, _ = traced
+    for trace in traces:
+        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
+        queries = np.flatnonzero(trace.roles == ROLES.index("problem"))
+        filler = trace.roles == ROLES.index("filler")
+        expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
+        np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
+        inserted = weights[:, :, queries][..., trace.original_pos < 0].sum(-1).mean(-1)
+        np.testing.assert_allclose(trace.measures["lambda"], 1 - inserted, atol=1e-5)
+        np.testing.assert_allclose(sum(trace.measures[name] for name in MASSES), 1, atol=1e-5)
+
+
+def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, whole_model):
+    traces, receipt = traced
+    assert receipt["self_check"]["identity_error"] < 1e-6 and receipt["self_check"]["eager_error"] < 1e-5
+    for trace in traces.select("mless"):
+        assert trace.self_check["decomposition_residual"] < 1e-5
+        without = traces.get(trace.problem_id, "wo")
+        original, changed = (eager(whole_model, one.token_ids)[1] for one in (without, trace))
+        problem = [np.flatnonzero(one.roles == ROLES.index("problem")) for one in (without, trace)]
+        o_wo, o_with = original[:, :, problem[0]], changed[:, :, problem[1]]
+        size = np.linalg.norm(o_with - o_wo, axis=-1) / np.linalg.norm(o_wo, axis=-1)
+        parts = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
+        assert (size.mean(-1)[0] <= parts + 1e-5).all(), "a change is no larger than its parts"
+        assert "bias" not in without.measures
+
+
+def test_filler_entropy_and_values_stand_only_where_there_is_a_filler(traced):
+    traces, _ = traced
+    for trace in traces:
+        only = {"filler_entropy", "filler_entropy_relative", "filler_value_cosine", "filler_value_rank"}
+        assert only.isdisjoint(trace.measures) if trace.condition == "wo" else only <= set(trace.measures)
+        if trace.condition != "wo":
+            assert (
+                (0 <= trace.measures["filler_entropy_relative"])
+                & (trace.measures["filler_entropy_relative"] <= 1 + 1e-5)
+            ).all()
+            assert (trace.measures["filler_value_rank"] >= 1 - 1e-5).all()
+    # in Layer 1 a token has one value vector wherever it stands, and the first slash is another token than ` /`
+    assert (traces.measure("filler_value_rank", "mless")[1][:, 0] < 2).all()
+    assert (traces.measure("filler_value_rank", "random")[1][:, 0] > 4).all()
+    repeated, varied = (traces.measure("filler_value_cosine", name)[1][:, 0] for name in ("mless", "random"))
+    assert (repeated > 0.95).all() and (varied < repeated).all()
+
+
+def test_activation_thresholds_are_frozen_without_filler(traced):
+    traces, _ = traced
+    for trace in traces.select("wo"):
+        other = traces.get(trace.problem_id, "mless")
+        assert trace.activations.keys() == other.activations.keys()
+        assert trace.activations != other.activations
+
+
+def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):
+    monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
+    path = tmp_path / "again.traces"
+
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(source, selection, settings, path, advance=stop)
+    with AttentionTraces.open(path) as part:
+        assert len(part.problem_ids) == 2
+    seen = []
+    probe(source, selection, settings, path, advance=lambda done, total: seen.append((done, total)))
+    assert seen[0] == (2, 5) and seen[-1] == (5, 5)
+    with AttentionTraces.open(path) as again:
+        for trace in traced[0]:
+            other = again.get(trace.problem_id, trace.condition)
+            np.testing.assert_allclose(other.mean_common, trace.mean_common, atol=1e-6)
+            for name, values in trace.measures.items():
+                np.testing.assert_allclose(other.measures[name], values, rtol=1e-3, atol=1e-4)
+
+
+def test_completion_queries_are_those_of_the_recorded_answer(source, selection, whole_model, tmp_path):
+    record = Record(completion=True)
+    probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        assert traces.header.queries == "completion"
+        for trace in traces.select("mless"):
+            queries = np.flatnonzero(trace.roles == ROLES.index("completion"))
+            assert len(queries)
+            weights = eager(whole_model, trace.token_ids)[0][:1]
+            np.testing.assert_allclose(trace.mean_all, column_means(weights, queries), atol=1e-5)
+            filler = trace.roles == ROLES.index("filler")
+            expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
+            np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"--decompose compares the same queries.*got completion"):
+        ProbeSettings(record=Record(completion=True, decompose=True))
+
+
+def test_another_dtype_reports_its_difference_from_float32(source, selection, tmp_path):
+    receipt = probe(source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces")
+    assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
+    assert "dtype" in told(receipt["self_check"])
+
+
+def test_random_weights_are_stamped_and_seeded(source, tmp_path):
+    chosen = select(source, Criterion(n=2))
+    settings = ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",))
+    for name in ("a", "b"):
+        probe(source, chosen, settings, tmp_path / name)
+    with AttentionTraces.open(tmp_path / "a") as one, AttentionTraces.open(tmp_path / "b") as other:
+        assert one.header.random_weights and one.header.head_count == 12
+        assert "random weights" in summary(one)
+        for trace in one:
+            assert (other.get(trace.problem_id, trace.condition).mean_all[..., :-1] == trace.mean_all[..., :-1]).all()
+
+
+def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
+    path = tmp_path / "t.traces"
+    probe(source, selection, ProbeSettings(conditions=("mless",)), path)
+    with pytest.raises(JournalError, match="traces of another kind, nothing was added. Changed: "):
+        probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        ({"layers": (4,)}, ModelError, r"has no layer 4 \(labelled Layer 5\)"),
+        ({"heads": (6,)}, ModelError, r"has no head 6 \(labelled Head 7\)"),
+        ({"conditions": ("dots",)}, ConfigError, "has no condition 'dots': expected one of wo, mless, mful, random"),
+        ({"model": "/no/such"}, ModelError, "Model folder /no/such does not exist"),
+    ],
+)
+def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path, chosen, error, message):
+    with pytest.raises(error, match=message):
+        probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_another_tokenizer_is_refused(source, selection, tmp_path):
+    from tests.conftest import build_tokenizer
+
+    build_tokenizer("llama3", bos=True).save_pretrained(tmp_path / "tokenizer")
+    settings = ProbeSettings(tokenizer=str(tmp_path / "tokenizer"))
+    with pytest.raises(PromptMismatchError, match="this tokenizer makes other token ids"):
+        probe(source, selection, settings, tmp_path / "t.traces")
+
+
+@pytest.fixture
+def command():
+    app = typer.Typer()
+    register(app)
+
+    def call(*arguments):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if isinstance(done.exception, HarnessError):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return call
+
+
+def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
+    traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
+    flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5", "--save-selection", chosen)
+    printed = command("probe", RUN, *flags, "-o", traces)
+    assert "selected on outcome" in printed and "Head 6" in printed and "0 keys missing" in printed
+    assert command("probe", RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
+    rows = json.loads(command("curves", traces, "--head", "2", "--conditions", "wo,mless", "--format", "json"))
+    assert {row["label"] for row in rows} == {"Layer 1 Head 3"} and {row["condition"] for row in rows} == {
+        "wo",
+        "mless",
+    }
+    assert "p_adjusted" in command("heads", traces)
+    with pytest.raises(ConfigError, match="chosen by what became of them"):
+        command("link", RUN, traces)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["probe"], "expected exactly one of `run` and `dataset`"),
+        (["probe", RUN, "--dataset", "demo"], "expected exactly one of `run` and `dataset`"),
+        (["probe", "--dataset", "demo"], "Name the model with --model"),
+        (["probe", RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
+        (["probe", RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
+        (["curves", "none.traces"], "none.traces does not exist"),
+        (["probe", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(command, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HarnessError, match=message) as caught:
+        command(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_mless_itself_has_the_commands_and_exits_with_2(tmp_path):
+    command = [str(Path(sys.executable).with_name("mless")), "curves", str(tmp_path / "none.traces")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("mless: ") and "does not exist" in done.stderr
