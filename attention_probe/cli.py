@@ -121,10 +121,9 @@ def probe(
         selection.save(save_selection)
     with _progress(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
+    shown = _one_of("--definition", definition, ("common", "published"))
     with AttentionTraces.open(output) as traces:
-        typer.echo(
-            summary(traces, heads=settings.heads, definition=_one_of("--definition", definition, ("common", "published")))
-        )
+        typer.echo(summary(traces, heads=settings.heads, definition=shown))
     typer.echo(f"\n{told(receipt['self_check'])}\ntraces  {output}")
 
 

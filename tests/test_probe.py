@@ -217,7 +217,7 @@ def test_random_weights_are_stamped_and_seeded(source, tmp_path):
 def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
     path = tmp_path / "t.traces"
     probe(source, selection, ProbeSettings(conditions=("mless",)), path)
-    with pytest.raises(JournalError, match="traces of another kind, nothing was added. Changed: "):
+    with pytest.raises(JournalError, match=r"traces of another kind, nothing was added\. Changed: "):
         probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
 
 
