@@ -32,6 +32,7 @@ class PanelCurves:
         controls: Matched problems that did not flip, drawn thin and dashed.
         random_weights: The model has the architecture but not the weights.
         on_outcome: The problems were chosen by what the model answered.
+        problems: The ids of the problems averaged, controls apart.
         note: What else a reader must be told, such as another tokenizer than the model's own.
 
     Raises:
@@ -43,6 +44,7 @@ class PanelCurves:
     controls: tuple[Curve, ...] = ()
     random_weights: bool = False
     on_outcome: bool = False
+    problems: tuple[str, ...] = ()
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
         controls=over(matched) if matched else (),
         random_weights=traces.header.random_weights,
         on_outcome=traces.header.on_outcome,
+        problems=tuple(chosen),
         note=note,
     )
 

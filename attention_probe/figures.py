@@ -35,7 +35,7 @@ DEFINITIONS = {"common": "common queries", "published": "published definition"}
 """What the axis calls the two averages."""
 
 _EXPLAINED = {
-    "common": "Common queries: each token's mean attention from the later tokens that every condition has.",
+    "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
 }
 _STAMP = "#b00020"
@@ -163,10 +163,12 @@ def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
     panel, shows = drawn.panel, drawn.panel.shows
     if drawn.region is not None:
         axes.axvspan(*drawn.region, color="#dedede", linewidth=0, zorder=0)
-    for curve in drawn.curves:
+    for place, curve in enumerate(drawn.curves):
         colour = COLOURS[panel.colours[curve.condition]]
         x, mean, low, high = _with_gaps(curve)
-        axes.plot(x, mean, color=colour, linewidth=0.9, label=shows.series[curve.condition].label)
+        # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
+        thickness = 0.8 + 0.6 * (len(drawn.curves) - 1 - place)
+        axes.plot(x, mean, color=colour, linewidth=thickness, label=shows.series[curve.condition].label)
         if shows.fill:
             axes.fill_between(x, 0, mean, color=colour, alpha=0.12, linewidth=0)
         axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
@@ -323,7 +325,7 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     if len(set(counts)) > 1:
         sentences.append(f"n = {', '.join(map(str, counts))} prompts (panels row by row).")
     elif counts[0] == 1:
-        ids = dict.fromkeys(name for d in drawn for name in d.panel.prompts.ids)
+        ids = dict.fromkeys(name for d in drawn for name in d.problems)
         sentences.append(f"One prompt{': ' if ids else ''}{', '.join(ids)}.")
     else:
         sentences.append(
@@ -337,7 +339,7 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     sentences += [f"Selected on outcome: {flip}." for flip in flips]
     controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
     if controls:
-        sentences.append(f"Dashed: {min(controls)} matched problems that did not flip.")
+        sentences.append(f"Dashed: {min(controls)} matched problem{'s' * (min(controls) > 1)} that did not flip.")
     notes = [note for d in drawn for note in (d.note, *(c.note for c in (*d.curves, *d.controls))) if note]
     sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
     sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]

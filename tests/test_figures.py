@@ -224,7 +224,7 @@ def test_counts_bands_and_definition_are_noted(traces):
 
 def test_one_prompt_has_no_band_and_is_named(tmp_path):
     one = write_traces(tmp_path / "one.traces", problems=1)
-    config = load("qwen-layers-1-2-3-head-22", "prompts.ids=['0']")
+    config = load("qwen-layers-1-2-3-head-22")
     figure = draw_figure(config, draw_of(config, one))
     assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
     assert figure.get_supxlabel().startswith("One prompt: 0. Published definition")
