@@ -1,0 +1,191 @@
+"""Ways to the attention weights of a model's first layers, one a process: CPU-seconds of a forward pass, peak memory.
+
+Drawing the weights is not counted in the seconds. Only the way that is asked for is imported, so that an interpreter
+with TransformerLens or nnsight needs nothing of ours:
+
+    python benchmarks/attention.py WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MOST_RUNS = 5
+ENOUGH_SECONDS = 10.0
+WARM_UP_TOKENS = 16
+FILLER_TOKENS = 55
+"""As in the study; short prompts of --small have fewer."""
+
+
+def main() -> None:
+    """Measure one way and write its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--config", type=Path, required=True, help="keys of a config.json; for ours an ARCH.yaml")
+    parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
+    parser.add_argument("--layers", type=int, required=True, help="how many of the first layers are asked for")
+    parser.add_argument("--json", type=Path, required=True, help="write the figures here")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers)
+    figures |= {"way": arguments.way, "length": arguments.length, "layers": arguments.layers, "peak": peak_memory()}
+    arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def ours(architecture: Path, length: int, layers: int) -> dict[str, Any]:
+    """The probe's capture, with everything that a probe always records."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from attention_probe.capture import capture
+    from attention_probe.decomposition import REGIONS
+    from attention_probe.loading import random_model
+
+    vocabulary = range(1000)
+    loaded = random_model(architecture, layers=range(layers), token_ids=vocabulary)
+
+    def run(tokens: int) -> None:
+        start = min(30, tokens // 4)
+        end = start + min(FILLER_TOKENS, tokens // 4)
+        regions = torch.zeros(1, len(REGIONS), tokens, dtype=torch.bool)
+        spans = {"first": (0, 1), "instruction": (1, start), "filler": (start, end), "problem": (end, tokens)}
+        for name, (first, last) in {**spans, "inserted": (start, end)}.items():
+            regions[0, REGIONS.index(name), first:last] = True
+        common = ~regions[:, REGIONS.index("inserted")]
+        found = capture(
+            loaded,
+            torch.randint(len(vocabulary), (1, tokens)),
+            query_sets=torch.stack([torch.ones_like(common), common], 1),
+            key_regions=regions,
+            entropy_regions=[REGIONS.index("filler")],
+        )
+        assert sorted(found.layers) == list(range(layers)) and not found.eager
+        mass = found[layers - 1].region_mass[..., :5].sum(-1)
+        assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
+
+    return timed(run, length)
+
+
+def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
+    """Hugging Face as documented: the whole model, `output_attentions=True`; the logits' part of it also by itself."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_config(_config(path), dtype=torch.float32, attn_implementation="eager")
+    model = model.eval()
+
+    def run(tokens: int) -> None:
+        _check(model(_ids(model.config, tokens), output_attentions=True, use_cache=False).attentions[:layers], tokens)
+
+    figures = timed(run, length)
+    hidden = torch.randn(1, length, model.config.hidden_size)
+    return figures | {"logits_cpu_seconds": timed(lambda tokens: model.lm_head(hidden[:, :tokens]), length)["cpu"]}
+
+
+def truncated_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
+    """Hugging Face with a config of no more layers than asked, without a head."""
+    from transformers import AutoModel
+
+    config = _config(path, num_hidden_layers=layers)
+    model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def run(tokens: int) -> None:
+        _check(model(_ids(config, tokens), output_attentions=True, use_cache=False).attentions, tokens)
+
+    return timed(run, length)
+
+
+def transformer_lens(path: Path, length: int, layers: int) -> dict[str, Any]:
+    """TransformerLens at its best: the patterns alone are cached, and the pass stops after the layers asked."""
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = _config(path)
+    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).resolve().parent.parent / "harness" / "demo" / "model")
+    model: Any = TransformerBridge.boot_transformers("Qwen/Qwen2.5-Math-1.5B", hf_model=whole, tokenizer=tokenizer)
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(layers)]
+
+    def run(tokens: int) -> None:
+        ids = _ids(config, tokens)
+        _, cache = model.run_with_cache(ids, stop_at_layer=layers, names_filter=lambda name: name in names)
+        _check([cache[name] for name in names], tokens)
+
+    return timed(run, length) | {"version": version("transformer-lens")}
+
+
+def nnsight(path: Path, length: int, layers: int) -> dict[str, Any]:
+    """Nnsight at its best: eager weights of the layers asked are saved, and the pass stops after them."""
+    from nnsight import NNsight
+    from transformers import AutoModelForCausalLM
+
+    config = _config(path)
+    model: Any = NNsight(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager"))
+
+    def run(tokens: int) -> None:
+        ids = _ids(config, tokens)
+        with model.trace(ids, use_cache=False) as tracer:
+            found = list().save()
+            for layer in range(layers):
+                found.append(model.model.layers[layer].self_attn.output[1])
+            tracer.stop()
+        _check(found, tokens)
+
+    return timed(run, length) | {"version": version("nnsight")}
+
+
+WAYS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
+    "ours": ours,
+    "full_eager": full_eager,
+    "truncated_eager": truncated_eager,
+    "transformer_lens": transformer_lens,
+    "nnsight": nnsight,
+}
+
+
+def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
+    """The least CPU-seconds of a few runs, and its wall seconds, after a short one that warms up."""
+    with torch.inference_mode():
+        run(min(WARM_UP_TOKENS, length))
+        runs: list[tuple[float, float]] = []
+        while not runs or (len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS):
+            cpu, wall = time.process_time(), time.perf_counter()
+            run(length)
+            runs.append((time.process_time() - cpu, time.perf_counter() - wall))
+    cpu, wall = min(runs)
+    return {"cpu": cpu, "wall": wall, "runs": len(runs), "threads": torch.get_num_threads()}
+
+
+def peak_memory() -> int:
+    """Most bytes that this process ever had in memory; getrusage would count the parent's in."""
+    status = Path(f"/proc/{os.getpid()}/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def _config(path: Path, **changes: Any) -> Any:
+    from transformers import AutoConfig
+
+    facts = {**json.loads(path.read_text(encoding="utf-8")), **changes}
+    return AutoConfig.for_model(facts.pop("model_type"), **facts)
+
+
+def _ids(config: Any, tokens: int) -> torch.Tensor:
+    return torch.randint(min(1000, config.vocab_size), (1, tokens))
+
+
+def _check(patterns: Any, tokens: int) -> None:
+    """That these are attention weights, whole."""
+    for pattern in patterns:
+        assert pattern.shape[0] == 1 and pattern.shape[2:] == (tokens, tokens)
+        assert abs(float(pattern[0, -1, -1].sum()) - 1) < 1e-4
+
+
+if __name__ == "__main__":
+    main()

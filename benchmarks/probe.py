@@ -1,0 +1,302 @@
+"""What the probe costs, beside other ways to the same attention weights and beside bare arithmetic.
+
+A Qwen2.5-Math-1.5B with random weights and prompts of 128, 512 and 2,048 tokens; one core, each figure from a fresh
+process. Then prompts of up to 32,768 tokens, and the real command over 500 problems in four conditions for a
+Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the bundled ones.
+
+    python -m benchmarks.probe [--small] [--python PATH]
+
+TransformerLens and nnsight are measured where the interpreter has them; --python names another one that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.attention import peak_memory
+from benchmarks.report import Figures, Row, row, section
+from benchmarks.runs import ROOT, run_logged, say, work_folder, write_json
+from harness.datasets import PATH_VARIABLE
+
+SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-1.5b.yaml"
+COMMAND_SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-7b.yaml"
+TINY = {
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+}
+"""What --small makes of both shapes."""
+
+LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64, 128)
+GROWTH, SMALL_GROWTH = (1024, 2048, 4096, 8192, 16384, 32768), (128, 256)
+LAYERS = 3
+OTHERS = {
+    "full_eager": "Hugging Face `output_attentions`, whole model",
+    "truncated_eager": f"Hugging Face `output_attentions`, {LAYERS} layers",
+    "transformer_lens": "TransformerLens, stopped after them",
+    "nnsight": "nnsight, stopped after them",
+}
+PACKAGES = {"transformer_lens": "transformer_lens", "nnsight": "nnsight"}
+
+TARGET_LIMIT = 1.25
+TARGET_CPU = 20
+TARGET_MEMORY = 8
+TARGET_LAYER_1 = 300
+TARGET_COMMAND_SECONDS = 60
+TARGET_COMMAND_BYTES = 2.5e9
+CONDITIONS = "wo,mless,mful,random"
+
+
+def main() -> None:
+    """Measure, print a Markdown section, and write the figures as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a tiny model and short prompts, to see that it works")
+    parser.add_argument("--python", default=os.environ.get("PEERS_PYTHON", sys.executable), help="see above")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.command:
+        figures_path, *command = arguments.command
+        write_json(Path(figures_path), mless(command))
+        return
+    figures = measure(small=arguments.small, python=arguments.python)
+    write_json(arguments.json, figures)
+    print(section(figures))
+
+
+def measure(*, small: bool = False, python: str = sys.executable) -> Figures:
+    """All figures, JSON-ready."""
+    bench = _Bench(small=small, python=python)
+    lengths = SMALL_LENGTHS if small else LENGTHS
+    compared: dict[int, dict[str, Any]] = {}
+    for length in lengths:
+        compared[length] = {"ours": bench.way("ours", length), "layer_1": bench.way("ours", length, layers=1)}
+        compared[length] |= {name: bench.way(name, length) for name in OTHERS}
+    limits = {layers: bench.limit(lengths[-1], layers) for layers in (LAYERS, 1)}
+    grown = {
+        layers: [bench.way("ours", length, layers=layers) for length in (SMALL_GROWTH if small else GROWTH)]
+        for layers in (LAYERS, 1)
+    }
+    return _figures(compared, limits, grown, bench.command())
+
+
+def mless(command: list[str]) -> dict[str, Any]:
+    """A command of `mless` in this process: wall seconds with the imports, CPU-seconds, and peak memory."""
+    started = time.monotonic()
+    from harness.cli import main
+
+    sys.argv = ["mless", *command]
+    try:
+        main()
+    except SystemExit as done:
+        if done.code:
+            raise
+    cpu = time.process_time()
+    return {"wall": time.monotonic() - started, "cpu": cpu, "peak": peak_memory()}
+
+
+class _Bench:
+    """Fresh processes for one shape, with their logs in one folder."""
+
+    def __init__(self, *, small: bool, python: str) -> None:
+        self.small, self.python = small, python
+        self.folder = work_folder(small) / "probe"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        longest = (SMALL_GROWTH if small else GROWTH)[-1]
+        self.architecture = self._shape(SHAPE, max_position_embeddings=longest)
+        facts = yaml.safe_load(self.architecture.read_text(encoding="utf-8"))["config"]
+        self.config = self.folder / "config.json"
+        self.config.write_text(json.dumps(facts), encoding="utf-8")
+
+    def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any] | None:
+        """One of the ways of `benchmarks.attention`; None if its package is not there."""
+        package = PACKAGES.get(way)
+        if package and not _importable(self.python, package):
+            return None
+        python = self.python if package else sys.executable
+        config = self.architecture if way == "ours" else self.config
+        written = self.folder / f"{way}-{length}-{layers}.json"
+        say(f"probe: {way}, {length:,} tokens, {layers} of the layers")
+        command = [python, str(ROOT / "benchmarks" / "attention.py"), way, "--config", str(config)]
+        return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
+
+    def limit(self, length: int, layers: int) -> dict[str, Any]:
+        """The arithmetic limit."""
+        say(f"probe: bare arithmetic, {length:,} tokens, {layers} of the layers")
+        command = [sys.executable, "-m", "benchmarks.arithmetic", "--config", str(self.config)]
+        written = self.folder / f"limit-{length}-{layers}.json"
+        return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
+
+    def command(self) -> dict[str, Any]:
+        """`mless probe` over all problems, Layer 1, four conditions, with all cores."""
+        dataset = "math500" if PATH_VARIABLE in os.environ else "demo"
+        written, traces = self.folder / "command.json", self.folder / "layer-1.traces"
+        say(f"probe: `mless probe --dataset {dataset}`, {CONDITIONS}")
+        arguments = ["probe", "--dataset", dataset, "--random-weights", str(self._shape(COMMAND_SHAPE))]
+        arguments += ["--conditions", CONDITIONS, "--layers", "0", "--output", str(traces)]
+        arguments += ["--n", "8"] if self.small else []
+        command = [sys.executable, "-m", "benchmarks.probe", "--command", str(written), *arguments]
+        run_logged(command, written.with_suffix(".log"))
+        figures: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+        sizes = _prompt_sizes(traces)
+        shown = "MATH-500" if dataset == "math500" and os.environ[PATH_VARIABLE] != "demo" else "bundled problems"
+        return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": traces.stat().st_size}
+
+    def _shape(self, path: Path, **changes: Any) -> Path:
+        """The architecture, tiny if --small."""
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values["config"] |= changes | (TINY if self.small else {})
+        written = self.folder / path.name
+        written.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return written
+
+
+def _step(command: list[str], written: Path, *, threads: int) -> dict[str, Any]:
+    """Figures that a fresh process writes."""
+    environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    run_logged([*command, "--json", str(written)], written.with_suffix(".log"), environment)
+    return dict(json.loads(written.read_text(encoding="utf-8")))
+
+
+def _importable(python: str, package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+
+
+def _prompt_sizes(path: Path) -> list[int]:
+    """Tokens of every prompt in a trace file."""
+    from attention_probe.traces import AttentionTraces
+
+    with AttentionTraces.open(path) as traces:
+        return [entry.size for entry in traces.entries()]
+
+
+def _figures(
+    compared: Mapping[int, Mapping[str, Any]],
+    limits: Mapping[int, Mapping[str, Any]],
+    grown: Mapping[int, list[dict[str, Any]]],
+    command: Mapping[str, Any],
+) -> Figures:
+    longest = max(compared)
+    ours, layer_1, eager = (compared[longest][name] for name in ("ours", "layer_1", "full_eager"))
+    limit = limits[LAYERS]
+    rows = [
+        _target(
+            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU against bare arithmetic",
+            f"{ours['cpu']:.2f} s; arithmetic {limit['cpu']:.2f} s",
+            ours["cpu"] / limit["cpu"],
+            most=TARGET_LIMIT,
+        ),
+        _target(
+            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU of {OTHERS['full_eager']}",
+            f"{eager['cpu']:.1f} s; ours {ours['cpu']:.2f} s",
+            eager["cpu"] / ours["cpu"],
+            least=TARGET_CPU,
+        ),
+        _target(
+            "the same: peak memory",
+            f"{_gb(eager['peak'])}; ours {_gb(ours['peak'])}",
+            eager["peak"] / ours["peak"],
+            least=TARGET_MEMORY,
+        ),
+        _target(
+            "the same for Layer 1 alone: CPU",
+            f"{eager['cpu']:.1f} s; ours {layer_1['cpu']:.3f} s",
+            eager["cpu"] / layer_1["cpu"],
+            least=TARGET_LAYER_1,
+        ),
+        row(
+            f"{longest:,} tokens, Layer 1 alone: CPU against bare arithmetic",
+            f"{layer_1['cpu']:.3f} s; arithmetic {limits[1]['cpu']:.3f} s",
+            ratio=layer_1["cpu"] / limits[1]["cpu"],
+        ),
+        row(
+            f"Layer-1 curves by `mless probe`, {command['prompts']:,} prompts, 7B shape: the command in all",
+            f"{command['wall']:.1f} s",
+            target=f"under {TARGET_COMMAND_SECONDS} s",
+            ratio=command["wall"] / TARGET_COMMAND_SECONDS,
+            met=command["wall"] < TARGET_COMMAND_SECONDS,
+        ),
+        row(
+            "the same: peak memory",
+            _gb(command["peak"]),
+            target=f"under {_gb(TARGET_COMMAND_BYTES)}",
+            ratio=command["peak"] / TARGET_COMMAND_BYTES,
+            met=command["peak"] < TARGET_COMMAND_BYTES,
+        ),
+    ]
+    for length, ways in compared.items():
+        for name, title in OTHERS.items():
+            rows.append(_comparison(f"{length:,} tokens: {title}", ways[name], ways["ours"]))
+    rows += [_growth(layers, figures) for layers, figures in grown.items()]
+    kinds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in limit["seconds"].items())
+    rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
+    found = [f"{name} {ways['version']}" for name in PACKAGES if (ways := compared[longest][name])]
+    return {
+        "title": "Attention probe",
+        "what": f"Qwen2.5-Math-1.5B with random weights in float32, one core; {LAYERS} layers where nothing else is "
+        "said. CPU is that of a forward pass, the least of a few; memory is the most that the process ever had, "
+        "weights included. Ratios without a target are how many times more CPU than ours.",
+        "rows": rows,
+        "notes": [
+            f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, a CPU-second); each "
+            "operation alone, into memory that is there already, at its best block size.",
+            f"Of the whole model's {eager['cpu']:.1f} s, {eager['logits_cpu_seconds']:.1f} s are the logits.",
+            "Ours records what every probe records: two averages of each column, six masses, the filler's entropy. "
+            "The others hand back whole matrices, and what would be made of them is not counted.",
+            f"The command: {command['dataset']}, {command['tokens']:,} tokens in {command['prompts']:,} prompts "
+            f"({CONDITIONS}), tokenized with the bundled tokenizer where the model's own is not at hand; imports, "
+            f"weights and self-checks included, {command['cpu']:.0f} CPU-seconds; {command['bytes'] / 1e6:.0f} MB of "
+            "traces.",
+            f"Measured beside: {', '.join(found)}." if found else "TransformerLens and nnsight were not installed.",
+        ],
+        "compared": {str(length): ways for length, ways in compared.items()},
+        "limits": {str(layers): figures for layers, figures in limits.items()},
+        "grown": {str(layers): figures for layers, figures in grown.items()},
+        "command": command,
+    }
+
+
+def _target(measure: str, measured: str, ratio: float, *, least: float | None = None, most: float | None = None) -> Row:
+    if most is not None:
+        return row(measure, measured, target=f"at most {most} times", ratio=ratio, met=ratio <= most)
+    assert least is not None
+    return row(measure, measured, target=f"at least {least} times ours", ratio=ratio, met=ratio >= least)
+
+
+def _comparison(measure: str, other: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Row:
+    if other is None:
+        return row(measure, "not installed")
+    measured = f"{other['cpu']:.2f} s, {_gb(other['peak'])}; ours {ours['cpu']:.2f} s, {_gb(ours['peak'])}"
+    return row(measure, measured, ratio=other["cpu"] / ours["cpu"])
+
+
+def _growth(layers: int, figures: list[dict[str, Any]]) -> Row:
+    named = "Layer 1" if layers == 1 else f"Layers 1 to {layers}"
+    lengths = " / ".join(f"{one['length']:,}" for one in figures)
+    seconds = " / ".join(f"{one['cpu']:.2f}" for one in figures)
+    memory = " / ".join(f"{one['peak'] / 1e9:.2f}" for one in figures)
+    return row(f"ours, {named}, {lengths} tokens", f"{seconds} s; {memory} GB")
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+if __name__ == "__main__":
+    main()
