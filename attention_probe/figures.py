@@ -167,7 +167,7 @@ def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
         colour = COLOURS[panel.colours[curve.condition]]
         x, mean, low, high = _with_gaps(curve)
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
-        thickness = 0.8 + 0.6 * (len(drawn.curves) - 1 - place)
+        thickness = 0.8 + 0.5 * (len(drawn.curves) - 1 - place)
         axes.plot(x, mean, color=colour, linewidth=thickness, label=shows.series[curve.condition].label)
         if shows.fill:
             axes.fill_between(x, 0, mean, color=colour, alpha=0.12, linewidth=0)
@@ -264,11 +264,16 @@ def _make_room(
         entries = len(axes.get_legend_handles_labels()[0])
         axes.legend(loc=by_place[place].panel.shows.legend, ncols=entries).set_in_layout(False)
     engine.execute(figure)
+    too_wide = any(
+        axes.title.get_window_extent().x1 > figure.bbox.x1
+        or axes.title.get_window_extent().width > 0.97 * figure.bbox.width / _columns(axes)
+        for axes in places.values()
+    )
     for place, axes in places.items():
-        panel, title = by_place[place].panel, axes.title.get_window_extent()
+        panel = by_place[place].panel
         if _legend(axes).get_window_extent().width > axes.get_window_extent().width:
             axes.legend(loc=panel.shows.legend, ncols=1).set_in_layout(False)
-        if title.x1 > figure.bbox.x1 or title.width > 0.97 * figure.bbox.width / _columns(axes):
+        if too_wide:
             axes.title.set_text(panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
     engine.execute(figure)
     for place, axes in places.items():
