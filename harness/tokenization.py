@@ -193,7 +193,7 @@ def measure(
 def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
     """Role and half-open character span of each segment in the templated text; what lies between them is template.
 
-    Neighbouring segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
+    A turn's segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
     elsewhere. Templates may trim a turn's outer blanks, so it is looked for as it is, then without them; a separator
     that was trimmed away is left out.
 
@@ -201,21 +201,13 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
         PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
     """
     spans: list[tuple[Role, tuple[int, int]]] = []
-    turns = (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :])
-    search_from = 0
-    for turn in turns:
+    search_from, untemplated = 0, text == prompt.text
+    for turn in (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :]):
         whole = "".join(segment.text for segment in turn)
-        if not whole.strip():
+        if not whole.strip() and not untemplated:
             continue
         body = whole if text.find(whole, search_from) >= 0 else whole.strip()
-        found = text.find(body, search_from)
-        if found < 0:
-            raise PromptMismatchError(
-                f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-                "prompt. Use the layout `raw`, or a template that keeps turns as they are."
-            )
-        if text.count(body) != 1 and turn is turns[1] and turns[0]:
-            found = text.rfind(body)
+        found = search_from if untemplated else _find_turn(body, text, search_from, last=bool(spans))
         search_from = found + len(body)
         at = found - whole.index(body)
         for segment in turn:
@@ -224,6 +216,23 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
                 spans.append((segment.role, (low, high)))
             at += len(segment.text)
     return spans
+
+
+def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
+    """Where the turn begins: its first or last occurrence that does not stand within a word of the template."""
+    places = [match.start() for match in re.finditer(f"(?={re.escape(body)})", text) if match.start() >= start]
+    if not places:
+        raise PromptMismatchError(
+            f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
+            "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+        )
+
+    def whole_words(place: int) -> bool:
+        left, right = text[max(place - 1, 0) : place + 1], text[place + len(body) - 1 : place + len(body) + 1]
+        return not (place and left.isalnum()) and not (len(right) == 2 and right.isalnum())
+
+    places = [place for place in places if whole_words(place)] or places
+    return places[-1 if last else 0]
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.conditions import Condition, Filler, named_conditions
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.prompts import Layout, build_prompt
+from harness.prompts import SEPARATOR, Layout, build_prompt
 from harness.tokenization import (
     PINNED_DATE,
     encode,
@@ -65,6 +65,39 @@ def test_templates_without_a_system_turn_keep_the_instruction(any_tokenizer):
     assert text.count("\\boxed{}") == 1
     found = [(role, text[low:high]) for role, (low, high) in find_segments(prompt, text) if role != "separator"]
     assert found == [(s.role, s.text) for s in prompt.segments if s.role != "separator"]
+
+
+@pytest.mark.parametrize("problem", ["a", "2", "r", "?", "26", "he"])
+def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokenizer, problem):
+    for layout in layouts(any_tokenizer):
+        turn = has_system_turn(any_tokenizer)
+        for name in ("wo", "mless"):
+            filler = fit_filler(named_conditions()[name], any_tokenizer)
+            prompt = build_prompt(
+                problem, named_conditions()[name], filler_text=filler, layout=layout, system_turn=turn
+            )
+            text = render(prompt, layout, any_tokenizer)
+            role, (low, high) = find_segments(prompt, text)[-1]
+            assert (role, text[low:high]) == ("problem", problem)
+            tail = text[high:]
+            other = build_prompt(
+                "Find the value of $x$ now.",
+                named_conditions()[name],
+                filler_text=filler,
+                layout=layout,
+                system_turn=turn,
+            )
+            assert render(other, layout, any_tokenizer).endswith("Find the value of $x$ now." + tail)
+
+
+def test_an_empty_instruction_leaves_its_separator(demo_tokenizer):
+    wo = named_conditions()["wo"]
+    prompt = build_prompt("Find $x$.", wo, filler_text="", instruction="")
+    spans = find_segments(prompt, render(prompt, Layout.RAW, demo_tokenizer))
+    assert [(role, prompt.text[low:high]) for role, (low, high) in spans] == [
+        ("separator", SEPARATOR),
+        ("problem", "Find $x$."),
+    ]
 
 
 def test_dates_in_templates_are_pinned():
