@@ -1,4 +1,4 @@
-"""What became of a problem from one condition to another, and problems that did not flip to set beside those that did."""
+"""What became of a problem from one condition to another, and unflipped problems to set beside flipped ones."""
 
 from __future__ import annotations
 

@@ -44,12 +44,7 @@ class RunPrompt:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        found = hash_text(self.text)
-        if found != self.sha256:
-            raise PromptMismatchError(
-                f"Problem {self.problem_id}, condition {self.condition!r}: the recorded prompt is not the one that "
-                f"was run: expected SHA-256 {self.sha256[:12]}..., got {found[:12]}... Restore the file from a copy."
-            )
+        refuse_other_text(self.text, self.sha256, f"Problem {self.problem_id}, condition {self.condition!r}")
 
     @property
     def verdict(self) -> str | None:
@@ -81,3 +76,12 @@ class Problem:
 def hash_text(text: str) -> str:
     """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def refuse_other_text(text: str, sha256: str, where: str) -> None:
+    """Raise PromptMismatchError unless the text is the one that was hashed when it was run."""
+    if (found := hash_text(text)) != sha256:
+        raise PromptMismatchError(
+            f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
+            f"{found[:12]}... Restore the file from a copy."
+        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attention_probe.problems import RunPrompt, hash_text
+from attention_probe.problems import RunPrompt, hash_text, refuse_other_text
 from harness.documents import document_prompt
 from harness.errors import RunError
 from harness.prompts import Layout, Segment
@@ -108,6 +108,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
     Raises:
         RunError: the file is missing, damaged or no sample log, lacks the metric, or does not hold the prompt's text.
+        PromptMismatchError: a prompt is not the one that was hashed.
     """
     name, _, wanted = (metric or "").partition(",")
     results = _read_results(path)
@@ -137,6 +138,8 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
     """The sample, and the metric that its verdicts were read from."""
     doc = line["doc"]
     text, generated = _arguments(where, line["arguments"])
+    sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
+    refuse_other_text(text, sha256, where)
     segments, system_size = None, 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
     if "segments" in doc and "condition" in doc:
@@ -163,7 +166,7 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
             condition=doc["condition"] if segments is not None else None,
             layout=layout,
             text=text,
-            sha256=line.get("prompt_hash") or hash_text(text),
+            sha256=sha256,
             token_sha256=generations[0].get("prompt_token_sha256"),
             segments=segments,
             system_size=system_size,
@@ -257,5 +260,5 @@ def _model_name(results: Mapping[str, Any]) -> str | None:
     arguments = (results.get("config") or {}).get("model_args") or {}
     if isinstance(arguments, str):
         arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
-    name = arguments.get("pretrained") or arguments.get("model") or results.get("model_name")
+    name = arguments.get("pretrained") or arguments.get("model")
     return None if name is None else str(name)

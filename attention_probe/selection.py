@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -119,7 +119,7 @@ class Selection:
     model: str | None
     layout: str
     metric: str | None
-    fingerprint: dict[str, Any] = field(default_factory=dict)
+    fingerprint: dict[str, Any]
     prompts_sha256: str
     criterion: Criterion
     on_outcome: bool

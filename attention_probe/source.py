@@ -42,7 +42,7 @@ class Source:
         fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
 
     Raises:
-        RunError: there is no problem, or two have one id.
+        RunError: there is no problem, or two problems or conditions have one name.
     """
 
     name: str
@@ -59,6 +59,8 @@ class Source:
             raise RunError(f"{self.name} holds no problem in the layout {self.layout}. Check the path.")
         if len({problem.id for problem in self.problems}) < len(self.problems):
             raise RunError(f"{self.name}: two problems have one id. Expected one prompt a problem and condition.")
+        if len(set(self.conditions)) < len(self.conditions):
+            raise RunError(f"{self.name}: two conditions have one name, of {', '.join(self.conditions)}. Rename one.")
 
     @property
     def prompts_sha256(self) -> str:
