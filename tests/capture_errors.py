@@ -162,6 +162,7 @@ def errors(model_type: str, padding: str) -> dict[str, float]:
     """Largest error of each measure over layers 0 to 2, all heads, queries and keys."""
     whole = build_whole(model_type)
     found = ask(build(model_type), padding)
+    assert not found.eager, "compared with itself"
     worst: dict[str, float] = {}
     for layer, weights in eager(whole, padding).items():
         for name, expected in reference(weights, padding, window_of(whole, layer)).items():
