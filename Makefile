@@ -4,16 +4,20 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo test test-long test-oldest bench lint lock demo-model wheel clean
+.PHONY: demo test test-long test-oldest bench calibrate lint lock demo-model wheel clean
 
 demo: .venv/installed
 	.venv/bin/mless run configs/runs/demo.yaml --fork
+	.venv/bin/mless figure configs/figures/flipped-demo.yaml --set prompts.run=results/bundled -o results/bundled
+
+# Two processes: one starts engines, the other does all the rest meanwhile.
+TWO = -n 2 --dist loadgroup
 
 test: .venv/installed
-	.venv/bin/python -m pytest -m "not slow and not gpu"
+	.venv/bin/python -m pytest $(TWO) -m "not slow and not gpu"
 
 test-long: .venv/installed
-	.venv/bin/python -m pytest -m "not gpu"
+	.venv/bin/python -m pytest $(TWO) -m "not gpu"
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
 test-oldest: .venv-oldest/installed
@@ -23,6 +27,11 @@ test-oldest: .venv-oldest/installed
 # check of all, which leaves RESULTS.md alone: make bench BENCH=--small
 bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)
+
+# Simulated experiments with a known truth: error rates, coverage and power of the statistics, into
+# benchmarks/CALIBRATION.md (about 40 minutes on two cores).
+calibrate: .venv/installed
+	.venv/bin/python -m benchmarks.calibration
 
 lint: .venv/installed
 	.venv/bin/ruff check .

@@ -1,0 +1,240 @@
+"""Simulated experiments with a known truth: do the statistics keep their promises? Writes CALIBRATION.md.
+
+    python -m benchmarks.calibration [--small] [--seed N]
+
+Every experiment has a baseline and three conditions on the same problems; problems are drawn anew each time, and a
+problem's chance to be solved is what its samples share. The tests and intervals are those that `mless table` shows,
+called on counts of right samples. With --small there are few experiments, nothing is written, and nothing is proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from benchmarks import calibration_page, report
+from benchmarks.runs import ROOT, say
+from harness.statistics import (
+    bootstrap_interval,
+    difference_bounds,
+    equivalence_p,
+    holm,
+    mcnemar_test,
+    minimal_detectable_effect,
+    score_statistic,
+    sign_flip_test,
+)
+
+Floats = npt.NDArray[np.float64]
+Population = Literal["undecided", "beta"]
+
+ALPHA, MARGIN, CONDITIONS, N, ROUNDING = 0.05, 0.01, 3, 500, 1e-9
+EXPERIMENTS = {"full": 10_000, "small": 100}
+SEED = 20_251
+DISCORDANCES = (0.02, 0.05, 0.10, 0.20)
+MEAN_ACCURACY = 0.65
+Z = float(ndtri(1 - ALPHA / 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One setting of the simulation.
+
+    Attributes:
+        population: `undecided`: a problem is settled, or a coin; what the power formula assumes. `beta`: chances
+            of success from a U-shaped beta distribution with mean 0.65; the effect is greatest for even chances.
+        n: Problems.
+        k: Samples a problem and condition.
+        discordance: Share of problems in which one sample of either condition disagrees.
+        effect: True difference of the first condition from the baseline; the others have none.
+    """
+
+    population: Population
+    n: int
+    k: int
+    discordance: float
+    effect: float
+
+    def __str__(self) -> str:
+        points = f"discordance {100 * self.discordance:g} %, effect {100 * self.effect:.2f} points"
+        return f"{self.population}, n {self.n}, k {self.k}, {points}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Shares of a cell's experiments.
+
+    Attributes:
+        cell: The setting.
+        experiments: How many were made.
+        false_single: The first condition has an unadjusted p < 0.05 and no effect, or one the other way.
+        false_any: Any condition has an adjusted p < 0.05; counts as false where there is no effect.
+        found: The first condition has an unadjusted p < 0.05 in the direction of its effect.
+        score_covers: Its score interval holds the effect.
+        bootstrap_covers: Its bootstrap interval holds the effect.
+        equivalent: It is called equivalent to the baseline.
+    """
+
+    cell: Cell
+    experiments: int
+    false_single: float
+    false_any: float
+    found: float
+    score_covers: float
+    bootstrap_covers: float
+    equivalent: float
+
+
+def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
+    """Make the experiments of one cell and count."""
+    rng = np.random.default_rng([seed, *_numbers(cell)])
+    draw_chances = population(cell)
+    hits = np.zeros(6)
+    for _ in range(experiments):
+        before, after = draw_chances(rng)
+        right = rng.binomial(cell.k, before)
+        changes = [rng.binomial(cell.k, before if other else after) - right for other in range(CONDITIONS)]
+        p_values = [p_value(change, cell.k, rng) for change in changes]
+        significant, means = p_values[0] < ALPHA, changes[0] / cell.k
+        found = significant and cell.effect > 0 and means.sum() > 0
+        bounds = difference_bounds(changes[0], cell.k)
+        low, high = bootstrap_interval(means, rng=rng)
+        hits += (
+            significant and not found,
+            bool((holm(p_values) < ALPHA).any()),
+            found,
+            # score_interval holds a value exactly if its statistic there is within the critical value
+            abs(score_statistic(means, cell.effect, bounds=bounds)) <= Z,
+            # closed ends: an end that is the effect must count, however each was rounded
+            low - ROUNDING <= cell.effect <= high + ROUNDING,
+            equivalence_p(means, MARGIN, bounds=bounds) < ALPHA,
+        )
+    return Rates(cell, experiments, *(hits / experiments).tolist())
+
+
+def p_value(changes: npt.NDArray[np.int64], k: int, rng: np.random.Generator) -> float:
+    """The test that `compare` uses for this k."""
+    if k == 1:
+        return mcnemar_test(int((changes > 0).sum()), int((changes < 0).sum()))
+    return sign_flip_test(changes, rng=rng)
+
+
+def population(cell: Cell) -> Callable[[np.random.Generator], tuple[Floats, Floats]]:
+    """A function that draws n problems: their chances of success under the baseline and under the first condition."""
+    if cell.population == "undecided":
+        share = cell.discordance + math.sqrt(cell.discordance**2 - cell.effect**2)
+        shift = cell.effect / (2 * share)
+
+        def undecided(rng: np.random.Generator) -> tuple[Floats, Floats]:
+            coins = rng.random(cell.n) < share
+            settled = (rng.random(cell.n) < MEAN_ACCURACY).astype(float)
+            return np.where(coins, 0.5 - shift, settled), np.where(coins, 0.5 + shift, settled)
+
+        return undecided
+    weight, shift = _beta_parameters(cell.discordance, cell.effect)
+
+    def beta(rng: np.random.Generator) -> tuple[Floats, Floats]:
+        before = rng.beta(MEAN_ACCURACY * weight, (1 - MEAN_ACCURACY) * weight, cell.n)
+        return before, before + shift * before * (1 - before)
+
+    return beta
+
+
+def _beta_parameters(discordance: float, effect: float) -> tuple[float, float]:
+    """The beta distribution's weight and the effect's size such that discordance and effect come out as asked.
+
+    With q = p + s p (1 - p): the effect is s E[p(1-p)], the discordance E[p(1-q) + q(1-p)] = 2 E[p(1-p)] + s E[p(1-p)
+    (1-2p)]; moments of p(1-p) under a beta distribution are ratios of beta functions, here products.
+    """
+    mean = MEAN_ACCURACY
+
+    def moments(weight: float) -> tuple[float, float]:
+        a, b = mean * weight, (1 - mean) * weight
+        spread = a * b / (weight * (weight + 1))
+        return spread, spread * (1 - 2 * (a + 1) / (weight + 2))
+
+    def excess(weight: float) -> float:
+        spread, skew = moments(weight)
+        return 2 * spread + effect / spread * skew - discordance
+
+    weight = float(brentq(excess, discordance / 2, 50))
+    return weight, effect / moments(weight)[0]
+
+
+def cells() -> list[Cell]:
+    """All settings: no effect, the least detectable effect, the margin, and small runs."""
+    chosen = []
+    for population_name in ("undecided", "beta"):
+        for k in (1, 5):
+            for discordance in DISCORDANCES:
+                least = minimal_detectable_effect(n=N, k=k, discordance=discordance)
+                for effect in (0.0, least, MARGIN):
+                    # beyond a shift of 1 a beta chance would leave [0, 1]
+                    if population_name == "beta" and _beta_parameters(discordance, effect)[1] > 1:
+                        continue
+                    chosen.append(Cell(population=population_name, n=N, k=k, discordance=discordance, effect=effect))
+    for n in (20, 50, 150):
+        for k in (1, 5):
+            chosen.append(Cell(population="undecided", n=n, k=k, discordance=0.05, effect=MARGIN))
+    return chosen
+
+
+def _numbers(cell: Cell) -> tuple[int, ...]:
+    return (cell.population == "beta", cell.n, cell.k, round(1e6 * cell.discordance), round(1e9 * cell.effect))
+
+
+def main() -> None:
+    """Simulate all cells, on all cores, and write the page."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.calibration",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--small", action="store_true", help="few experiments, nothing written")
+    parser.add_argument("--seed", type=int, default=SEED)
+    arguments = parser.parse_args()
+    experiments = EXPERIMENTS["small" if arguments.small else "full"]
+    command = (
+        "make calibrate" if arguments.seed == SEED else f"python -m benchmarks.calibration --seed {arguments.seed}"
+    )
+    facts = report.facts(command)
+    todo = cells()
+    # the longest first, so that no core waits for one of them at the end
+    todo.sort(key=lambda cell: -cell.k)
+    workers = len(os.sched_getaffinity(0))
+    say(f"{len(todo)} settings of {experiments:,} experiments on {workers} cores")
+    rates = []
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(simulate, cell, experiments, arguments.seed) for cell in todo]
+        for job in jobs:
+            rates.append(job.result())
+            say(f"{len(rates)}/{len(todo)}: {rates[-1].cell}")
+    rates.sort(key=lambda one: _numbers(one.cell))
+    text, missed = calibration_page.page(rates, {**facts, "seed": str(arguments.seed)})
+    if arguments.small:
+        print(text)
+        return
+    path = Path(__file__).parent / "CALIBRATION.md"
+    path.write_text(text, encoding="utf-8")
+    say(f"written: {path.relative_to(ROOT)}")
+    if missed:
+        say("targets missed: " + "; ".join(missed))
+        sys.exit(1)
+    say("all targets met")
+
+
+if __name__ == "__main__":
+    main()
