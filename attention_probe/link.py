@@ -1,7 +1,8 @@
 """Does what the first layer did say which problems gained? A regression over all problems, with its null.
 
 The outcome is each problem's change of accuracy, condition minus baseline; the features are what the probe saw in the
-problem's prompt, beside its length and level, which might explain the change without any attention.
+problem's prompt, beside its length and level, which might explain the change without any attention: a problem that
+is right without filler cannot gain, so that whatever tells hard problems from easy ones predicts something.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from attention_probe.regression import (
     coefficients,
     regress,
 )
+from attention_probe.spans import COMPLETION
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.records import load_run
@@ -54,7 +56,7 @@ class LinkResult:
         features: What the regression is on.
         absent: What it is not on, and why.
         coefficients: Change of accuracy (a share) a standard deviation of the feature, all problems fitted together.
-        whole: The regression on all features; None where no accuracy changed.
+        whole: The regression on all features; None where all accuracies changed alike, or none.
         controls: The one on prompt length and level alone; None without these.
         gain: What attention adds to the controls: R2 difference, p and the difference needed; None without either.
         too_small: Why the problems are too few to tell; empty if they are not.
@@ -85,7 +87,7 @@ class LinkResult:
     def verdict(self) -> str:
         """One sentence."""
         if self.whole is None:
-            return "No problem changed its accuracy: there is nothing to explain."
+            return f"{'All' if self.changed else 'No'} problems changed alike: there is nothing to explain."
         if self.too_small:
             return f"Too few problems to tell: {self.too_small}."
         if self.whole.p >= 0.05 or self.whole.r2 <= 0:
@@ -180,7 +182,7 @@ def link(
             "Probe again with what is missing."
         )
     parts: tuple[Regression | None, ...] = (None, None, None)
-    if outcome.any():
+    if outcome.min() < outcome.max():
         parts = regress(columns, outcome, controls=CONTROLS, permutations=permutations, seed=seed)
     return LinkResult(
         model=header.model,
@@ -232,6 +234,24 @@ def _check_prompts(run: Path, traces: AttentionTraces, condition: str, rows: pan
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """What is kept of a trace: the traces of a whole run would not fit in memory."""
+
+    activations: Mapping[str, float]
+    tokens: int
+    level: int | None
+
+
+def _of_prompts(traces: AttentionTraces, condition: str, problems: Sequence[str]) -> list[_Prompt]:
+    found = []
+    for problem_id in problems:
+        trace = traces.get(problem_id, condition)
+        size = int(np.count_nonzero(trace.roles != COMPLETION))
+        found.append(_Prompt(activations=trace.activations, tokens=size, level=trace.level))
+    return found
+
+
 def _features(
     traces: AttentionTraces, condition: str, problems: Sequence[str], layer: int, head: int | None
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
@@ -242,28 +262,24 @@ def _features(
         try:
             _, values = traces.measure(measure, condition, problems)
         except ConfigError:
-            absent[name] = f"{measure} was not recorded for every problem" + (
-                "; probe with --decompose" if name == "bias" else ""
-            )
+            hint = "; probe with --decompose" if name == "bias" else ""
+            absent[name] = f"{measure} was not recorded for every problem{hint}"
             continue
         of_layer = values[:, traces.header.layer_index(layer)]
         columns[name] = of_layer.mean(axis=1) if head is None else of_layer[:, head]
-    with_it = [traces.get(problem_id, condition) for problem_id in problems]
-    statistics = [name for name in (with_it[0].activations if with_it else {}) if name.startswith("near_zero")]
-    if statistics and all(statistics[0] in trace.activations for trace in with_it):
-        without = [traces.get(problem_id, traces.header.baseline).activations for problem_id in problems]
-        shares = [
-            trace.activations[statistics[0]] - other.get(statistics[0], np.nan)
-            for trace, other in zip(with_it, without, strict=True)
-        ]
-        columns["near_zero_change"] = np.array(shares, dtype=np.float64)
+    filled, original = (_of_prompts(traces, name, problems) for name in (condition, traces.header.baseline))
+    shares = next((name for name in filled[0].activations if name.startswith("near_zero")), None) if filled else None
+    if shares is not None and all(shares in prompt.activations for prompt in (*filled, *original)):
+        pairs = zip(filled, original, strict=True)
+        columns["near_zero_change"] = np.array([a.activations[shares] - b.activations[shares] for a, b in pairs])
     else:
-        absent["near_zero_change"] = "activations were not recorded for every problem; probe with --activations"
-    columns["prompt_length"] = np.array([len(trace.tokens) for trace in with_it], dtype=np.float64)
-    if all(trace.level is not None for trace in with_it):
-        columns["level"] = np.array([trace.level for trace in with_it], dtype=np.float64)
-    else:
+        absent["near_zero_change"] = "activations were not recorded for every prompt; probe with --activations"
+    columns["prompt_length"] = np.array([prompt.tokens for prompt in filled], dtype=np.float64)
+    levels = [prompt.level for prompt in filled]
+    if None in levels:
         absent["level"] = "some problems have none"
+    else:
+        columns["level"] = np.array(levels, dtype=np.float64)
     for name in [name for name, values in columns.items() if len(np.unique(values[np.isfinite(values)])) < 2]:
         del columns[name]
         absent[name] = "it is the same for every problem"
@@ -283,8 +299,4 @@ def _too_small(n: int, changed: int, features: int) -> str:
     wanted = max(FEWEST, FEWEST_PER_FEATURE * features)
     if n < wanted:
         return f"{n} problems for {features} features, expected at least {wanted}"
-    return (
-        f"{changed} problems with another accuracy, expected at least {FEWEST_CHANGED}"
-        if changed < FEWEST_CHANGED
-        else ""
-    )
+    return "" if changed >= FEWEST_CHANGED else f"{changed} of {n} changed, expected at least {FEWEST_CHANGED}"

@@ -33,38 +33,29 @@ class Regression:
     r2_needed: float
 
 
-def predictor(features: NDArray[np.float64], *, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Out-of-fold prediction as a matrix: ridge regression is linear in the outcome, so that a permutation costs a row.
+def out_of_fold_r2(features: NDArray[np.float64], outcomes: NDArray[np.float64], *, seed: int) -> NDArray[np.float64]:
+    """R2 of ridge regressions on problems that they were not fitted to, against the training problems' mean.
 
     Args:
         features: [problem, feature]; standardised anew within every training fold.
-        seed: Of the division into folds.
+        outcomes: [problem, outcome]; every column is regressed by itself, over the same folds.
+        seed: Of the division into folds, which is done anew for every repeat.
 
     Returns:
-        Two [repeat * problem, problem] matrices: of the regression, and of the training problems' mean.
+        [outcome], squared errors added up over folds and repeats.
     """
     random = np.random.default_rng(seed)
     size = len(features)
-    ridge, mean = np.zeros((REPEATS, size, size)), np.zeros((REPEATS, size, size))
-    for repeat in range(REPEATS):
+    wrong, reference = np.zeros((2, outcomes.shape[1]))
+    for _ in range(REPEATS):
         for test in np.array_split(random.permutation(size), min(FOLDS, size)):
-            train = np.setdiff1d(np.arange(size), test)
-            x = _standardise(features[train])
-            new = _standardise(features[test], like=features[train])
-            mean[repeat][np.ix_(test, train)] = 1 / len(train)
-            weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T)
-            ridge[repeat][np.ix_(test, train)] = 1 / len(train) + new @ weights
-    return ridge.reshape(-1, size), mean.reshape(-1, size)
-
-
-def out_of_fold_r2(
-    matrices: tuple[NDArray[np.float64], NDArray[np.float64]], outcomes: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """R2 of the columns of a [problem, outcome] array, against predicting the training problems' mean."""
-    ridge, mean = matrices
-    truth = np.tile(outcomes, (len(ridge) // len(outcomes), 1))
-    wrong, reference = (np.square(truth - matrix @ outcomes).sum(axis=0) for matrix in (ridge, mean))
-    return np.asarray(1 - wrong / reference)
+            train = np.ones(size, dtype=bool)
+            train[test] = False
+            x, mean = _standardise(features, train), outcomes[train].mean(axis=0)
+            rest = outcomes[test] - mean
+            wrong += np.square(rest - x[test] @ _slopes(x[train], outcomes[train])).sum(axis=0)
+            reference += np.square(rest).sum(axis=0)
+    return 1 - wrong / reference
 
 
 def regress(
@@ -89,23 +80,28 @@ def regress(
         last one's `r2` is a difference of two.
     """
     random = np.random.default_rng(seed)
-    orders = np.column_stack(
-        [np.arange(len(outcome)), *(random.permutation(len(outcome)) for _ in range(permutations))]
-    )
-    everything = predictor(np.column_stack(list(columns.values())), seed=seed)
-    whole = _against_null(out_of_fold_r2(everything, outcome[orders]))
+    size = len(outcome)
+    orders = np.column_stack([np.arange(size), *(random.permutation(size) for _ in range(permutations))])
+    everything = np.column_stack(list(columns.values()))
+    whole = _against_null(out_of_fold_r2(everything, outcome[orders], seed=seed))
     known = [columns[name] for name in controls if name in columns]
     if not known:
         return whole, None, None
-    alone = predictor(np.column_stack(known), seed=seed)
-    controlled = _against_null(out_of_fold_r2(alone, outcome[orders]))
+    alone = np.column_stack(known)
+    controlled = _against_null(out_of_fold_r2(alone, outcome[orders], seed=seed))
     if len(known) == len(columns):
         return whole, controlled, None
     # under the null of the gain the controls keep their effect: only what they leave is permuted
-    design = np.column_stack([np.ones(len(outcome)), *known])
+    design = np.column_stack([np.ones(size), alone])
     expected = design @ np.linalg.lstsq(design, outcome, rcond=None)[0]
     drawn = expected[:, None] + (outcome - expected)[orders]
-    return whole, controlled, _against_null(out_of_fold_r2(everything, drawn) - out_of_fold_r2(alone, drawn))
+    more, less = (out_of_fold_r2(features, drawn, seed=seed) for features in (everything, alone))
+    return whole, controlled, _against_null(more - less)
+
+
+def _slopes(x: NDArray[np.float64], outcomes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[feature, outcome] ridge coefficients; the columns of x are centred."""
+    return np.asarray(np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ outcomes), dtype=np.float64)
 
 
 def _against_null(values: NDArray[np.float64]) -> Regression:
@@ -115,16 +111,15 @@ def _against_null(values: NDArray[np.float64]) -> Regression:
     return Regression(r2=observed, p=p, r2_needed=float(np.quantile(null, 0.95)))
 
 
-def _standardise(values: NDArray[np.float64], *, like: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Columns in standard deviations from the mean (of `like`); a constant column is 0."""
-    like = values if like is None else like
-    spread = like.std(axis=0)
-    constant = spread <= 1e-12 * np.abs(like).max(axis=0)
-    return np.asarray(np.where(constant, 0.0, (values - like.mean(axis=0)) / np.where(constant, 1.0, spread)))
+def _standardise(values: NDArray[np.float64], train: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Columns in the training problems' standard deviations from their mean; 0 where these are all the same."""
+    mean, spread = values[train].mean(axis=0), values[train].std(axis=0)
+    constant = spread <= 1e-12 * np.abs(mean)
+    return np.where(constant, 0.0, (values - mean) / np.where(constant, 1.0, spread))
 
 
 def coefficients(columns: Mapping[str, NDArray[np.float64]], outcome: NDArray[np.float64]) -> dict[str, float]:
     """Change of the outcome a standard deviation of each feature, all problems fitted together."""
-    x = _standardise(np.column_stack(list(columns.values())))
-    fitted = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ outcome)
-    return dict(zip(columns, fitted.tolist(), strict=True))
+    features = np.column_stack(list(columns.values()))
+    slopes = _slopes(_standardise(features, np.ones(len(outcome), dtype=bool)), outcome[:, None])
+    return dict(zip(columns, slopes[:, 0].tolist(), strict=True))
