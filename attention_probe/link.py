@@ -271,7 +271,7 @@ def _features(
     shares = next((name for name in filled[0].activations if name.startswith("near_zero")), None) if filled else None
     if shares is not None and all(shares in prompt.activations for prompt in (*filled, *original)):
         pairs = zip(filled, original, strict=True)
-        columns["near_zero_change"] = np.array([a.activations[shares] - b.activations[shares] for a, b in pairs])
+        columns[f"{shares}_change"] = np.array([a.activations[shares] - b.activations[shares] for a, b in pairs])
     else:
         absent["near_zero_change"] = "activations were not recorded for every prompt; probe with --activations"
     columns["prompt_length"] = np.array([prompt.tokens for prompt in filled], dtype=np.float64)

@@ -43,7 +43,7 @@ def traced(
             "level": int(row.level) if level else None,
             "prompt_sha256": row.prompt_sha256,
             "measures": measures,
-            "activations": {"near_zero_share": float(random.random())} if near_zero else {},
+            "activations": {"near_zero_c0.1": float(random.random())} if near_zero else {},
         }
         records.append(make_trace(row.problem_id, row.condition, **facts))
     return AttentionTraces.open(write_traces(path, records, conditions=CONDITIONS, **header))
@@ -72,7 +72,7 @@ def test_a_planted_link_is_found_and_its_gain_over_length_and_level(tmp_path, de
         result = link(run, traces, "mless", permutations=200)
     assert result.n == 500 and result.changed == sum(value != 0 for value in change.values()) > 90
     assert result.mean_change == pytest.approx(np.mean(list(change.values())))
-    assert result.features == ("filler_mass", "bias", "near_zero_change", "prompt_length", "level")
+    assert result.features == ("filler_mass", "bias", "near_zero_c0.1_change", "prompt_length", "level")
     assert result.whole.r2 > 0.5 and result.whole.p == result.gain.p == 1 / 201
     assert result.controls.r2 < 0.2
     assert "attention adds to prompt length and level" in result.verdict and not result.too_small
