@@ -185,7 +185,7 @@ def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] 
         first = f", first {next(name for name in wanted if name in missing)}" if missing else ""
         raise ConfigError(
             f"{len(missing)} of the {len(wanted)} problems asked for have no trace under {condition} in {traces.path}"
-            f"{first}. Ask for some that have (see `mless curves --problem`), or probe these too."
+            f"{first}. Ask for some that have, or probe these too."
         )
     return wanted
 

@@ -179,14 +179,11 @@ def _flips(size: int, count: int, exact: bool, seed: int) -> Iterator[NDArray[np
         yield np.where(bits, -1.0, 1.0)
 
 
-def _note(
-    measure: str, baseline: str, condition: str, guaranteed: bool, count: int, exact: bool, prompts: int
-) -> str | None:
+def _note(measure: str, baseline: str, condition: str, guaranteed: bool, count: int, exact: bool, prompts: int) -> str:
     if guaranteed:
         return (
             f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax "
             "guarantees the difference whatever is inserted. Contrast two fillers."
         )
-    if exact and count < 20:
-        return f"{prompts} prompts have {count} sign flips: no p below {1 / count:.2g} is possible. Probe at least 6."
-    return None
+    done = f"{prompts} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
+    return f"{done}; no p below {1 / count:.2g} is possible, probe at least 6" if exact and count < 20 else done

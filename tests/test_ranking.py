@@ -45,7 +45,8 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     assert (first["layer"], first["head"], first["label"], first["n"]) == (2, 1, "Layer 3 Head 2", 30)
     assert first["p_adjusted"] < 0.001 and first["mean_difference"] > 1 and not first["guaranteed"]
     assert frame["p_adjusted"].is_monotonic_increasing and (frame["p_adjusted"].iloc[1:] > 0.05).all()
-    assert frame.attrs["heads"] == 6 and frame.attrs["flips"] == 2000 and frame.attrs["note"] is None
+    assert frame.attrs["heads"] == 6 and frame.attrs["flips"] == 2000
+    assert frame.attrs["note"] == "30 prompts, 2000 sign flips; p adjusted for all heads (max-T)"
 
 
 def test_the_numbers_are_those_of_a_paired_t(traces):
@@ -77,7 +78,9 @@ def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
     with AttentionTraces.open(write(tmp_path / "x.traces", 4, shift=50.0)) as few:
         frame = rank_heads(few, "filler_entropy", "random", "mless")
     assert frame.attrs["exact"] and frame.attrs["flips"] == 8 and frame["p_adjusted"].min() == 1 / 8
-    assert frame.attrs["note"] == "4 prompts have 8 sign flips: no p below 0.12 is possible. Probe at least 6."
+    assert frame.attrs["note"].startswith(
+        "4 prompts, all 8 sign flips; p adjusted for all heads (max-T); no p below 0.12"
+    )
 
 
 def test_what_cannot_be_ranked_is_told(traces, tmp_path):
