@@ -1,8 +1,8 @@
 """Prompts as tokens with roles, and which token is which across conditions.
 
 A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is paired with the one
-that it is in the baseline, by token id: from the front up to the filler, from the back down to it, and what is left
-between (nothing, unless the tokenizer merged across the filler's edge) by longest matching blocks. So of the two
+that it is in the baseline, by token id and role: from the front up to the filler, from the back down to it, and what is
+left between (nothing, unless the tokenizer merged across the filler's edge) by longest matching blocks. So of the two
 separators around a filler the first is the baseline's and the second is inserted.
 """
 
@@ -38,7 +38,7 @@ class TokenizedPrompt:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
         token_ids: int32; the prompt's, then the completion's if it was asked for.
         roles: int8; index into `ROLES`. A token that touches the filler is a filler token; any other has the role of
-            most of its characters.
+            most of its visible characters, or of most blanks if it has no other.
         tokens: Each token's piece of the text, for people.
         original_pos: int32; position of the same token in the baseline's prompt, `ABSENT` for inserted tokens (filler
             and its separator), for excluded ones and for the completion's. The baseline's own are 0, 1, 2, ...
@@ -78,6 +78,11 @@ class _Tokens:
     roles: NDArray[np.int8]
     tokens: tuple[str, ...]
     across: tuple[int, ...]
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """What must agree for two tokens to be one: a separator's blank is not the blank before the next word."""
+        return self.token_ids * np.int64(len(ROLES)) + self.roles
 
     @property
     def positions(self) -> NDArray[np.int32]:
@@ -162,20 +167,20 @@ def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> _Tokens:
             f"prompt than the run's: expected SHA-256 {prompt.token_sha256[:12]}..., got {found[:12]}... Name the "
             "model that was run, in the same revision."
         )
-    characters = np.zeros(len(prompt.text), np.int8)
+    characters = np.full(len(prompt.text), TEMPLATE, np.int8)
     for role, (low, high) in find_segments(prompt.prompt, prompt.text):
         characters[low:high] = ROLES.index(role)
-    roles = np.zeros(len(ids), np.int8)
+    visible = np.array([not character.isspace() for character in prompt.text], np.bool_)
+    roles = np.full(len(ids), TEMPLATE, np.int8)
     across = []
     for index, (start, end) in enumerate(offsets):
         # some tokenizers give a blank token no width: it ends where its character does
-        covered = characters[start:end] if start < end else characters[max(end - 1, 0) : end]
+        span = slice(start, end) if start < end else slice(max(end - 1, 0), end)
+        covered, seen = characters[span], characters[span][visible[span]]
         if not len(covered):
             continue
-        roles[index] = FILLER if FILLER in covered else np.bincount(covered).argmax()
-        if roles[index] == FILLER and any(
-            not prompt.text[start + place].isspace() for place in np.flatnonzero(covered != FILLER)
-        ):
+        roles[index] = FILLER if FILLER in covered else np.bincount(seen if len(seen) else covered).argmax()
+        if roles[index] == FILLER and (seen != FILLER).any():
             across.append(index)
     return _Tokens(
         token_ids=np.array(ids, np.int32),
@@ -201,22 +206,22 @@ def _align(base: _Tokens, other: _Tokens) -> tuple[NDArray[np.int32], tuple[int,
     low, high = other.filler_span or (len(other.token_ids),) * 2
     before, after = np.arange(low), np.arange(high, len(other.token_ids))
 
-    prefix = _agreeing(base.token_ids[ours], other.token_ids[before])
+    prefix = _agreeing(base.keys[ours], other.keys[before])
     ours, before, done = ours[prefix:], before[prefix:], (ours[:prefix], before[:prefix])
     original[done[1]] = done[0]
-    suffix = _agreeing(base.token_ids[ours][::-1], other.token_ids[after][::-1])
+    suffix = _agreeing(base.keys[ours][::-1], other.keys[after][::-1])
     middle, rest = ours[: len(ours) - suffix], after[: len(after) - suffix]
     original[after[len(after) - suffix :]] = ours[len(ours) - suffix :]
 
     left = np.concatenate([before, rest])
-    matcher = SequenceMatcher(None, base.token_ids[middle].tolist(), other.token_ids[left].tolist(), autojunk=False)
+    matcher = SequenceMatcher(None, base.keys[middle].tolist(), other.keys[left].tolist(), autojunk=False)
     for ours_at, theirs_at, size in matcher.get_matching_blocks():
         original[left[theirs_at : theirs_at + size]] = middle[ours_at : ours_at + size]
     unpaired = [int(at) for at in left if original[at] == ABSENT and other.roles[at] != SEPARATOR]
     return original, tuple(sorted({*unpaired, *other.across}))
 
 
-def _agreeing(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
     """How many leading entries are the same."""
     size = min(len(first), len(second))
     differing = np.flatnonzero(first[:size] != second[:size])

@@ -49,7 +49,7 @@ def assert_exact(tokenized, baseline="wo"):
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 
 
-texts = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
+texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
     lambda t: t == t.strip() and t
 )
 
@@ -60,10 +60,11 @@ texts = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size
     count=st.integers(1, 70),
     unit=st.sampled_from(["/", "he", "?"]),
     layout=st.sampled_from(["raw", "chat"]),
+    seed=st.integers(0, 99),
 )
-def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, count, unit, layout):
+def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, count, unit, layout, seed):
     filler = Filler(unit=unit, count=count)
-    conditions = [Condition(name=str(place), filler=filler, placement=place) for place in Placement]
+    conditions = [Condition(name=str(place), filler=filler, placement=place, seed=seed) for place in Placement]
     tokenized = tokenize(
         problem_of(text, demo_tokenizer, layout, conditions), demo_tokenizer, conditions=["wo", *map(str, Placement)]
     )
@@ -160,6 +161,18 @@ def test_a_problem_that_begins_like_the_filler_is_not_taken_for_it(demo_tokenize
     assert_exact(tokenized)
     low, high = tokenized["at between"].filler_span
     assert high - low == 20
+
+
+def test_a_separators_blank_is_not_the_blank_of_the_next_word(demo_tokenizer):
+    """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
+    filler = Filler(unit="/", count=3)
+    conditions = [Condition(name=str(seed), filler=filler, placement=Placement.RANDOM, seed=seed) for seed in range(40)]
+    problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", demo_tokenizer, "raw", conditions)
+    assert_exact(tokenize(problem, demo_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
+    assert any(
+        "B \n\n/" in problem.prompts[str(seed)].text or "or \n\n/" in problem.prompts[str(seed)].text
+        for seed in range(40)
+    )
 
 
 def test_two_fillers_are_aligned_to_each_other(demo_tokenizer):
