@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import ENGINE_FLAGS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]  # one worker, one shared run
 
 MLESS = str(Path(sys.executable).with_name("mless"))
 
