@@ -78,7 +78,7 @@ def page(rates: Sequence[Rates], facts: Mapping[str, str]) -> tuple[str, list[st
     full = [one for one in rates if one.cell.n == N]
     none = {_setting(one): one for one in full if one.cell.effect == 0}
     margin = [one for one in full if one.cell.effect == MARGIN]
-    lines = _table(("machine", ""), facts.items())
+    lines = _table(("machine", ""), facts.items()).strip()
     experiments = rates[0].experiments
     error = 100 * math.sqrt(0.05 * 0.95 / experiments)
     text = HEAD.format(facts=lines, experiments=experiments, error=error, reported=100 * REPORTED)
@@ -148,9 +148,9 @@ def _formula(one: Rates) -> float:
 
 
 def _percent(rate: float) -> str:
-    return f"{100 * rate:.2f}"
+    return "-" if math.isnan(rate) else f"{100 * rate:.2f}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    lines = [header, ["---"] * len(header), *rows]
     return "\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
