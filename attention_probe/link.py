@@ -87,7 +87,8 @@ class LinkResult:
     def verdict(self) -> str:
         """One sentence."""
         if self.whole is None:
-            return f"{'All' if self.changed else 'No'} problems changed alike: there is nothing to explain."
+            how = "All problems changed alike" if self.changed else "No problem changed its accuracy"
+            return f"{how}: there is nothing to explain."
         if self.too_small:
             return f"Too few problems to tell: {self.too_small}."
         if self.whole.p >= 0.05 or self.whole.r2 <= 0:
@@ -108,9 +109,11 @@ class LinkResult:
         ]
         for name, part in (("all features", self.whole), ("length and level", self.controls), ("gain", self.gain)):
             if part is not None:
-                lines.append(f"{name:<17} R2 {part.r2:+.4f}   p {part.p:.4f}   p < 0.05 needs {part.r2_needed:+.4f}")
+                lines.append(f"{name:<21} R2 {part.r2:+.4f}   p {part.p:.4f}   p < 0.05 needs {part.r2_needed:+.4f}")
         lines += [
-            f"{name:<17} {100 * value:+.2f} points a standard deviation" for name, value in self.coefficients.items()
+            f"{name:<21} {100 * value:+.2f} points a standard deviation"
+            for name, value in self.coefficients.items()
+            if self.whole is not None
         ]
         lines += [f"left out: {name}: {why}" for name, why in self.absent.items()]
         lines += [f"note: {note}" for note in self.notes]

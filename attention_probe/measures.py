@@ -67,9 +67,12 @@ layers in their order, `head` over all query heads, both from 0; labels for peop
 GUARANTEED = frozenset(
     {
         *("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other", "lambda"),
-        *("position_shift", "scale", "bias", "bias_relative_norm"),
+        *("position_shift", "scale", "bias"),
     }
 )
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
 from the other tokens whatever is inserted, and a norm that is 0 without filler can only grow. Between two fillers they
-are findings. What has no meaning without filler (its entropy, its values) is not recorded there at all."""
+are findings."""
+
+FILLER_ONLY = ("filler_", "bias_")
+"""How the names of measures begin that mean nothing without a filler."""

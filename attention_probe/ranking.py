@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.curves import shared_problems
-from attention_probe.measures import GUARANTEED, MEASURES
+from attention_probe.measures import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 
@@ -69,11 +69,17 @@ def rank_heads(
     chosen = list(shared_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
+    filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
+    lone = (condition in filled) != (baseline in filled)
+    if lone and measure.startswith(FILLER_ONLY):
+        raise ConfigError(
+            f"{measure} means nothing without a filler, and {baseline if condition in filled else condition} has none. "
+            f"Contrast two of {', '.join(name for name in traces.conditions if name in filled)}."
+        )
+    guaranteed = lone and measure in GUARANTEED
     _, with_it = traces.measure(measure, condition, chosen)
     _, without = traces.measure(measure, baseline, chosen)
     differences = (with_it - without).reshape(len(chosen), -1)
-    filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
-    guaranteed = measure in GUARANTEED and (condition in filled) != (baseline in filled)
 
     n = np.isfinite(differences).sum(axis=0)
     if not n.any():
