@@ -23,6 +23,7 @@ from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
 from harness import receipts, resources
 from harness.errors import ConfigError, ModelError
+from harness.prompts import Layout
 from harness.tokenization import load_tokenizer
 
 if TYPE_CHECKING:
@@ -228,6 +229,9 @@ def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement
 
 def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:
     record = asdict(settings.record)
+    options = {name: value for name, value in record.items() if name != "completion"}
+    if str(source.layout) == Layout.AS_PUBLISHED:  # where each filler merges other tokens, fewer are common to more
+        options["common_to"] = list(settings.conditions)
     return TraceHeader(
         model=loaded.name,
         fingerprint=loaded.fingerprint,
@@ -236,9 +240,9 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
         conditions=settings.conditions,
         baseline=BASELINE,
         layout=str(source.layout),
-        queries="completion" if record.pop("completion") else "prompt",
+        queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
-        options=record | {"model_type": loaded.config.model_type},
+        options=options | {"model_type": loaded.config.model_type},
         random_weights=loaded.random_weights,
         on_outcome=selection.on_outcome,
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attention_probe.figure_config import PromptsConfig
 from attention_probe.selection import Criterion, Selection, select
-from attention_probe.source import Source, build_source, read_source
-from harness.conditions import named_condition
+from attention_probe.source import BASELINE, Source, build_source, read_source
+from harness.conditions import named_condition, named_conditions
 from harness.config import open_dataset
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def open_source(
 ) -> Source:
     """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
 
+    `conditions` are those to build, the named ones if it is empty; the baseline is always among them.
+
     Raises:
         HarnessError: the run, the dataset or the tokenizer cannot be had, or a prompt breaks a guarantee.
     """
@@ -28,7 +30,7 @@ def open_source(
     assert prompts.dataset is not None  # the config has one of the two
     return build_source(
         open_dataset(prompts.dataset),
-        [named_condition(name) for name in conditions],
+        [named_condition(name) for name in dict.fromkeys((BASELINE, *(conditions or named_conditions())))],
         load_tokenizer(),
         str(prompts.layout or "raw"),
         instruction=prompts.instruction,

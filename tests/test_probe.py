@@ -276,6 +276,18 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
         command("link", RUN, traces)
 
 
+def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_path):
+    traces = tmp_path / "t.traces"
+    printed = command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "-o", traces)
+    assert [line.split()[3] for line in printed.splitlines() if line.startswith("Layer 1")] == [
+        "wo",
+        "mless",
+        "mful",
+        "random",
+    ]
+    command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "--conditions", "random", "-o", traces)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
