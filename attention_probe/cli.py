@@ -16,6 +16,8 @@ from harness.errors import ConfigError
 if TYPE_CHECKING:
     import pandas
 
+    from attention_probe.curve import Definition as CurveDefinition
+
 Word = TypeVar("Word", bound=str)
 
 TracesPath = Annotated[Path, typer.Argument(help="A trace file, as `mless probe` writes it.")]
@@ -115,15 +117,15 @@ def probe(
         dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
         device=device,
     )
+    over: CurveDefinition = _one_of("--definition", definition, ("common", "published"))
     opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
     selection = choose(prompts, opened) if select is None else Selection.load(select)
     if save_selection is not None:
         selection.save(save_selection)
     with _progress(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
-    shown = _one_of("--definition", definition, ("common", "published"))
     with AttentionTraces.open(output) as traces:
-        typer.echo(summary(traces, heads=settings.heads, definition=shown))
+        typer.echo(summary(traces, heads=settings.heads, definition=over))
     typer.echo(f"\n{told(receipt['self_check'])}\ntraces  {output}")
 
 
