@@ -5,7 +5,7 @@ alternately. Timed is generation alone, from the first request added to the last
 for `mless run` every completion is journaled and graded on the way. Decoding is greedy over the bundled problems
 several times over, so that both sides should generate equally many tokens; both totals are reported.
 
-    python -m benchmarks.engine [--small] [--pairs 2] [--copies 6] [--set KEY=VALUE]
+    python -m benchmarks.engine [--small] [--pairs 2] [--copies 9] [--set KEY=VALUE]
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--pairs", type=int, help="rounds, each of one run a side (2; small 1)")
-    parser.add_argument("--copies", type=int, default=6, help="times that each bundled problem is asked")
+    parser.add_argument("--copies", type=int, default=9, help="times that each bundled problem is asked")
     parser.add_argument("--target", type=float, default=TARGET_CPU, help="least share of the raw tokens/s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="of the run config, both sides")
     parser.add_argument("--json", type=Path, help="write the figures here")
