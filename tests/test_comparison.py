@@ -152,6 +152,22 @@ def test_a_primary_family_is_adjusted_apart(run):
         compare(run, primary=["mles"])
 
 
+def test_harmless_edits_are_not_judged_but_ranked_among(run):
+    edits = [f"edit-{i}" for i in range(9)]
+    null = [samples(chances(10 + i, 0.5, k=4), condition=name) for i, name in enumerate(edits)]
+    table = by_condition(compare(pandas.concat([run, *null]), edits=edits))
+    assert (table.loc[edits, "verdict"] == "prompt null").all()
+    assert table.loc[edits, ["p_adjusted", "tests", "null_p"]].isna().all(axis=None)
+    assert (table.loc["mless", "null_p"], table.loc["mless", "null_edits"]) == (1 / 10, 9)
+    nearer = (table.loc[edits, "difference"].abs() >= abs(table.loc["mful", "difference"])).sum()
+    assert table.loc["mful", "null_p"] == (1 + nearer) / 10
+    assert table.loc["mful", "tests"] == 2
+    with pytest.raises(
+        ComparisonError, match="either in the primary family or an edit: expected each named once, got edi"
+    ):
+        compare(pandas.concat([run, *null]), edits=edits, primary=["edit-1"])
+
+
 def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
     again = samples(chances(4, 0.5, k=4), replicate=1)
     frame = pandas.concat([run, again])

@@ -5,7 +5,7 @@ the problems (0.02 is 2 points), tables in percent and points. Needs numpy, scip
 """
 
 from harness.statistics.accuracy import Majority, clustered_error, majority_vote, pass_at_k
-from harness.statistics.comparison import COLUMNS, compare, noise_floor, verdict
+from harness.statistics.comparison import COLUMNS, compare, noise_floor
 from harness.statistics.intervals import (
     bootstrap_interval,
     difference_bounds,
@@ -17,6 +17,7 @@ from harness.statistics.multiplicity import holm
 from harness.statistics.null import prompt_null_p
 from harness.statistics.paired import Flips, count_flips, mcnemar_test, sign_flip_test
 from harness.statistics.power import detection_power, minimal_detectable_effect
+from harness.statistics.verdicts import verdict
 
 __all__ = [
     "COLUMNS",

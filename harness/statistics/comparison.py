@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from harness.conditions import DEFAULT_SEED
 from harness.errors import ComparisonError
 from harness.statistics.accuracy import clustered_error, pass_at_k
 from harness.statistics.intervals import DRAWS, bootstrap_interval, difference_bounds, equivalence_p, score_interval
-from harness.statistics.multiplicity import holm
 from harness.statistics.outcomes import Outcomes, count_outcomes, refuse_unpaired
 from harness.statistics.paired import count_flips, mcnemar_test, sign_flip_test
 from harness.statistics.power import ALPHA
+from harness.statistics.verdicts import judge, rank_among_edits
 
 MARGIN = 1.0
 """Differences below so many points count as equivalent unless told otherwise."""
@@ -48,7 +48,7 @@ COLUMNS = {
     "problems_down": "problems with fewer",
     "test": "mcnemar (k = 1, exact) or sign-flip (k > 1)",
     "p": "its two-sided p-value",
-    "family": "the tests that p is adjusted with: all, or primary and secondary",
+    "family": "tests that p is adjusted with: all, or primary and secondary; prompt null for edits, which have none",
     "tests": "how many these are",
     "p_adjusted": "p after Holm over the family",
     "equivalence_low": "lower end of the score interval that equivalence is read from, points",
@@ -61,10 +61,13 @@ COLUMNS = {
     "aa_right_to_wrong": "the reverse",
     "aa_discordance": "both together, percent of the problems",
     "aa_p": "p-value of the difference between the two",
-    "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive",
+    "null_p": "rank p-value of the difference among those of the harmless edits (prompt null)",
+    "null_edits": "how many edits",
+    "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
+    "baseline and prompt null are not judged",
 }
 """What each column of `compare` is. Intervals are of level 1 - alpha, those of equivalence 1 - 2 alpha."""
-_COUNTS = ("n", "k", "majority_ties", "problems_up", "problems_down", "tests")
+_COUNTS = ("n", "k", "majority_ties", "problems_up", "problems_down", "tests", "null_edits")
 
 
 def compare(
@@ -77,6 +80,7 @@ def compare(
     draws: int = DRAWS,
     by: Sequence[str] = (),
     primary: Collection[str] = (),
+    edits: Collection[str] = (),
 ) -> pandas.DataFrame:
     """One row for each model, layout and condition: its accuracy, and its difference from the baseline condition.
 
@@ -93,6 +97,8 @@ def compare(
         draws: Bootstrap draws.
         by: Further columns to split by, such as subject or level.
         primary: Conditions of the primary family. It and the rest are adjusted apart; by default all go together.
+        edits: Conditions that are no conditions but harmless edits of the baseline's prompt, the prompt null: they get
+            a row but neither adjustment nor verdict, and every other condition its rank among them.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -102,8 +108,8 @@ def compare(
     """
     _check(margin=margin, alpha=alpha, draws=draws)
     counted = count_outcomes(frame, by=by)
-    _refuse_unknown(counted, baseline, primary)
-    rows = []
+    _refuse_unknown(counted, baseline, {"primary": primary, "edits": edits})
+    rows: list[dict[str, Any]] = []
     for setting in dict.fromkeys(one.setting for one in counted):
         here = [one for one in counted if one.setting == setting]
         old, *again = _replicates(here, baseline)
@@ -111,6 +117,7 @@ def compare(
         if again:
             refuse_unpaired(frame, old, again[0])
             noise = _noise(old, again[0], np.random.default_rng([seed, *_words(again[0])]))
+        table = []
         for condition in dict.fromkeys(one.condition for one in here):
             new = _replicates(here, condition)[0]
             row = {**dict(setting), "condition": condition, "baseline": baseline, **_accuracy(new, 1 - alpha)}
@@ -118,12 +125,15 @@ def compare(
                 refuse_unpaired(frame, old, new)
                 rng = np.random.default_rng([seed, *_words(new)])
                 row |= _difference(old, new, margin=margin, alpha=alpha, draws=draws, rng=rng)
-                row["family"] = "all" if not primary else "primary" if condition in primary else "secondary"
-            rows.append({**row, "margin": margin, **noise})
-    _judge(rows, baseline, alpha)
+            table.append({**row, "margin": margin, **noise})
+        rank_among_edits(table, edits)
+        rows += table
+    judge(rows, primary=primary, edits=edits, alpha=alpha)
     model, layout, *others = COLUMNS
-    table = pandas.DataFrame(rows, columns=[model, layout, *by, *others])
-    return table.astype({**dict.fromkeys(_COUNTS, "Int64"), "within_margin": "boolean"})
+    columns = [model, layout, *by, *others]
+    return pandas.DataFrame(rows, columns=columns).astype(
+        {**dict.fromkeys(_COUNTS, "Int64"), "within_margin": "boolean"}
+    )
 
 
 def noise_floor(
@@ -138,7 +148,7 @@ def noise_floor(
         ComparisonError: no baseline, other problems, missing or doubled samples.
     """
     counted = count_outcomes(frame, by=by)
-    _refuse_unknown(counted, baseline, ())
+    _refuse_unknown(counted, baseline, {})
     rows = []
     for setting in dict.fromkeys(one.setting for one in counted):
         first, *again = _replicates([one for one in counted if one.setting == setting], baseline)
@@ -151,23 +161,14 @@ def noise_floor(
     return pandas.DataFrame(rows, columns=["model", "layout", *by, "n", "k", *aa])
 
 
-def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha: float = ALPHA) -> str:
-    """Better or worse if the test says so, else equivalent if the interval does, else inconclusive.
-
-    A difference can be both real and within the margin: then it is called by its direction, and `within_margin` tells.
-    """
-    if p_adjusted < alpha:
-        return "better" if difference > 0 else "worse"
-    return "equivalent" if within_margin else "inconclusive"
-
-
 def _replicates(outcomes: Sequence[Outcomes], condition: str) -> list[Outcomes]:
     return sorted((one for one in outcomes if one.condition == condition), key=lambda one: one.replicate)
 
 
 def _words(one: Outcomes) -> tuple[int, ...]:
     """Numbers for a seed from the names of a row."""
-    digest = hashlib.sha256(repr((one.setting, one.condition, one.replicate)).encode()).digest()
+    names = [f"{column}={value}" for column, value in (*one.setting, ("condition", one.condition))]
+    digest = hashlib.sha256("\n".join([*names, str(one.replicate)]).encode()).digest()
     return tuple(np.frombuffer(digest, dtype="<u4").tolist())
 
 
@@ -234,21 +235,7 @@ def _p_value(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> float:
     return sign_flip_test(changes, rng=rng)
 
 
-def _judge(rows: Sequence[dict[str, Any]], baseline: str, alpha: float) -> None:
-    """Add to each row its family's adjusted p-value, and the verdict."""
-    tested = [row for row in rows if row["condition"] != baseline]
-    for name in dict.fromkeys(row["family"] for row in tested):
-        family = [row for row in tested if row["family"] == name]
-        for row, adjusted in zip(family, holm([row["p"] for row in family]).tolist(), strict=True):
-            row |= {"tests": len(family), "p_adjusted": adjusted}
-    for row in rows:
-        row["verdict"] = "baseline"
-    for row in tested:
-        within = row["within_margin"]
-        row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=within, alpha=alpha)
-
-
-def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, primary: Collection[str]) -> None:
+def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[str, Collection[str]]) -> None:
     for setting in dict.fromkeys(one.setting for one in counted):
         names = dict.fromkeys(one.condition for one in counted if one.setting == setting)
         if baseline not in names:
@@ -257,11 +244,18 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, primary: Collect
                 f"{where}: there is no baseline condition {baseline!r} to compare with: expected it among the "
                 f"conditions, got {', '.join(names)}. Run it too, or name another baseline."
             )
-    names = dict.fromkeys(one.condition for one in counted)
-    if unknown := [name for name in primary if name not in names or name == baseline]:
+    compared = [name for name in dict.fromkeys(one.condition for one in counted) if name != baseline]
+    for role, names_of_role in roles.items():
+        if unknown := [name for name in names_of_role if name not in compared]:
+            raise ComparisonError(
+                f"{role}: expected conditions that are compared with {baseline}, got {', '.join(unknown)}. There are "
+                f"{', '.join(compared) or 'none'}."
+            )
+    named = [name for names_of_role in roles.values() for name in names_of_role]
+    if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
         raise ComparisonError(
-            f"primary: expected conditions that are compared with {baseline}, got {', '.join(unknown)}. There are "
-            f"{', '.join(name for name in names if name != baseline)}."
+            f"A condition is either in the primary family or an edit: expected each named once, got {', '.join(twice)} "
+            "again. Take it out of one of them."
         )
 
 
