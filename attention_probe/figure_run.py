@@ -14,7 +14,7 @@ from attention_probe.figures import Width, write_figure
 from attention_probe.probe import ProbeSettings, probe
 from attention_probe.prompt_choice import choose, open_source
 from attention_probe.traces import AttentionTraces
-from harness import receipts
+from harness import receipts, resources
 from harness.errors import ConfigError
 
 TRACES = "traces"
@@ -107,4 +107,7 @@ def _note(receipt: dict[str, Any], settings: ProbeSettings) -> str | None:
 
     facts = read_architecture(settings.architecture)
     used = str(receipt["tokenizer"])
-    return None if used == facts.tokenizer else f"tokenizer: {Path(used).name}, not {facts.tokenizer}"
+    if used == facts.tokenizer:
+        return None
+    name = "the bundled tokenizer" if Path(used) == resources.demo_model() else Path(used).name
+    return f"Read by {name}, not {facts.tokenizer}'s"

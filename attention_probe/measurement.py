@@ -19,6 +19,7 @@ from attention_probe.decomposition import REGIONS, decompose, key_regions, mass_
 from attention_probe.loading import LoadedModel
 from attention_probe.source import BASELINE
 from attention_probe.spans import TokenizedPrompt, common_tokens
+from attention_probe.token_table import TokenTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,11 @@ class Measurement:
 
 
 def measure_group(
-    loaded: LoadedModel, group: Sequence[Mapping[str, TokenizedPrompt]], record: Record
+    loaded: LoadedModel,
+    group: Sequence[Mapping[str, TokenizedPrompt]],
+    record: Record,
+    *,
+    table: TokenTable | None = None,
 ) -> list[dict[str, Measurement]]:
     """Measure problems of like length: one pass a condition, and one more for its position-gap control.
 
@@ -66,6 +71,7 @@ def measure_group(
         loaded: The model.
         group: The prompts of each problem by condition, the baseline among them.
         record: What to keep.
+        table: The first layer's projections, if they are looked up.
 
     Returns:
         The measurements of each problem by condition.
@@ -77,11 +83,12 @@ def measure_group(
     without: Capture | None = None
     for name in conditions:
         rows = [_Row.of(prompts[name], shared[name], record) for prompts, shared in zip(group, common, strict=True)]
-        whole = _pass(loaded, rows, record, outputs=record.decompose)
+        whole = _pass(loaded, rows, record, table, outputs=record.decompose)
         without = whole if without is None else without
         control = None
         if record.decompose and name != BASELINE:
-            control = _pass(loaded, [row.without_inserted() for row in rows], replace(record, activations=False))
+            shifted = [row.without_inserted() for row in rows]
+            control = _pass(loaded, shifted, replace(record, activations=False), table, outputs=True)
         for place, row in enumerate(rows):
             statistics: Mapping[str, float] = {}
             if whole.activations is not None:
@@ -153,7 +160,9 @@ class _Row:
         )
 
 
-def _pass(loaded: LoadedModel, rows: Sequence[_Row], record: Record, *, outputs: bool = True) -> Capture:
+def _pass(
+    loaded: LoadedModel, rows: Sequence[_Row], record: Record, table: TokenTable | None, *, outputs: bool
+) -> Capture:
     """One forward pass over rows padded on the right."""
     length = max(len(row.kept) for row in rows)
 
@@ -173,6 +182,7 @@ def _pass(loaded: LoadedModel, rows: Sequence[_Row], record: Record, *, outputs:
         output=outputs,
         values=outputs,
         activations=record.activations,
+        table=table,
     )
 
 

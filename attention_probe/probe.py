@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from huggingface_hub import try_to_load_from_cache
 
 from attention_probe.architectures import read_architecture
 from attention_probe.decomposition import inserted_tokens
@@ -19,6 +20,7 @@ from attention_probe.selection import SelectedProblem, Selection, selected_probl
 from attention_probe.self_check import curve_error, eager_error, identity_error
 from attention_probe.source import BASELINE, Source
 from attention_probe.spans import TokenizedPrompt, tokenize
+from attention_probe.token_table import TokenTable
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
 from harness import receipts, resources
@@ -102,17 +104,15 @@ class ProbeSettings:
         return replace(self, model=model, conditions=conditions)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; for random weights the architecture's, or its substitute where that cannot be had."""
+        """The tokenizer; for random weights the architecture's if it was fetched before, else its substitute."""
         if self.architecture is None or self.tokenizer is not None:
             name = self.tokenizer or self.model
             if name is None:
                 raise ConfigError("Prompts are built for a model's tokenizer. Name the model with --model.")
             return load_tokenizer(resources.resolve_model(name), revision=self.revision)
         facts = read_architecture(self.architecture)
-        try:
-            return load_tokenizer(facts.tokenizer)
-        except ModelError:
-            return load_tokenizer(resources.resolve_model(facts.substitute_tokenizer))
+        fetched = isinstance(try_to_load_from_cache(facts.tokenizer, "tokenizer.json"), str)
+        return load_tokenizer(facts.tokenizer if fetched else resources.resolve_model(facts.substitute_tokenizer))
 
     def load_model(self, token_ids: Iterable[int], *, dtype: Dtype | None = None) -> LoadedModel:
         """The layers asked, with the embeddings of these tokens."""
@@ -174,8 +174,10 @@ def probe(
         missing = [p for p in problems if not all(traces.has(p.id, name) for name in settings.conditions)]
         advance(len(problems) - len(missing), len(problems))
         done = len(problems) - len(missing)
+        table = _token_table(loaded) if missing else None
         for group in _groups(missing, prompts):
-            measured = measure_group(loaded, [prompts[problem.id] for problem in group], settings.record)
+            rows = [prompts[problem.id] for problem in group]
+            measured = measure_group(loaded, rows, settings.record, table=table)
             for problem, by_condition in zip(group, measured, strict=True):
                 for name, found in by_condition.items():
                     if not traces.has(problem.id, name):
@@ -183,6 +185,14 @@ def probe(
             done += len(group)
             advance(done, len(problems))
     return receipt
+
+
+def _token_table(loaded: LoadedModel) -> TokenTable | None:
+    """The first layer's projections by token, where they depend on nothing else: many prompts share few tokens."""
+    try:
+        return TokenTable.of(loaded)
+    except ModelError:
+        return None
 
 
 def _groups(
