@@ -67,7 +67,7 @@ def insert(plain: tuple[Segment, ...], text: str, *, what: str) -> tuple[Segment
     edges = [0]
     for segment in plain:
         edges.append(edges[-1] + len(segment.text))
-    opening = next(edge for edge, segment in zip(edges, plain, strict=False) if segment.role == "problem")
+    opening = next((edge for edge, s in zip(edges, plain, strict=False) if s.role == "problem"), len(base))
     start = opening if earliest <= opening <= prefix else prefix
     stretch = text[start : start + size]
     filler = stretch.strip() or stretch
