@@ -16,9 +16,6 @@ from harness.receipts import package_version
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 LIGHT = [
-    "attention_probe.selection",
-    "attention_probe.source",
-    "attention_probe.spans",
     "attention_probe.cli",
     "attention_probe.curves",
     "attention_probe.figure_config",
