@@ -41,6 +41,10 @@ def probe(
     source: Annotated[
         Path | None, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")
     ] = None,
+    logs: Annotated[
+        list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="What in the logs says right from wrong, if several do.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
     random_weights: Annotated[
@@ -55,6 +59,7 @@ def probe(
     flip: Annotated[str | None, typer.Option(help="wrong_to_right, right_to_wrong, both_right or both_wrong.")] = None,
     baseline: Annotated[str, typer.Option(help="A flip is from this condition ...")] = "wo",
     condition: Annotated[str, typer.Option(help="... to this one.")] = "mless",
+    repeats: Annotated[str, typer.Option(help="Several samples: right by the first, majority or any.")] = "first",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
@@ -90,11 +95,14 @@ def probe(
 
     prompts = prompts_config(
         run=source,
+        logs=_by_condition(logs),
+        metric=metric,
         dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
         layout=layout,
         flip=flip,
         baseline=baseline,
         condition=condition,
+        repeats=repeats,
         controls=controls,
         subject=subject,
         level=level,
@@ -266,6 +274,15 @@ def _emit(frame: pandas.DataFrame, form: str, output: Path | None) -> None:
 
 def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
+
+
+def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
+    """Sample logs by condition."""
+    pairs = [log.partition("=") for log in logs or ()]
+    for condition, _, path in pairs:
+        if not condition or not path:
+            raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
+    return {condition: path for condition, _, path in pairs} or None
 
 
 def _indices(text: str, option: str) -> tuple[int, ...]:

@@ -76,13 +76,16 @@ class RowConfig(_Strict):
 class PromptsConfig(_Strict):
     """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
 
-    `run` is a run folder of ours, an lm-eval output folder, or a sample log. The rest selects as `mless probe` does:
+    `run` is a run folder of ours, an lm-eval output folder, or a sample log; `logs` are the sample logs of any task by
+    condition, `metric` what of theirs says right from wrong. The rest selects as `mless probe` does:
     `flip` between `baseline` and `condition` is a selection on outcome, which the figure then says; `controls` adds
     matched problems that did not flip.
     """
 
     run: Path | None = None
+    logs: dict[str, Path] | None = None
     dataset: Literal["math500", "demo"] | DatasetConfig | None = None
+    metric: str | None = None
     layout: Layout | None = None
     instruction: str | None = None
     n: int | None = Field(default=None, ge=1)
@@ -94,13 +97,17 @@ class PromptsConfig(_Strict):
     baseline: str = BASELINE
     condition: str = "mless"
     controls: bool = False
+    repeats: Literal["first", "majority", "any"] = "first"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.run is None) == (self.dataset is None):
-            raise ValueError("expected exactly one of `run` and `dataset`")
-        if self.flip and self.run is None:
-            raise ValueError("`flip` selects by what a model answered: it needs `run`, not `dataset`")
+        given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
+            )
+        if self.flip and self.dataset is not None:
+            raise ValueError("`flip` selects by what a model answered: it needs `run` or `logs`, not `dataset`")
         if self.controls and not self.flip:
             raise ValueError("`controls` are matched to problems that flipped: they need `flip`")
         return self

@@ -25,8 +25,9 @@ def open_source(
     Raises:
         HarnessError: the run, the dataset or the tokenizer cannot be had, or a prompt breaks a guarantee.
     """
-    if prompts.run is not None:
-        return read_source(prompts.run, layout=prompts.layout and str(prompts.layout))
+    answered = prompts.run or prompts.logs
+    if answered is not None:
+        return read_source(answered, layout=prompts.layout and str(prompts.layout), metric=prompts.metric)
     assert prompts.dataset is not None  # the config has one of the two
     return build_source(
         open_dataset(prompts.dataset),
@@ -49,6 +50,7 @@ def choose(prompts: PromptsConfig, source: Source) -> Selection:
             flip=prompts.flip,
             baseline=prompts.baseline,
             condition=prompts.condition,
+            repeats=prompts.repeats,
             subject=prompts.subject,
             level=prompts.level,
             ids=prompts.ids or None,

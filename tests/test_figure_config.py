@@ -154,14 +154,14 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
         ),
         (
             ("prompts", "dataset: demo", "dataset: demo, m: 1"),
-            r"unknown key 'prompts.m'. Expected one of: run, dataset",
+            r"unknown key 'prompts.m'. Expected one of: run, logs, dataset, metric",
         ),
         (
             ("label", "Layer 1 Head 1", "Layer 0 Head 0"),
             r"heads.0: label counts from 1, layer and head from 0: expected 'Layer 1 Head 1' for layer 0, head 0, got "
             r"'Layer 0 Head 0'",
         ),
-        (("prompts", "dataset: demo", "n: 3"), r"prompts: expected exactly one of `run` and `dataset`"),
+        (("prompts", "dataset: demo", "n: 3"), r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
         (("prompts", "dataset: demo", "dataset: demo, flip: both_right"), r"`flip` selects by what a model answered"),
         (("prompts", "dataset: demo", "run: x, controls: true"), r"`controls` are matched to problems that flipped"),
         (("prompts", "prompts: {dataset: demo}\n", ""), r"heads.0: needs `prompts`, here or for the whole figure"),
@@ -189,7 +189,7 @@ def test_a_missing_figure_config_names_where_the_shipped_ones_are():
 
 def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
     assert prompts_config(dataset="demo", run=None, n=3, flip=None).n == 3
-    with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run` and `dataset`"):
+    with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run`, `logs` and `dataset`"):
         prompts_config(run=None, dataset=None)
     with pytest.raises(
         ConfigError, match=r"^mless probe: layout: Input should be 'raw', 'chat' or 'as_published', got 'x'"

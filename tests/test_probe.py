@@ -276,6 +276,13 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
         command("link", RUN, traces)
 
 
+def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
+    logs = {name: next(RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
+    flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
+    printed = command("probe", *flags, "--model", "demo", "--n", 2, "--flip", "both_right", "-o", tmp_path / "t.traces")
+    assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
+
+
 def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_path):
     traces = tmp_path / "t.traces"
     printed = command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "-o", traces)
@@ -291,8 +298,9 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["probe"], "expected exactly one of `run` and `dataset`"),
-        (["probe", RUN, "--dataset", "demo"], "expected exactly one of `run` and `dataset`"),
+        (["probe"], "expected exactly one of `run`, `logs` and `dataset`, got none"),
+        (["probe", "--log", "wo"], "--log 'wo': expected CONDITION=FILE"),
+        (["probe", RUN, "--dataset", "demo"], "exactly one of `run`, `logs` and `dataset`, got run and dataset"),
         (["probe", "--dataset", "demo"], "Name the model with --model"),
         (["probe", RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
         (["probe", RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
