@@ -1,0 +1,293 @@
+"""The page itself: content, tables, words, drawings and details put into the template, and written whole."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from harness.errors import RunError
+from harness.figures import COLOURS
+from harness.leaderboard import LABELS, accuracy_table, audit_table
+from harness.receipts import git_revision, versions
+from harness.report import drawings, words
+from harness.report.attention import AttentionFile
+from harness.report.content import Content, read_content
+from harness.report.details import Details, make_details
+from harness.report.drawings import Row
+from harness.report.tables import AUDIT, OUTCOMES, Table, comparison_table, plain_table, records, signed
+from harness.run_folder import clear_messages, write_whole
+from harness.statistics import compare
+from harness.statistics.comparison import MARGIN
+from harness.statistics.power import ALPHA
+
+if TYPE_CHECKING:
+    import pandas
+
+LIMIT = 5_000_000
+"""Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
+SLOTS = 8
+"""How many colours the style sheet has; the first are those of `figures.COLOURS`."""
+
+
+def write_report(
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    attention: Sequence[AttentionFile] = (),
+    baseline: str = "wo",
+    margin: float = MARGIN,
+    limit: int = LIMIT,
+) -> int:
+    """Write one HTML file about finished runs.
+
+    Args:
+        folders: The run folders.
+        output: The file.
+        attention: Attention curves of prompts of these runs.
+        baseline: The condition that the others are compared with.
+        margin: Equivalence margin, points.
+        limit: Bytes that the file may have.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        RunError: a run is missing or unfinished, or curves are of prompts that no run has.
+        ComparisonError: the runs cannot be compared.
+        JournalError: the file cannot be written.
+    """
+    content = read_content(folders)
+    _refuse_foreign(content, attention)
+    page = render(content, attention=attention, baseline=baseline, margin=margin, limit=limit)
+    with clear_messages(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, page)
+    return len(page.encode())
+
+
+def render(
+    content: Content,
+    *,
+    attention: Sequence[AttentionFile] = (),
+    baseline: str = "wo",
+    margin: float = MARGIN,
+    limit: int = LIMIT,
+) -> str:
+    """The page as text."""
+    frame = content.frame
+    compared = compare(frame, baseline=baseline, margin=margin)
+    rows = records(compared)
+    conditions = _conditions(rows)
+    slots = {one["name"]: one["slot"] for one in conditions}
+    parts = {
+        "title": " + ".join(content.names),
+        "summary": words.summarise(rows),
+        "settings": [
+            {"model": model, "layout": layout, "sentences": words.describe(list(group))}
+            for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
+        ],
+        "results": comparison_table(compared, "Every condition against the baseline"),
+        "others": _other_tables(frame, baseline=baseline, margin=margin),
+        "figures": _figures(rows, slots, margin),
+        "attention": [_attention(one, slots) for one in attention],
+        "conditions": conditions,
+        "margin": margin,
+        "alpha": ALPHA,
+        "receipts": [_receipt(name, dict(one)) for name, one in zip(content.names, content.receipts, strict=True)],
+        "made_by": {"baseline": baseline, "margin": margin, "git_revision": git_revision(), "versions": versions()},
+        "trace_receipts": [(one.name, _json(dict(one.receipt))) for one in attention],
+        "samples": len(frame),
+        "problems": frame["problem_id"].nunique(),
+    }
+    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
+    room = limit - len(bare.encode()) - 4096
+    details = make_details(content, baseline=baseline, conditions=conditions, attention=attention, room=room)
+    return _fill({**parts, "details": details})
+
+
+def _fill(parts: Mapping[str, Any]) -> str:
+    """The template filled in. Text that is no text (lone surrogates) becomes question marks."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("harness.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["visible"] = visible
+    here = files("harness.report")
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    page = templates.get_template("page.html.jinja").render(
+        parts, style=Markup(style), script=Markup(script), style_hash=_hash(style), script_hash=_hash(script)
+    )
+    return page.encode("utf-8", "replace").decode()
+
+
+def visible(text: object) -> str:
+    """Text whose control characters, which could hide or turn others around, are shown by number."""
+    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", str(text))
+
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Name, label and colour of each condition; the named ones have the same colour in every report."""
+    names = list(dict.fromkeys(str(row["condition"]) for row in rows))
+    spare = [slot for slot in range(len(COLOURS), SLOTS)]
+    others = [name for name in names if name not in COLOURS]
+    slots = {name: slot for slot, name in enumerate(COLOURS)}
+    slots |= {name: spare[number % len(spare)] for number, name in enumerate(others)}
+    return [{"name": name, "label": LABELS.get(name, name), "slot": slots[name]} for name in names]
+
+
+def _other_tables(frame: pandas.DataFrame, *, baseline: str, margin: float) -> list[Table]:
+    """Outcomes, the audit, and the comparison by level and by subject."""
+    outcomes = accuracy_table(frame)
+    keys = ["model", "layout", "condition"]
+    tokens = frame.groupby(keys, observed=True, sort=False)["completion_tokens"].mean().rename("completion_tokens")
+    found = [
+        plain_table(outcomes.join(tokens, on=keys), "What became of the samples", headers=OUTCOMES),
+        plain_table(audit_table(frame), "What other graders say of the same completions", headers=AUDIT),
+    ]
+    for column in ("level", "subject"):
+        if frame[column].nunique() > 1:
+            split = compare(frame, baseline=baseline, margin=margin, by=[column])
+            split = split.sort_values(["model", "layout", column], kind="stable")
+            found.append(comparison_table(split, f"By {column}", by=[column]))
+    return found
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin: float) -> list[dict[str, Any]]:
+    """Accuracies, differences and flips."""
+    several = len({(row["model"], row["layout"]) for row in rows}) > 1
+    accuracies: list[Row] = []
+    differences: list[Row] = []
+    flips: list[Row] = []
+    for row in rows:
+        name, slot = words.label(row["condition"]), slots[str(row["condition"])]
+        heading = Row(label=f"{row['model']}, {row['layout']}")
+        if row["verdict"] == "baseline":
+            for lines in (accuracies, differences, flips):
+                lines += [heading] if several else []
+        value, low, high = (row[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+        accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=f"{value:.1f}"))
+        if row["verdict"] == "baseline":
+            if row["aa_p"] is not None:
+                differences.append(
+                    Row(label="again (A/A)", slot=slot, value=row["aa_difference"], text=signed(row["aa_difference"]))
+                )
+                lost, gained = row["aa_right_to_wrong"], row["aa_wrong_to_right"]
+                flips.append(Row(label="again (A/A)", low=lost, high=gained, text=f"{lost:g} | {gained:g}"))
+            continue
+        value, low, high = (row[key] for key in ("difference", "low", "high"))
+        differences.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=signed(value)))
+        lost, gained = row["right_to_wrong"], row["wrong_to_right"]
+        flips.append(Row(label=name, low=lost, high=gained, text=f"{lost:g} | {gained:g}"))
+    ends = [end for row in accuracies for end in (row.low, row.high) if end is not None]
+    limits = (max(0.0, 5 * math.floor(min(ends) / 5 - 0.2)), min(100.0, 5 * math.ceil(max(ends) / 5 + 0.2)))
+    drawn = [
+        {
+            "caption": "Accuracy with its interval. The axis does not start at zero." if limits[0] else "Accuracy.",
+            "drawing": drawings.dots(accuracies, title="Accuracy", axis="right, percent", limits=limits),
+        }
+    ]
+    spans = [abs(end) for row in differences for end in (row.value, row.low, row.high) if end is not None]
+    if spans:
+        most = max(*spans, margin) * 1.1
+        drawn.append(
+            {
+                "caption": f"Difference from the baseline with its interval. Shaded: within {margin:g} points.",
+                "drawing": drawings.dots(
+                    differences, title="Differences", axis="points", limits=(-most, most), band=margin
+                ),
+            }
+        )
+        drawn.append(
+            {
+                "caption": "Problems that changed, of those that both conditions have.",
+                "drawing": drawings.flips(flips, title="Flips"),
+            }
+        )
+    return drawn
+
+
+def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
+    """What is shown of a file of curves: one panel a head, all on one scale."""
+    peaks = [value for curve in one.means for value in (*curve.mean, *(curve.high or ())) if value is not None]
+    top = max(peaks, default=1.0) * 1.02 or 1.0
+    panels = [
+        drawings.panel(list(curves), slots, top=top, title=head)
+        for head, curves in groupby(one.means, key=lambda curve: curve.head)
+    ]
+    shown = [name for name in slots if any(curve.condition == name for curve in one.means)]
+    return {
+        "name": one.name,
+        "notes": one.notes,
+        "panels": panels,
+        "prompts": max((curve.prompts for curve in one.means), default=0),
+        "legend": [(words.label(name), slots[name]) for name in shown],
+    }
+
+
+def _receipt(name: str, receipt: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of a run's receipt: the facts that a reader asks for first, and all of it."""
+    model, engine, sampling = (receipt.get(key) or {} for key in ("model", "engine", "sampling"))
+    dataset = receipt.get("dataset") or {}
+    facts = {
+        "made": receipt.get("created"),
+        "model": " ".join(str(model[key]) for key in ("name", "revision") if model.get(key)),
+        "weights": (model.get("sha256") or {}).get("model.safetensors"),
+        "engine": " ".join(str(engine[key]) for key in ("name", "version") if engine.get(key)),
+        "sampling": f"{sampling.get('source')}, temperature {sampling.get('temperature')}",
+        "dataset": f"{dataset.get('name')}, {dataset.get('problems')} problems",
+        "dataset's hash": dataset.get("sha256"),
+        "prompts' hash": receipt.get("prompts_sha256"),
+        "grader": receipt.get("grader_version"),
+        "seed": receipt.get("seed"),
+        "git revision": receipt.get("git_revision"),
+    }
+    return {
+        "name": name,
+        "facts": {key: value for key, value in facts.items() if value is not None},
+        "all": _json(receipt),
+        "greedy": sampling.get("source") == "greedy",
+    }
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
+    """Curves of other prompts or another model than the runs' say nothing about them."""
+    known = {prompt.sha256 for prompt in content.prompts.values()}
+    models = [str((receipt.get("model") or {}).get("name")) for receipt in content.receipts]
+    for one in attention:
+        if one.model not in models:
+            raise RunError(
+                f"{one.name}: the traces are of the model {one.model}: expected that of a run in this report, "
+                f"{' or '.join(models)}. Leave the file out, or give its run too."
+            )
+        if strange := [prompt for prompt in one.prompts if prompt.prompt_sha256 not in known]:
+            raise RunError(
+                f"{one.name}: {len(strange)} of {len(one.prompts)} traced prompts (first: problem "
+                f"{strange[0].problem_id}, {strange[0].condition}) are in no run of this report. Give the run that "
+                "was probed, or probe this one."
+            )
