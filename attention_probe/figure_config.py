@@ -93,7 +93,7 @@ class PromptsConfig(_Strict):
     ids: tuple[str, ...] = ()
     subject: str | None = None
     level: int | None = None
-    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"] | None = None
+    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong", "changed"] | None = None
     baseline: str = BASELINE
     condition: str = "mless"
     controls: bool = False

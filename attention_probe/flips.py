@@ -13,6 +13,11 @@ from harness.grading import UNGRADED
 Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 Repeats = Literal["first", "majority", "any"]
 FLIPS: tuple[Flip, ...] = get_args(Flip)
+CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
+CHANGED = "changed"
+Choice = Flip | Literal["changed"]
+"""What can be chosen: an outcome, or a change in either direction."""
+CHOICES: tuple[Choice, ...] = (*FLIPS, "changed")
 UNDECIDED = "undecided"
 """The outcome of a problem without a verdict in one of the two conditions: not asked there, or not graded."""
 

@@ -21,9 +21,9 @@ class RunPrompt:
         token_sha256: Hash of its token ids, where the run recorded one.
         segments: In order; joined they are the prompt before templating.
         system_size: How many leading segments belong to the system turn.
-        completion: What the model wrote the first time; None where nothing was generated.
-        verdicts: One a sample, in the order of sampling; empty where nothing was graded.
-        answer: The first sample's answer.
+        completions: What the model wrote, one a sample, in the order of sampling; empty where nothing was generated.
+        verdicts: One a sample; empty where nothing was graded.
+        answers: One a sample; None where a completion has none, empty where none were looked for.
         target: The gold answer.
 
     Raises:
@@ -38,13 +38,23 @@ class RunPrompt:
     segments: tuple[Segment, ...]
     system_size: int = 0
     token_sha256: str | None = None
-    completion: str | None = None
+    completions: tuple[str, ...] = ()
     verdicts: tuple[str, ...] = ()
-    answer: str | None = None
+    answers: tuple[str | None, ...] = ()
     target: str | None = None
 
     def __post_init__(self) -> None:
         refuse_other_text(self.text, self.sha256, f"Problem {self.problem_id}, condition {self.condition!r}")
+
+    @property
+    def completion(self) -> str | None:
+        """What the model wrote the first time."""
+        return self.completions[0] if self.completions else None
+
+    @property
+    def answer(self) -> str | None:
+        """The first sample's answer."""
+        return self.answers[0] if self.answers else None
 
     @property
     def verdict(self) -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from attention_probe.criterion import Criterion
 from attention_probe.figure_config import PromptsConfig
-from attention_probe.selection import Criterion, Selection, select
+from attention_probe.selection import Selection, select
 from attention_probe.source import BASELINE, Source, build_source, read_source
 from harness.conditions import named_condition, named_conditions
 from harness.config import open_dataset

@@ -36,7 +36,7 @@ class LoggedSample:
         text, sha256, token_sha256: The prompt and its recorded hashes.
         segments, system_size: See `harness.prompts.Prompt`; None where the document does not say.
         doc: The document.
-        completion, verdicts, answer, target: See `RunPrompt`.
+        completions, verdicts, answers, target: See `RunPrompt`.
     """
 
     problem_id: str
@@ -50,9 +50,9 @@ class LoggedSample:
     segments: tuple[Segment, ...] | None
     system_size: int
     doc: Mapping[str, Any]
-    completion: str | None
+    completions: tuple[str, ...]
     verdicts: tuple[str, ...]
-    answer: str | None
+    answers: tuple[str | None, ...]
     target: str | None
 
     def run_prompt(self, condition: str, segments: tuple[Segment, ...]) -> RunPrompt:
@@ -66,9 +66,9 @@ class LoggedSample:
             token_sha256=self.token_sha256,
             segments=segments,
             system_size=self.system_size,
-            completion=self.completion,
+            completions=self.completions,
             verdicts=self.verdicts,
-            answer=self.answer,
+            answers=self.answers,
             target=self.target,
         )
 
@@ -148,11 +148,11 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
         layout = str(plain if text == prompt.text else Layout.CHAT)
     responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
-    answer = filtered[0] if generated and filtered else None
+    answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
     verdicts: tuple[str, ...] = ()
     grades = [] if metric not in ("", "verdict") else [grade for grade in map(_grade, filtered) if grade]
     if grades:
-        metric, answer = "verdict", grades[0].get("answer")
+        metric, answers = "verdict", tuple(grade.get("answer") for grade in grades)
         verdicts = tuple(grade["verdict"] for grade in grades)
     elif metric := metric or next((name for name in METRICS if name in line), ""):
         verdicts = (_verdict(where, line, metric),)
@@ -171,9 +171,9 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
             segments=segments,
             system_size=system_size,
             doc=doc,
-            completion=responses[0] if generated and responses else None,
+            completions=tuple(responses) if generated else (),
             verdicts=verdicts,
-            answer=answer,
+            answers=answers,
             target=None if line.get("target") is None else str(line["target"]),
         ),
         metric,

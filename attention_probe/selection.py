@@ -11,67 +11,15 @@ import random
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from attention_probe.flips import FLIPS, UNDECIDED, Flip, Repeats, match_controls, outcome
+from attention_probe.criterion import STRICT, Criterion
+from attention_probe.flips import FLIPS, UNDECIDED, match_controls
 from attention_probe.problems import Problem
-from attention_probe.source import BASELINE, Source
-from harness.conditions import DEFAULT_SEED
+from attention_probe.source import Source
 from harness.errors import ConfigError, PromptMismatchError, RunError
-
-_STRICT = ConfigDict(extra="forbid")  # a saved selection with an unknown key is not one of ours
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
-    """What is selected.
-
-    Attributes:
-        flip: The outcome from `baseline` to `condition`; None for any.
-        baseline, condition: The two conditions that an outcome compares.
-        repeats: What makes a problem with several samples right: its first sample, more than half of the graded ones,
-            or any of them.
-        subject, level, ids: Only these.
-        n: So many of what is left, drawn by `seed`; None for all.
-        controls: Add for each flipped problem one that did not flip, of the same subject and the nearest level.
-
-    Raises:
-        ConfigError: an unknown flip or rule, a condition compared with itself, n below 1, or controls without a flip.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-
-    flip: Flip | None = None
-    baseline: str = BASELINE
-    condition: str = "mless"
-    repeats: Repeats = "first"
-    subject: str | None = None
-    level: int | None = None
-    ids: tuple[str, ...] | None = None
-    n: int | None = None
-    seed: int = DEFAULT_SEED
-    controls: bool = False
-
-    def __post_init__(self) -> None:
-        if self.flip is not None and self.flip not in FLIPS:
-            raise ConfigError(f"Unknown flip {self.flip!r}: expected one of {', '.join(FLIPS)}.")
-        if self.repeats not in get_args(Repeats):
-            raise ConfigError(f"Unknown rule {self.repeats!r} for repeats: expected {', '.join(get_args(Repeats))}.")
-        if self.flip is not None and self.baseline == self.condition:
-            raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice. Name another condition.")
-        if self.n is not None and self.n < 1:
-            raise ConfigError(f"Expected n from 1 up, got {self.n}. Leave it out for all that match.")
-        if self.controls and self.flip not in ("wrong_to_right", "right_to_wrong"):
-            raise ConfigError(
-                "Controls are problems that did not flip beside ones that did: expected the flip wrong_to_right or "
-                f"right_to_wrong, got {self.flip or 'none'}. Choose one of these, or leave the controls out."
-            )
-
-    def outcome(self, problem: Problem) -> str:
-        """One of `FLIPS`, or `UNDECIDED`."""
-        return outcome(problem, baseline=self.baseline, condition=self.condition, repeats=self.repeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +33,7 @@ class SelectedProblem:
         prompts: SHA-256 of the prompt's text by condition.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     problem_id: str
     subject: str
@@ -112,7 +60,7 @@ class Selection:
         problems: In the source's order, then the controls.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     source: str
     kind: str
@@ -168,10 +116,10 @@ def select(source: Source, criterion: Criterion) -> Selection:
     candidates = _candidates(source, criterion)
     graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
     if criterion.flip is not None:
-        _require_verdicts(source, criterion)
+        require_verdicts(source, criterion)
     outcomes = {p.id: criterion.outcome(p) for p in source.problems} if graded else {}
     counts = Counter(outcomes[problem.id] for problem in candidates if graded)
-    matching = [p for p in candidates if criterion.flip is None or outcomes[p.id] == criterion.flip]
+    matching = [p for p in candidates if criterion.wants(outcomes.get(p.id))]
     draw = random.Random(criterion.seed)
     if len(matching) < (criterion.n or 1):
         raise ConfigError(_explain_shortage(source, criterion, len(matching), len(candidates), counts))
@@ -268,7 +216,12 @@ def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
     ]
 
 
-def _require_verdicts(source: Source, criterion: Criterion) -> None:
+def require_verdicts(source: Source, criterion: Criterion) -> None:
+    """Refuse a source that cannot say what flips.
+
+    Raises:
+        ConfigError: it lacks one of the two conditions, or holds no verdicts.
+    """
     for name in (criterion.baseline, criterion.condition):
         if name not in source.conditions:
             raise ConfigError(

@@ -162,13 +162,12 @@ def _from_run(folder: Path, layout: str | None) -> Source:
     scores = read_scores(folder)
     samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for sample in read_samples(folder):
-        samples.setdefault((sample["task"], sample["problem_id"]), []).append(sample)
+        if sample["replicate"] == 0:  # the one that tables compare; others measure noise
+            samples.setdefault((sample["task"], sample["problem_id"]), []).append(sample)
     found: list[tuple[str, int, RunPrompt]] = []
     for row in rows:
         doc, condition = row["doc"], row["condition"]
-        repeats = sorted(
-            samples.get((row["task"], doc["id"]), []), key=lambda sample: (sample["replicate"], sample["sample_index"])
-        )
+        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample["sample_index"])
         if not repeats or any(sample["key"] not in scores for sample in repeats):
             raise RunError(
                 f"{folder}: the {'score' if repeats else 'sample'} of problem {doc['id']}, {row['task']}, is missing. "
@@ -184,9 +183,9 @@ def _from_run(folder: Path, layout: str | None) -> Source:
             token_sha256=row["prompt_token_sha256"],
             segments=prompt.segments,
             system_size=prompt.system_size,
-            completion=repeats[0]["completion"],
+            completions=tuple(sample["completion"] for sample in repeats),
             verdicts=tuple(scores[sample["key"]]["verdict"] for sample in repeats),
-            answer=scores[repeats[0]["key"]]["answer"],
+            answers=tuple(scores[sample["key"]]["answer"] for sample in repeats),
             target=doc["answer"],
         )
         found.append((doc["subject"], doc["level"], run_prompt))

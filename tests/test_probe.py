@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from attention_probe.cli import register
+from attention_probe.criterion import Criterion
 from attention_probe.measurement import Record
 from attention_probe.probe import ProbeSettings, probe
-from attention_probe.selection import Criterion, select
+from attention_probe.selection import select
 from attention_probe.source import read_source
 from attention_probe.spans import ROLES
 from attention_probe.summary import MASSES, summary, told

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from attention_probe.criterion import Criterion
 from attention_probe.flips import FLIPS
 from attention_probe.insertion import insert, split_plain
 from attention_probe.problems import Problem, RunPrompt, hash_text
-from attention_probe.selection import Criterion, Selection, select, selected_problems
+from attention_probe.selection import Selection, select, selected_problems
 from attention_probe.source import Source, build_source, read_source
 from harness import load_run, resources
 from harness.conditions import Condition, Filler, named_conditions
@@ -478,7 +479,9 @@ def test_controls_are_never_silently_fewer():
         ConfigError, match=r"Subject 'Algebra': 2 flipped problems need as many controls .* there are 1"
     ):
         select(source, Criterion(flip="wrong_to_right", controls=True))
-    with pytest.raises(ConfigError, match=r"expected the flip wrong_to_right or right_to_wrong, got both_right"):
+    with pytest.raises(
+        ConfigError, match=r"the flip wrong_to_right, right_to_wrong or changed, got both_right"
+    ):
         Criterion(flip="both_right", controls=True)
 
 

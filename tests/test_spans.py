@@ -234,7 +234,7 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
     tokenizer = build_tokenizer("qwen2", bos=True)
     problem = problem_of("Find $x$.", tokenizer, "raw", [])
     for completion in ("\nWe have $x = 2$.", " So it is"):
-        answered = replace(problem.prompts["wo"], completion=completion)
+        answered = replace(problem.prompts["wo"], completions=(completion,))
         prompt = tokenize(replace(problem, prompts={"wo": answered}), tokenizer, conditions=["wo"], completion=True)[
             "wo"
         ]
@@ -248,7 +248,7 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
 
 def test_an_empty_completion_adds_nothing_and_a_missing_one_is_refused(demo_tokenizer):
     problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
-    empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completion="")})
+    empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completions=("",))})
     prompt = tokenize(empty, demo_tokenizer, conditions=["wo"], completion=True)["wo"]
     assert len(prompt) == prompt.prompt_size
     with pytest.raises(RunError, match=r"Problem p, condition 'wo': no completion is recorded, and its tokens were as"):
