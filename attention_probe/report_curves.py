@@ -1,0 +1,138 @@
+"""A trace file as a report shows it: mean curves of one layer's heads, and the curves of single prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_probe.curve import Definition, bootstrap_band
+from attention_probe.curves import shared_problems
+from attention_probe.figure_config import leaves_out_first_token
+from attention_probe.spans import ROLES
+from attention_probe.trace import Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
+from harness.report import AttentionFile, MeanCurve, PromptCurves
+
+_EXPLAINED = {
+    "common": "Mean attention that each token gets from later tokens of the prompt without filler (common queries).",
+    "published": "Mean attention that each token gets from all later tokens, inserted ones too (as published).",
+}
+
+
+def read_attention(
+    path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
+) -> AttentionFile:
+    """The curves of some heads of one layer, averaged over the problems that all conditions have, and one by one.
+
+    Args:
+        path: The trace file.
+        layer: From 0; the first that was recorded by default.
+        heads: From 0; all by default.
+        definition: Over which queries.
+
+    Raises:
+        JournalError: there is no such file, or it is damaged.
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
+    """
+    with AttentionTraces.open(path) as traces:
+        header = traces.header
+        layer = header.layers[0] if layer is None else layer
+        index = header.layer_index(layer)
+        chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
+        labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
+        left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+        shared = set(shared_problems(traces, traces.conditions))
+        means: list[MeanCurve] = []
+        prompts: list[PromptCurves] = []
+        for condition in traces.conditions:
+            tables = []
+            for trace in traces.select(condition):
+                weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, chosen]
+                if left_out:
+                    weights[:, trace.original_pos == 0] = np.nan
+                prompts.append(_prompt(trace, weights))
+                if trace.problem_id in shared:
+                    tables.append(_aligned(trace, weights))
+            means += _means(condition, labels, tables)
+        means.sort(key=lambda curve: labels.index(curve.head))  # stable: conditions keep their order
+        return AttentionFile(
+            name=path.name,
+            model=str(header.fingerprint.get("name", header.model)),
+            layout=header.layout,
+            heads=labels,
+            notes=tuple(_notes(header, layer, definition, left_out)),
+            means=tuple(means),
+            prompts=tuple(prompts),
+            receipt=traces.receipt,
+        )
+
+
+def _aligned(trace: Trace, weights: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[head, original position] weights."""
+    here = trace.original_pos >= 0
+    table = np.full((len(weights), int(trace.original_pos.max(initial=0)) + 1), np.nan)
+    table[:, trace.original_pos[here]] = weights[:, here]
+    return table
+
+
+def _means(condition: str, labels: Sequence[str], tables: Sequence[NDArray[np.float64]]) -> list[MeanCurve]:
+    """One curve a head from the [head, position] tables of all prompts."""
+    width = max(table.shape[1] for table in tables)
+    stacked = np.full((len(labels), len(tables), width), np.nan)
+    for number, table in enumerate(tables):
+        stacked[:, number, : table.shape[1]] = table
+    found = []
+    for label, rows in zip(labels, stacked, strict=True):
+        x = np.flatnonzero(np.isfinite(rows).any(axis=0))
+        low, high = bootstrap_band(rows[:, x]) if len(rows) > 1 else (None, None)
+        found.append(
+            MeanCurve(
+                head=label,
+                condition=condition,
+                x=tuple(x.tolist()),
+                mean=tuple(np.nanmean(rows[:, x], axis=0).tolist()),
+                low=None if low is None else _listed(low),
+                high=None if high is None else _listed(high),
+                prompts=len(tables),
+            )
+        )
+    return found
+
+
+def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:
+    return PromptCurves(
+        problem_id=trace.problem_id,
+        condition=trace.condition,
+        prompt_sha256=trace.prompt_sha256,
+        tokens=trace.tokens,
+        roles=tuple(ROLES[role] for role in trace.roles.tolist()),
+        original_pos=tuple(trace.original_pos.tolist()),
+        values=tuple(_listed(head) for head in weights),
+    )
+
+
+def _listed(values: NDArray[np.floating]) -> tuple[float | None, ...]:
+    """Numbers, None for what is not defined."""
+    return tuple(None if value != value else float(value) for value in values.tolist())
+
+
+def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bool) -> list[str]:
+    """What a reader must be told."""
+    notes = [_EXPLAINED[definition]]
+    if left_out:
+        notes.append("The first token, which takes most of this model's attention, is left out; nothing is rescaled.")
+    if len(header.layers) > 1:
+        recorded = ", ".join(str(number + 1) for number in header.layers)
+        notes.append(f"Recorded were the layers {recorded}; shown is Layer {layer + 1}.")
+    if header.random_weights:
+        notes.append("Random weights: these curves say nothing about a trained model.")
+    if header.on_outcome:
+        notes.append("Selected on outcome: these problems were chosen by what became of them.")
+    notes.append(
+        "Bands: 95 % bootstrap intervals over prompts. That inserted tokens take attention from the others is no "
+        "finding: softmax guarantees it."
+    )
+    return notes
