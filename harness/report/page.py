@@ -91,7 +91,7 @@ def render(
     slots = {one["name"]: one["slot"] for one in conditions}
     parts = {
         "title": " + ".join(content.names),
-        "summary": words.summarise(rows),
+        "summary": words.summarise(rows, greedy=all(_is_greedy(one) for one in content.receipts)),
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
@@ -101,10 +101,10 @@ def render(
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
         "conditions": conditions,
-        "margin": margin,
+        "margin": words.points(margin),
         "alpha": ALPHA,
         "receipts": [_receipt(name, dict(one)) for name, one in zip(content.names, content.receipts, strict=True)],
-        "made_by": {"baseline": baseline, "margin": margin, "git_revision": git_revision(), "versions": versions()},
+        "made_by": {"baseline": baseline, "git_revision": git_revision(), "versions": versions()},
         "trace_receipts": [(one.name, _json(dict(one.receipt))) for one in attention],
         "samples": len(frame),
         "problems": frame["problem_id"].nunique(),
@@ -213,7 +213,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
         most = max(*spans, margin) * 1.1
         drawn.append(
             {
-                "caption": f"Difference from the baseline with its interval. Shaded: within {margin:g} points.",
+                "caption": f"Difference from the baseline with its interval. Shaded: within {words.points(margin)}.",
                 "drawing": drawings.dots(
                     differences, title="Differences", axis="points", limits=(-most, most), band=margin
                 ),
@@ -267,8 +267,11 @@ def _receipt(name: str, receipt: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "facts": {key: value for key, value in facts.items() if value is not None},
         "all": _json(receipt),
-        "greedy": sampling.get("source") == "greedy",
     }
+
+
+def _is_greedy(receipt: Mapping[str, Any]) -> bool:
+    return (receipt.get("sampling") or {}).get("temperature") == 0
 
 
 def _json(value: Mapping[str, Any]) -> str:

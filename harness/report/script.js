@@ -326,7 +326,7 @@
       "section",
       { class: `s${slot}` },
       make("h4", {}, plain(labelOf(name)), prompt && prompt.tokens !== null ? ` \u00b7 prompt of ${prompt.tokens} tokens` : ""),
-      prompt ? promptText(prompt.parts) : null,
+      prompt ? [make("p", { class: "what" }, "Prompt"), promptText(prompt.parts)] : null,
       samples.map((sample, number) => sampleText(sample, others, name === first, samples.length > 1, number === 0)),
     );
   }
@@ -367,6 +367,7 @@
     ].filter(Boolean);
     const same = other !== undefined && other.completion === sample.completion;
     const body = [
+      make("p", { class: "what" }, "Completion"),
       written(sample.completion || "", other === undefined ? -1 : forkOf(sample.completion, other.completion)),
       make("p", { class: "verdict-line" }, chip, " answer: ", sample.answer === null ? "none" : make("bdi", {}, make("code", {}, plain(sample.answer)))),
       same ? make("p", { class: "small" }, "Word for word as without it.") : null,
@@ -414,7 +415,8 @@
   }
 
   function chart(lines, head) {
-    const [width, height, left, bottom] = [760, 240, 60, 200];
+    const width = Math.min(Math.max(panel.clientWidth, 320), 900);
+    const [height, left, bottom] = [240, 60, 200];
     const drawn = lines.map((one) => {
       const name = one.place.slice(one.place.indexOf(" ") + 1);
       const points = one.values[head]
@@ -443,7 +445,7 @@
       marks.push(draw("path", { class: "grid", d: `M${left} ${up(value)}H${width - 10}` }));
       marks.push(draw("text", { x: left - 6, y: up(value), dy: 4, "text-anchor": "end" }, (value / 1e6).toPrecision(2)));
     }
-    const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((size) => last / size <= 12) || 5000;
+    const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((size) => last / size <= width / 60) || 5000;
     for (let x = 0; x <= last; x += step) marks.push(draw("text", { x: across(x), y: bottom + 17, "text-anchor": "middle" }, String(x)));
     marks.push(draw("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, full ? "token position" : "token position, filler left out"));
     drawn.forEach((one, number) => {
@@ -454,7 +456,7 @@
         marks.push(draw("circle", { class: `dot s${one.slot}`, cx: across(x), cy: up(value), r: 2.6 },
           draw("title", {}, plain(`${labelOf(one.name)}, position ${x}: `).concat(plain(token)).map((node) => node.textContent || node).join("") + ` ${(value / 1e6).toPrecision(3)}`)));
       }
-      const x = left + 190 * number;
+      const x = left + Math.min(190, (width - left) / 2) * number;
       marks.push(draw("path", { class: `line s${one.slot}`, d: `M${x} 12h26` }), draw("text", { x: x + 32, y: 16 }, labelOf(one.name)));
     });
     return draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Average attention weights" }, marks);

@@ -10,22 +10,27 @@ from harness.leaderboard import LABELS
 from harness.report.tables import interval, p_value, signed
 
 
-def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences over all comparisons, for rows of `statistics.compare` with None for what is missing."""
+def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: bool) -> list[str]:
+    """Sentences over all comparisons, for rows of `statistics.compare` with None for what is missing.
+
+    Args:
+        rows: The rows.
+        greedy: Whether all completions are greedy, so that running the baseline again draws nothing anew.
+    """
     tested = [row for row in rows if row["verdict"] != "baseline"]
     if not tested:
         return ["There is one condition only, so nothing is compared."]
     counts = Counter(str(row["verdict"]) for row in tested)
-    margins = {f"{row['margin']:g}" for row in tested}
+    margin = points(tested[0]["margin"])
     spoken = {
         "better": "{} better",
         "worse": "{} worse",
-        "equivalent": f"{{}} equivalent within {' or '.join(sorted(margins))} points",
+        "equivalent": f"{{}} equivalent within {margin}",
         "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
     }
     said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
     start = "One comparison" if len(tested) == 1 else f"{len(tested)} comparisons"
-    return [f"{start} with the baseline: {said}.", *_about_noise(rows)]
+    return [f"{start} with the baseline: {said}.", *_about_noise(rows, greedy)]
 
 
 def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -51,10 +56,15 @@ def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def judgement(row: Mapping[str, Any]) -> str:
     """The verdict, with the margin that it speaks of."""
     if row["verdict"] == "equivalent":
-        return f"equivalent within {row['margin']:g} points"
+        return f"equivalent within {points(row['margin'])}"
     if row["verdict"] in ("better", "worse") and row["within_margin"]:
-        return f"{row['verdict']}, though by less than {row['margin']:g} points"
+        return f"{row['verdict']}, though by less than {points(row['margin'])}"
     return str(row["verdict"])
+
+
+def points(margin: float) -> str:
+    """A margin with its unit."""
+    return f"{margin:g} point{'s' * (margin != 1)}"
 
 
 def label(condition: Any) -> str:
@@ -62,7 +72,7 @@ def label(condition: Any) -> str:
     return LABELS.get(str(condition), str(condition))
 
 
-def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: bool) -> list[str]:
     floors = [row for row in rows if row["verdict"] == "baseline" and row["aa_p"] is not None]
     if not floors:
         return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
@@ -71,4 +81,7 @@ def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{row['aa_discordance']:.1f} % of problems flipped"
         for row in floors
     )
-    return [f"The baseline against itself (A/A): {said}."]
+    sentences = [f"The baseline against itself (A/A): {said}."]
+    if greedy:
+        sentences.append("Decoding is greedy, so A/A measures only what the engine does not repeat exactly.")
+    return sentences
