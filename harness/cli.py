@@ -22,6 +22,11 @@ app = typer.Typer(
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
+RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+FormatName = Annotated[str, typer.Option("--format", help="text, markdown, csv, latex or json.")]
+SplitBy = Annotated[list[str] | None, typer.Option("--by", help="Split by subject or level; repeatable.")]
+Baseline = Annotated[str, typer.Option(help="The condition that others are compared with.")]
+Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
 ]
@@ -78,12 +83,35 @@ def regrade(
 
 @app.command()
 def table(
-    run: RunPath,
-    form: Annotated[str, typer.Option("--format", help="text, markdown, csv or json.")] = "text",
-    audit: Annotated[bool, typer.Option("--audit", help="What every grader says, and how often it disagrees.")] = False,
+    runs: RunPaths,
+    form: FormatName = "text",
+    by: SplitBy = None,
+    baseline: Baseline = "wo",
+    margin: Margin = None,
+    mediators: Annotated[
+        bool, typer.Option("--mediators", help="Also what else changed: missing boxes, truncation, length, loops.")
+    ] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Also what every other grader says.")] = False,
 ) -> None:
-    """Print a run's accuracy table again, or the audit of its grader."""
-    _print_table(run, form, audit=audit)
+    """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
+    from harness.tables import Parts, make_table
+
+    parts = Parts(mediators=mediators, audit=audit)
+    typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, parts=parts))
+
+
+@app.command()
+def leaderboard(
+    runs: RunPaths,
+    form: FormatName = "text",
+    by: SplitBy = None,
+    baseline: Baseline = "wo",
+    margin: Margin = None,
+) -> None:
+    """Many models, one row each: the primary contrast whole, the other conditions as bare differences."""
+    from harness.tables import make_leaderboard_page
+
+    typer.echo(make_leaderboard_page(runs, form=form, by=by or (), baseline=baseline, margin=margin))
 
 
 @app.command()
@@ -141,16 +169,10 @@ def fetch(
         typer.echo(line)
 
 
-def _print_table(folder: Path, form: str, *, audit: bool = False) -> None:
-    from harness.leaderboard import accuracy_table, audit_table, render_table
-    from harness.records import load_run
-
-    frame = load_run(folder)
-    typer.echo(render_table(audit_table(frame) if audit else accuracy_table(frame), form))  # type: ignore[arg-type]
-
-
 def _show(folder: Path) -> None:
-    _print_table(folder, "text")
+    from harness.tables import make_table
+
+    typer.echo(make_table([folder], lenient=True))
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
 
 

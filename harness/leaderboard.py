@@ -1,35 +1,153 @@
-"""The accuracy table of a run, as text, Markdown, CSV or JSON."""
+"""The tables of one run or of many: accuracies, differences with verdicts, what else changed, what graders say."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError
+import numpy as np
+import numpy.typing as npt
+
+from harness.evaluations import Evaluation, join
+from harness.grading import COLUMNS as GRADERS
+from harness.grading import UNGRADED
 
 if TYPE_CHECKING:
     import pandas
 
-Format = Literal["text", "markdown", "csv", "json"]
-FORMATS: tuple[Format, ...] = ("text", "markdown", "csv", "json")
+SCHEMA = "mless-table/1"
+"""Name and version of the JSON that `as_json` writes: docs/tables.md."""
 LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
 """The study's labels of its conditions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Leaderboard:
+    """Everything that the tables of some runs say.
+
+    Attributes:
+        comparison: `statistics.compare`.
+        mediators: `mediators.mediator_table`.
+        audit: `audit_table`.
+        baseline: The condition that others are compared with.
+        primary: Conditions of the primary contrast; empty if there is none, and all tests are one family.
+        edits: Conditions that are harmless edits of the prompt (the prompt null).
+        by: What the rows are split by, beside model, layout and condition.
+        seed: Of the bootstrap and of random sign flips.
+        receipt: One entry a run: where it is from, versions, hashes, settings.
+    """
+
+    comparison: pandas.DataFrame
+    mediators: pandas.DataFrame
+    audit: pandas.DataFrame
+    baseline: str
+    primary: tuple[str, ...]
+    edits: tuple[str, ...]
+    by: tuple[str, ...]
+    seed: int
+    receipt: tuple[Mapping[str, Any], ...]
+
+
+def make_leaderboard(
+    evaluations: Sequence[Evaluation],
+    *,
+    baseline: str = "wo",
+    margin: float | None = None,
+    by: Sequence[str] = (),
+) -> Leaderboard:
+    """Compare all conditions of all evaluations with the baseline.
+
+    Args:
+        evaluations: From `evaluations.read_evaluation`.
+        baseline: The condition that others are compared with.
+        margin: Equivalence margin in points; by default that of `statistics.compare`.
+        by: `subject`, `level`, or both.
+
+    Raises:
+        ComparisonError: the evaluations cannot be compared; see `evaluations.join` and `statistics.compare`.
+    """
+    from harness.conditions import DEFAULT_SEED
+    from harness.mediators import mediator_table
+    from harness.statistics import compare
+    from harness.statistics.comparison import MARGIN
+
+    frame = join(evaluations)
+    if by:
+        frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
+    there = set(frame["condition"].unique())
+    # runs that name different primary contrasts have none together: all tests are then one family
+    named = {one.facts.get("primary") for one in evaluations}
+    primary = tuple(str(name) for name in named if name in there) if len(named) == 1 else ()
+    edits = tuple(name for one in evaluations for name in one.facts.get("edits") or () if name in there)
+    comparison = compare(
+        frame,
+        baseline=baseline,
+        margin=MARGIN if margin is None else margin,
+        by=by,
+        primary=primary,
+        edits=tuple(dict.fromkeys(edits)),
+        seed=DEFAULT_SEED,
+    )
+    return Leaderboard(
+        comparison=comparison,
+        mediators=mediator_table(frame, baseline=baseline, by=by),
+        audit=audit_table(frame, baseline=baseline, by=by),
+        baseline=baseline,
+        primary=primary,
+        edits=tuple(dict.fromkeys(edits)),
+        by=tuple(by),
+        seed=DEFAULT_SEED,
+        receipt=tuple({"name": one.name, **one.facts} for one in evaluations),
+    )
+
+
+def as_json(board: Leaderboard, **more: Any) -> str:
+    """Everything as JSON; `more` are further tables. The schema is in docs/tables.md."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "baseline": board.baseline,
+            "primary": list(board.primary),
+            "by": list(board.by),
+            "seed": board.seed,
+            "rows": records(board.comparison),
+            "mediators": records(board.mediators),
+            "audit": records(board.audit),
+            **more,
+            "receipt": list(board.receipt),
+        },
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+        default=_plain,
+    )
+
+
+def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
+    """One table as CSV; the receipt follows in lines that begin with `#`."""
+    notes = [f"# {json.dumps(entry, sort_keys=True, default=_plain)}" for entry in board.receipt]
+    return "\n".join([table.to_csv(index=False).rstrip("\n"), *notes])
 
 
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Accuracy in percent with its standard error, and what the rest was, per condition and layout.
 
     The standard error is over problems: repeats of a problem are averaged first. It is the error of one condition
-    alone; whether two conditions differ is a paired question that this table does not answer.
+    alone; whether two conditions differ is a paired question that this table does not answer. Replicates of the
+    baseline are left out.
     """
     import pandas
 
     rows = []
+    frame = _first(frame)
     for (model, layout, condition), group in frame.groupby(["model", "layout", "condition"], observed=True, sort=False):
         by_problem = group.groupby("problem_id", observed=True)["correct"].mean()
         n = len(by_problem)
         error = float(by_problem.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-        other = group["verdict"].isin(["refused", "timeout", "crashed"]).sum()
+        other = group["verdict"].isin(UNGRADED).sum()
         rows.append(
             {
                 "model": model,
@@ -48,32 +166,61 @@ def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def audit_table(frame: pandas.DataFrame) -> pandas.DataFrame:
+def audit_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
     """What every grader says of the same completions, per condition and layout: one column a grader, in percent.
 
-    Beside each stand `..._only_ours` and `..._only_theirs`: samples that only one of the two calls right; samples in
-    which one of them did not end are left out. `boxes_after_first` counts samples with a further box after the first.
+    Beside each stand `..._difference`, points against the baseline as that grader has it, over the problems of which
+    it judged a sample under both; and `..._only_ours` and `..._only_theirs`: samples that only one of the two calls
+    right, those left out in which one of them did not end. `boxes_after_first` counts samples with a further box after
+    the first. Replicates of the baseline are left out.
     """
     import pandas
 
-    from harness.grading import COLUMNS, disagreements
-
+    frame = _first(frame)
+    keys = ["model", "layout", *by, "condition"]
+    arms = dict(tuple(frame.groupby(keys, observed=True, sort=False)))
+    means = {arm: _problem_means(group) for arm, group in arms.items()}
     rows = []
-    for (model, layout, condition), group in frame.groupby(["model", "layout", "condition"], observed=True, sort=False):
-        counts = disagreements(_records(group))
-        row = {"model": model, "layout": layout, "condition": condition, "ours": 100 * float(group["correct"].mean())}
-        for column in COLUMNS:
-            row[column] = _percent(group[column])
-            row[f"{column}_only_ours"] = counts[column].only_ours
-            row[f"{column}_only_theirs"] = counts[column].only_theirs
+    for arm, group in arms.items():
+        old = means.get((*arm[:-1], baseline)) if arm[-1] != baseline else None
+        row = dict(zip(keys, arm, strict=True))
+        ours, known = group["correct"].to_numpy(dtype=bool), ~group["verdict"].isin(UNGRADED).to_numpy()
+        for name in ("ours", *GRADERS):
+            row[name] = 100 * float(ours.mean()) if name == "ours" else _percent(group[name])
+            change = None if old is None else (means[arm][name] - old[name]).dropna()
+            row[f"{name}_difference"] = math.nan if change is None or not len(change) else 100 * float(change.mean())
+            if name != "ours":
+                both = known & group[name].notna().to_numpy()
+                theirs = group[name].fillna(False).to_numpy(dtype=bool)
+                row[f"{name}_only_ours"] = int((both & ours & ~theirs).sum())
+                row[f"{name}_only_theirs"] = int((both & ~ours & theirs).sum())
         rows.append({**row, "boxes_after_first": int((group["boxes_after_first"] > 0).sum())})
     return pandas.DataFrame(rows)
 
 
-def _records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
     """Rows as mappings, with None for what is missing."""
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def _problem_means(group: pandas.DataFrame) -> pandas.DataFrame:
+    """Each grader's share of right samples, [problem, grader]; NaN where it judged none."""
+    import pandas
+
+    scores = {name: _numbers(group[name]) for name in GRADERS}
+    table = pandas.DataFrame({"problem_id": group["problem_id"], "ours": group["correct"].astype(float), **scores})
+    return table.groupby("problem_id", observed=True)[["ours", *GRADERS]].mean()
+
+
+def _numbers(verdicts: pandas.Series[Any]) -> npt.NDArray[np.float64]:
+    values: npt.NDArray[np.float64] = verdicts.fillna(False).to_numpy(dtype=float)
+    values[verdicts.isna().to_numpy()] = np.nan
+    return values
+
+
+def _first(frame: pandas.DataFrame) -> pandas.DataFrame:
+    return frame[frame["replicate"] == 0] if "replicate" in frame else frame
 
 
 def _percent(verdicts: pandas.Series[Any]) -> float:
@@ -82,62 +229,6 @@ def _percent(verdicts: pandas.Series[Any]) -> float:
     return 100 * float(given.astype(bool).mean()) if len(given) else math.nan
 
 
-_HEADERS = {
-    "model": "model",
-    "layout": "layout",
-    "condition": "condition",
-    "accuracy": "accuracy %",
-    "standard_error": "SE",
-    "n": "n",
-    "no_box": "no box",
-    "truncated": "truncated",
-    "ungraded": "ungraded",
-    "ours": "ours %",
-    "math_verify": "math_verify %",
-    "exact_match": "exact_match %",
-    "exact_match_boxed": "exact_match_boxed %",
-    "authors_rule": "authors' rule %",
-    "authors_rule_strict": "authors' rule, strict %",
-    "first_box": "first box %",
-    "boxes_after_first": "boxes after first",
-}
-"""What people see of a table, in this order."""
-_WORDS = ("model", "layout", "condition")
-
-
-def render_table(table: pandas.DataFrame, form: Format = "text") -> str:
-    """The table for people (text, markdown) or programs (csv, json)."""
-    if form == "csv":
-        return table.to_csv(index=False).rstrip("\n")
-    if form == "json":
-        return str(table.to_json(orient="records", indent=2))
-    columns = [name for name in _HEADERS if name in table]
-    header = tuple(_HEADERS[name] for name in columns)
-    rows = [tuple(_cell(name, row) for name in columns) for row in table.to_dict("records")]
-    left = [name in _WORDS for name in columns]
-    if form == "markdown":
-        rule = tuple("---" if is_left else "--:" for is_left in left)
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
-    if form != "text":
-        raise ConfigError(f"Unknown table format {form!r}: expected one of {', '.join(FORMATS)}.")
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if is_left else cell.rjust(w) for cell, w, is_left in zip(row, widths, left, strict=True)
-        )
-        for row in (header, *rows)
-    ]
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _cell(name: str, row: dict[Any, Any]) -> str:
-    """One cell; a grader's accuracy is followed by how many samples it takes from ours and adds to it."""
-    value = row[name]
-    if name == "condition":
-        return LABELS.get(str(value), str(value))
-    if isinstance(value, float) and math.isnan(value):
-        return "-"
-    if f"{name}_only_ours" in row:
-        return f"{value:.1f} (-{row[f'{name}_only_ours']} +{row[f'{name}_only_theirs']})"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+def _plain(value: Any) -> Any:
+    """A numpy number as Python's own."""
+    return value.item() if hasattr(value, "item") else str(value)

@@ -71,7 +71,7 @@ def ours(folder, layout):
 def test_the_table_has_every_condition_and_layout(our_run, mless):
     folder, printed = our_run
     assert mless("table", str(folder)).stdout.strip() in printed
-    rows = json.loads(mless("table", str(folder), "--format", "json").stdout)
+    rows = json.loads(mless("table", str(folder), "--format", "json").stdout)["rows"]
     assert [(r["layout"], r["condition"], r["n"]) for r in rows] == [
         (layout, condition, LIMIT) for layout in ("raw", "chat") for condition in CONDITIONS
     ]
@@ -149,7 +149,7 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5
     table = json.loads(mless("table", str(tmp_path / "run"), "--format", "json").stdout)
-    assert [row["n"] for row in table] == [25] * 4
+    assert [(row["n"], row["k"]) for row in table["rows"]] == [(25, 5)] * 4
 
 
 @pytest.mark.slow

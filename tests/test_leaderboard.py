@@ -7,9 +7,9 @@ import json
 import pandas
 import pytest
 
-from harness.errors import ConfigError, RunError
+from harness.errors import RunError
 from harness.figures import draw_accuracy_bars, save_figure
-from harness.leaderboard import accuracy_table, render_table
+from harness.leaderboard import accuracy_table
 from harness.records import load_run
 
 
@@ -45,17 +45,6 @@ def test_accuracy_standard_error_and_counts(frame):
 def test_repeats_of_a_problem_are_averaged_before_the_error(frame):
     doubled = accuracy_table(pandas.concat([frame, frame.assign(repeat=1)]))
     assert list(doubled["standard_error"]) == list(accuracy_table(frame)["standard_error"])
-
-
-def test_formats(frame):
-    table = accuracy_table(frame)
-    text = render_table(table)
-    assert text.splitlines()[2].split()[:5] == ["m", "raw", "w/o", "60.0", "16.3"]
-    assert render_table(table, "markdown").startswith("| model | layout | condition | accuracy % |")
-    assert json.loads(render_table(table, "json"))[1]["accuracy"] == 80.0
-    assert render_table(table, "csv").splitlines()[0].startswith("model,layout,condition,n,accuracy")
-    with pytest.raises(ConfigError, match="expected one of text, markdown, csv, json"):
-        render_table(table, "html")
 
 
 def test_the_figure_carries_its_receipt(frame, tmp_path):

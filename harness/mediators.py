@@ -1,0 +1,88 @@
+"""What else a condition changes: answers without a box, length, loops; and how much of a difference that explains."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.grading import UNGRADED
+
+if TYPE_CHECKING:
+    import pandas
+
+COLUMNS = {
+    "samples": "samples, replicates of the baseline left out",
+    "no_box": "percent of them without a closed box that ended by themselves",
+    "truncated": "percent without a closed box that ran into the limit",
+    "refused": "percent whose answer the grader refused to read",
+    "timed_out": "percent whose comparison did not end, or failed",
+    "completion_tokens": "mean tokens of a completion",
+    "characters": "mean characters of a completion",
+    "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
+    "format_changed": "percent of pairs of samples, condition against baseline, of which only one has a graded answer, "
+    "or which lack it for different reasons",
+    "format_difference": "points of the accuracy difference that come from pairs of which only one has a graded answer",
+    "answer_difference": "points that come from pairs that both have one; the two add up to the difference",
+}
+"""What each column of `mediator_table` is."""
+
+_STATES = ("no_box", "truncated", "refused", "timed_out")
+
+
+def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
+    """One row for each model, layout and condition: the columns of `COLUMNS`.
+
+    The difference in accuracy is the mean over problems, and over the k * k pairs of a problem's samples under either
+    condition, of the difference in right or wrong. Such a pair has two graded answers, one, or none: the last kind
+    adds nothing, and the other two are the parts of the difference. This is arithmetic, no claim about causes: that a
+    pair lacks a box under one condition may itself be an effect on the answer.
+
+    Args:
+        frame: One row a sample, as `outcomes.read_outcomes` gives it.
+        baseline: The condition that others are compared with; without it the last three columns are missing.
+        by: Further columns to split by.
+    """
+    import pandas
+
+    setting = ["model", "layout", *by]
+    keys: list[Hashable] = [*setting, "condition"]
+    first = frame[frame["replicate"] == 0]
+    verdict = first["verdict"].astype(object)
+    counted = first[[*keys, "problem_id"]].assign(
+        samples=1,
+        right=first["correct"].to_numpy(dtype=float),
+        no_box=(verdict == "no_box").to_numpy(),
+        truncated=(verdict == "truncated").to_numpy(),
+        refused=(verdict == "refused").to_numpy(),
+        timed_out=verdict.isin([v for v in UNGRADED if v != "refused"]).to_numpy(),
+        looping=first["looping"].to_numpy(),
+        completion_tokens=first["completion_tokens"].to_numpy(),
+        characters=first["characters"].to_numpy(),
+    )
+    shares = ["right", *_STATES]
+    groups = counted.groupby(keys, observed=True, sort=False)
+    table = groups[[*_STATES, "looping", "completion_tokens", "characters"]].mean()
+    table[[*_STATES, "looping"]] *= 100
+    table.insert(0, "samples", groups["samples"].sum())
+    problems = counted.groupby([*keys, "problem_id"], observed=True, sort=False)[shares].mean()
+    for column in ("format_changed", "format_difference", "answer_difference"):
+        table[column] = np.nan
+    by_arm = {arm: part.droplevel(keys) for arm, part in problems.groupby(level=keys, observed=True, sort=False)}
+    for arm, new in by_arm.items():
+        old = by_arm.get((*arm[:-1], baseline))
+        if old is None or arm[-1] == baseline:
+            continue
+        table.loc[arm, ["format_changed", "format_difference", "answer_difference"]] = _split(old, new)
+    return pandas.DataFrame(table).reset_index()
+
+
+def _split(old: pandas.DataFrame, new: pandas.DataFrame) -> list[float]:
+    """The three columns for two conditions' shares of a problem's samples [problem, state]."""
+    new = new.reindex(old.index)
+    before, after = (1 - part[list(_STATES)].sum(axis=1) for part in (old, new))  # answered
+    same = before * after + sum(old[state] * new[state] for state in _STATES)
+    by_format = new["right"] * (1 - before) - old["right"] * (1 - after)
+    by_answer = new["right"] * before - old["right"] * after
+    return [100 * float(np.mean(part)) for part in (1 - same, by_format, by_answer)]

@@ -1,0 +1,106 @@
+"""The commands `mless table` and `mless leaderboard`: runs in, a page of tables out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import ConfigError
+from harness.evaluations import read_evaluation
+from harness.grids import audit_grid, comparison_grid, leaderboard_grid, mediator_grid, plain_grid, receipt_lines
+from harness.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard
+from harness.rendering import check_format, render_grids
+from harness.run_folder import RECEIPT
+
+SPLITS = ("subject", "level")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Which tables to show beside the comparison; for CSV, which to show instead."""
+
+    mediators: bool = False
+    audit: bool = False
+
+
+def make_table(
+    runs: Sequence[Path],
+    *,
+    form: str = "text",
+    by: Sequence[str] = (),
+    baseline: str = "wo",
+    margin: float | None = None,
+    parts: Parts | None = None,
+    lenient: bool = False,
+) -> str:
+    """The page of `mless table`.
+
+    Args:
+        runs: Run folders.
+        form: One of `rendering.FORMATS`.
+        by: Further columns to split by, of `SPLITS`.
+        baseline: The condition that others are compared with.
+        margin: Equivalence margin in points; None is the default.
+        parts: Further tables.
+        lenient: Where the runs have no baseline, show accuracies alone instead of refusing.
+
+    Raises:
+        HarnessError: the runs cannot be read or compared, or an argument is not known.
+    """
+    chosen, parts = check_format(form), parts or Parts()
+    _check_splits(by)
+    evaluations = [read_evaluation(run) for run in runs]
+    if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
+        frame = evaluations[0].frame
+        return render_grids([plain_grid(accuracy_table(frame))], "text")
+    board = make_leaderboard(evaluations, baseline=baseline, margin=margin, by=by)
+    if chosen == "json":
+        return as_json(board)
+    if chosen == "csv":
+        if parts.mediators and parts.audit:
+            raise ConfigError("CSV holds one table: expected at most one of --mediators and --audit, got both.")
+        table = board.mediators if parts.mediators else board.audit if parts.audit else board.comparison
+        return as_csv(table, board)
+    grids = [comparison_grid(board)]
+    grids += [mediator_grid(board)] if parts.mediators else []
+    grids += [audit_grid(board)] if parts.audit else []
+    return render_grids(grids, chosen, receipt_lines(board), colour=sys.stdout.isatty())
+
+
+def make_leaderboard_page(
+    runs: Sequence[Path],
+    *,
+    form: str = "text",
+    by: Sequence[str] = (),
+    baseline: str = "wo",
+    margin: float | None = None,
+) -> str:
+    """The page of `mless leaderboard`: a folder that is no run stands for the finished runs in it.
+
+    Args and Raises: see `make_table`.
+    """
+    chosen = check_format(form)
+    _check_splits(by)
+    folders = [folder for run in runs for folder in _expand(run)]
+    board: Leaderboard = make_leaderboard(
+        [read_evaluation(folder) for folder in folders], baseline=baseline, margin=margin, by=by
+    )
+    if chosen == "json":
+        return as_json(board)
+    if chosen == "csv":
+        return as_csv(board.comparison, board)
+    return render_grids([leaderboard_grid(board)], chosen, receipt_lines(board), colour=sys.stdout.isatty())
+
+
+def _expand(path: Path) -> list[Path]:
+    """The run itself, or the finished runs in a folder of runs."""
+    if (path / RECEIPT).is_file() or not path.is_dir():
+        return [path]
+    return sorted(receipt.parent for receipt in path.glob(f"*/{RECEIPT}")) or [path]
+
+
+def _check_splits(by: Sequence[str]) -> None:
+    if unknown := [name for name in by if name not in SPLITS]:
+        raise ConfigError(f"--by expects {' or '.join(SPLITS)}, got {unknown[0]!r}.")
