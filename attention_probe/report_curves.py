@@ -79,14 +79,14 @@ def _aligned(trace: Trace, weights: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _means(condition: str, labels: Sequence[str], tables: Sequence[NDArray[np.float64]]) -> list[MeanCurve]:
-    """One curve a head from the [head, position] tables of all prompts."""
+    """One curve a head from the [head, position] tables of all prompts, where at least half of them have a value."""
     width = max(table.shape[1] for table in tables)
     stacked = np.full((len(labels), len(tables), width), np.nan)
     for number, table in enumerate(tables):
         stacked[:, number, : table.shape[1]] = table
     found = []
     for label, rows in zip(labels, stacked, strict=True):
-        x = np.flatnonzero(np.isfinite(rows).any(axis=0))
+        x = np.flatnonzero(2 * np.isfinite(rows).sum(axis=0) >= len(rows))
         low, high = bootstrap_band(rows[:, x]) if len(rows) > 1 else (None, None)
         found.append(
             MeanCurve(
@@ -131,8 +131,5 @@ def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bo
         notes.append("Random weights: these curves say nothing about a trained model.")
     if header.on_outcome:
         notes.append("Selected on outcome: these problems were chosen by what became of them.")
-    notes.append(
-        "Bands: 95 % bootstrap intervals over prompts. That inserted tokens take attention from the others is no "
-        "finding: softmax guarantees it."
-    )
+    notes.append("That inserted tokens take attention from the others is no finding: softmax guarantees it.")
     return notes

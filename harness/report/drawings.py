@@ -122,7 +122,7 @@ def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, tit
         marks.append(Markup(f'<text x="34" y="{up(tick)}" dy="4" text-anchor="end">{tick:g}</text>'))
     for tick in across.ticks(5):
         marks.append(Markup(f'<text x="{across(tick)}" y="{height - 10}" text-anchor="middle">{tick:g}</text>'))
-    for curve in curves:
+    for place, curve in enumerate(curves):
         slot = slots.get(curve.condition, 0)
         if curve.low is not None and curve.high is not None:
             ends = list(zip(curve.x, curve.low, curve.high, strict=True))
@@ -132,7 +132,9 @@ def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, tit
             if whole:
                 marks.append(Markup(f'<path class="area s{slot}" d="M{"L".join(there + back)}Z"/>'))
         line = "L".join(f"{across(x)} {up(mean)}" for x, mean in zip(curve.x, curve.mean, strict=True))
-        marks.append(Markup(f'<path class="line s{slot}" d="M{line}"/>'))
+        # later lines lie over earlier ones: thinner, so that a line still shows where both are the same
+        thickness = 1.2 + 0.6 * (len(curves) - 1 - place)
+        marks.append(Markup(f'<path class="line s{slot}" stroke-width="{thickness:.1f}" d="M{line}"/>'))
     return _frame(title, marks, height, width=width)
 
 

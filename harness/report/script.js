@@ -427,7 +427,10 @@
     });
     const all = drawn.flatMap((one) => one.points);
     const last = all.reduce((most, [x]) => Math.max(most, x), 1);
-    const top = all.reduce((most, [, value]) => Math.max(most, value), 1) * 1.05;
+    const peak = all.reduce((most, [, value]) => Math.max(most, value), 1);
+    const rough = 10 ** Math.floor(Math.log10(peak / 4));
+    const gap = [1, 2, 5, 10].map((factor) => factor * rough).find((size) => size >= peak / 4);
+    const top = Math.ceil(peak / gap) * gap;
     const across = (x) => left + ((width - left - 10) * x) / last;
     const up = (value) => bottom - ((bottom - 26) * value) / top;
     const marks = [];
@@ -440,10 +443,9 @@
         }
       }
     }
-    for (let i = 0; i <= 4; i += 1) {
-      const value = (top * i) / 4;
+    for (let value = 0; value <= top; value += gap) {
       marks.push(draw("path", { class: "grid", d: `M${left} ${up(value)}H${width - 10}` }));
-      marks.push(draw("text", { x: left - 6, y: up(value), dy: 4, "text-anchor": "end" }, (value / 1e6).toPrecision(2)));
+      marks.push(draw("text", { x: left - 6, y: up(value), dy: 4, "text-anchor": "end" }, String(Number((value / 1e6).toPrecision(3)))));
     }
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((size) => last / size <= width / 60) || 5000;
     for (let x = 0; x <= last; x += step) marks.push(draw("text", { x: across(x), y: bottom + 17, "text-anchor": "middle" }, String(x)));
@@ -451,13 +453,13 @@
     drawn.forEach((one, number) => {
       const path = one.points.map(([x, value]) => `${across(x).toFixed(1)} ${up(value).toFixed(1)}`).join("L");
       if (!path) return;
-      marks.push(draw("path", { class: `line s${one.slot}`, d: `M${path}` }));
+      marks.push(draw("path", { class: `line s${one.slot}`, "stroke-width": 2.6 - 0.9 * number, d: `M${path}` }));
       for (const [x, value, token] of one.points) {
         marks.push(draw("circle", { class: `dot s${one.slot}`, cx: across(x), cy: up(value), r: 2.6 },
           draw("title", {}, plain(`${labelOf(one.name)}, position ${x}: `).concat(plain(token)).map((node) => node.textContent || node).join("") + ` ${(value / 1e6).toPrecision(3)}`)));
       }
       const x = left + Math.min(190, (width - left) / 2) * number;
-      marks.push(draw("path", { class: `line s${one.slot}`, d: `M${x} 12h26` }), draw("text", { x: x + 32, y: 16 }, labelOf(one.name)));
+      marks.push(draw("path", { class: `line s${one.slot}`, "stroke-width": 2, d: `M${x} 12h26` }), draw("text", { x: x + 32, y: 16 }, labelOf(one.name)));
     });
     return draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Average attention weights" }, marks);
   }
