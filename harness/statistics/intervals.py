@@ -74,9 +74,9 @@ def score_interval(values: npt.ArrayLike, *, bounds: tuple[float, float], level:
         Low and high end, in the unit of the values.
 
     Source:
-        Wilson (1927), doi:10.1080/01621459.1927.10502953; Tango (1998), doi:10.1002/(SICI)1097-0258(19980430)17:8
-        <891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by Fagerland, Lydersen and Laake (2014),
-        doi:10.1002/sim.6148.
+        Wilson (1927), doi:10.1080/01621459.1927.10502953; Tango (1998), Statistics in Medicine 17:891-908,
+        doi:10.1002/(SICI)1097-0258(19980430)17:8<891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by
+        Fagerland, Lydersen and Laake (2014), doi:10.1002/sim.6148.
     """
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     critical = float(ndtri((1 + level) / 2))
@@ -94,9 +94,10 @@ def difference_bounds(changes: npt.ArrayLike, k: int) -> tuple[float, float]:
     """Bounds for `score_interval` of differences: `changes` [problem] in right samples, out of k samples a problem.
 
     The greatest change seen, either way: problems not seen are taken to change no more. If fewer than `FEW` problems
-    changed, this would be rash, and the bounds are those of a problem that changes wholly, -1 and 1. With k = 1 they
-    are always, which is Tango's interval. With -1 and 1 throughout, intervals for large k would be far too long: a
-    chance of unseen whole changes would be held against averages that hardly move (see benchmarks/CALIBRATION.md).
+    changed, this would be rash, and the bounds are those of a problem that changes wholly, -1 and 1; with k = 1 they
+    always are, which is Tango's interval. With -1 and 1 throughout, intervals for large k would be far too long: a
+    chance of unseen whole changes would be held against averages that hardly move (500 problems, k = 20, 2 percent
+    discordance: all of 2,500 simulated intervals covered, instead of 95 percent).
     """
     sizes = np.abs(np.asarray(changes))
     reach = float(sizes.max()) / k if np.count_nonzero(sizes) >= FEW else 1.0
