@@ -1,0 +1,132 @@
+"""The accuracy bars of the study's composite figure: one group a model, one bar a condition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.figures.style import (
+    GRID,
+    INCHES,
+    INK,
+    Width,
+    add_note,
+    colour,
+    in_order,
+    label,
+    records,
+    settings,
+    styled,
+    without_edits,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ALONE = (
+    "Each interval is of one accuracy by itself. Whether two conditions differ is a paired question: intervals that "
+    "overlap do not answer it, the forest plot does."
+)
+
+
+def draw_accuracy_bars(
+    table: pandas.DataFrame, *, title: str, width: Width | None = None, alpha: float = 0.05
+) -> Figure:
+    """A figure of `plot_accuracy_bars` with a legend below, and under it what its intervals cannot say.
+
+    Args:
+        table: See `plot_accuracy_bars`.
+        title: Above it.
+        width: `page` is 7 inches, `column` 3.3; by default as wide as the bars need, without the note.
+        alpha: The level that the table was made with; it is only named.
+    """
+    from matplotlib.figure import Figure
+
+    table = without_edits(table)
+    conditions = table["condition"].nunique()
+    if width is None:
+        bars = len(table[["model", "layout"]].drop_duplicates()) * conditions
+        figure = Figure(figsize=(max(5.0, 1.4 + 1.0 * bars), 4.2), layout="constrained")
+        plot_accuracy_bars(figure.add_subplot(), table, title=title, alpha=alpha)
+        figure.legend(loc="outside lower center", ncols=min(4, conditions), frameon=False)
+        return figure
+    with styled(width) as size:
+        figure = Figure(figsize=(INCHES[width], 2.9 if width == "page" else 2.6), layout="constrained")
+        plot_accuracy_bars(figure.add_subplot(), table, title=title, font_size=size - 1, alpha=alpha)
+        figure.legend(loc="outside upper center", ncols=min(4, conditions))
+        if _has_intervals(table):
+            add_note(figure, _ALONE, size)
+    return figure
+
+
+def plot_accuracy_bars(
+    axes: Axes, table: pandas.DataFrame, *, title: str, font_size: float = 8, alpha: float = 0.05
+) -> None:
+    """Grouped bars of accuracies in percent, in the study's order of conditions.
+
+    Several layouts become groups of their own. As in the study the axis starts at 30 where every bar is well above
+    it, and the axis label then says so; else at zero.
+
+    Args:
+        axes: Where to.
+        table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as
+            `harness.statistics.compare` gives them; without an interval the standard_error is drawn, if there is one.
+        title: Above the axes.
+        font_size: Of the numbers on the bars, in points.
+        alpha: The intervals are of level 1 - alpha; it is only named.
+    """
+    groups = settings(table)
+    conditions = in_order(table["condition"])
+    intervals = _has_intervals(table)
+    if not intervals:
+        error = table["standard_error"]
+        table = table.assign(accuracy_low=table["accuracy"] - error, accuracy_high=table["accuracy"] + error)
+    width = 0.8 / len(conditions)
+    for place, condition in enumerate(conditions):
+        rows = {(row["model"], row["layout"]): row for row in records(table[table["condition"] == condition])}
+        found = [(number, rows[group]) for number, group in enumerate(groups) if group in rows]
+        xs = [number + (place - (len(conditions) - 1) / 2) * width for number, _ in found]
+        heights = [float(row["accuracy"]) for _, row in found]
+        lows, highs = ([float(row[f"accuracy_{end}"]) for _, row in found] for end in ("low", "high"))
+        below = [height - low for height, low in zip(heights, lows, strict=True)]
+        above = [high - height for height, high in zip(heights, highs, strict=True)]
+        axes.bar(
+            xs,
+            heights,
+            width * 0.92,
+            yerr=[below, above],
+            capsize=font_size / 3,
+            color=colour(condition, conditions),
+            edgecolor=INK,
+            linewidth=0.6,
+            error_kw={"elinewidth": 0.9, "ecolor": INK, "capthick": 0.9},
+            label=label(condition),
+        )
+        for x, height, high in zip(xs, heights, highs, strict=True):
+            exact = high == high  # reference numbers have no error and are shown as they were given
+            axes.annotate(
+                f"{height:.1f}" if exact else f"{height:g}",
+                (x, high if exact else height),
+                xytext=(0, 2.5),
+                textcoords="offset points",
+                ha="center",
+                fontsize=font_size,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+            )
+    low, high = float(table["accuracy"].min()), float(table["accuracy_high"].fillna(table["accuracy"]).max())
+    bottom = 30.0 if low >= 40 else 0.0
+    axes.set_ylim(bottom, min(104.0, high + 0.12 * max(high - bottom, 1.0)))
+    axes.set_xticks(range(len(groups)), [name.replace(", ", "\n") for name in groups.values()])
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    said = f", {100 * (1 - alpha):g} % interval" if intervals else ", ± 1 standard error"
+    said = said if table["accuracy_high"].notna().any() else ""
+    axes.set_ylabel(f"Accuracy (%){said}" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
+    axes.set_title(title)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _has_intervals(table: pandas.DataFrame) -> bool:
+    return "accuracy_low" in table and bool(table["accuracy_low"].notna().any())
