@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.errors import PromptMismatchError
-from harness.prompts import Prompt, Segment
+from harness.prompts import Prompt, Segment, refuse_other_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +79,3 @@ class Problem:
     subject: str
     level: int
     prompts: Mapping[str, RunPrompt]
-
-
-def hash_text(text: str) -> str:
-    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def refuse_other_text(text: str, sha256: str, where: str) -> None:
-    """Raise PromptMismatchError unless the text is the one that was hashed when it was run."""
-    if (found := hash_text(text)) != sha256:
-        raise PromptMismatchError(
-            f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
-            f"{found[:12]}... Restore the file from a copy."
-        )

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attention_probe.insertion import insert, split_plain
-from attention_probe.problems import Problem, RunPrompt, hash_text
-from attention_probe.sample_log import LoggedSample, SampleLog, read_log
+from attention_probe.problems import Problem, RunPrompt
 from harness.conditions import Condition, named_conditions
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, RunError
-from harness.prompts import Layout
+from harness.prompts import Layout, Segment, hash_text
 from harness.records import read_receipt
 from harness.run_folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
+from harness.sample_log import LoggedSample, SampleLog, read_log
 from harness.tokenization import render
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _from_logs(name: str, logs: Mapping[str, SampleLog] | Sequence[SampleLog], l
                 if sample is not base:
                     what = f"Problem {sample.problem_id}, {baseline} against {condition}"
                     segments = insert(segments, sample.text, what=what)
-            found.append((sample.subject, sample.level, sample.run_prompt(condition, segments)))
+            found.append((sample.subject, sample.level, _run_prompt(sample, condition, segments)))
     metrics = dict.fromkeys(log.metric for log in read if log.metric)
     return Source(
         name=name,
@@ -254,6 +254,24 @@ def _from_logs(name: str, logs: Mapping[str, SampleLog] | Sequence[SampleLog], l
         problems=_problems(found),
         metric=", ".join(metrics) or None,
         fingerprint={"logs": {condition: path.name for condition, path in files.items()}},
+    )
+
+
+def _run_prompt(sample: LoggedSample, condition: str, segments: tuple[Segment, ...]) -> RunPrompt:
+    """The prompt under the name that its condition has in the source."""
+    return RunPrompt(
+        condition=condition,
+        layout=sample.layout,
+        problem_id=sample.problem_id,
+        text=sample.text,
+        sha256=sample.sha256,
+        token_sha256=sample.token_sha256,
+        segments=segments,
+        system_size=sample.system_size,
+        completions=sample.completions,
+        verdicts=sample.verdicts,
+        answers=sample.answers,
+        target=sample.target,
     )
 
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal
 
 from harness.conditions import Condition, Placement
+from harness.errors import PromptMismatchError
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
@@ -137,6 +138,20 @@ def build_prompt(
                 head, tail = _insert_at_random(head, tail, inserted, separator, f"{condition.seed}:{key}")
     head, tail = ([s for s in part if s.text] for part in (head, tail))
     return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0)
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def refuse_other_text(text: str, sha256: str, where: str) -> None:
+    """Raise PromptMismatchError unless the text is the one that was hashed when it was run."""
+    if (found := hash_text(text)) != sha256:
+        raise PromptMismatchError(
+            f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
+            f"{found[:12]}... Restore the file from a copy."
+        )
 
 
 def _insert_at_random(

@@ -13,7 +13,7 @@ import pytest
 from attention_probe.criterion import Criterion
 from attention_probe.flips import FLIPS
 from attention_probe.insertion import insert, split_plain
-from attention_probe.problems import Problem, RunPrompt, hash_text
+from attention_probe.problems import Problem, RunPrompt
 from attention_probe.selection import Selection, select, selected_problems
 from attention_probe.source import Source, build_source, read_source
 from harness import load_run, resources
@@ -22,7 +22,7 @@ from harness.config import load_config
 from harness.datasets import Dataset, load_demo
 from harness.errors import ConfigError, JournalError, PromptMismatchError, RunError
 from harness.plan import make_plan
-from harness.prompts import Segment
+from harness.prompts import Segment, hash_text
 from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import RunFolder, read_prompts, read_samples
 from harness.samples import Sample, hash_setting

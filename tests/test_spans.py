@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attention_probe.problems import Problem, RunPrompt, hash_text
+from attention_probe.problems import Problem, RunPrompt
 from attention_probe.source import build_source, read_source
 from attention_probe.spans import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
 from harness.conditions import Condition, Filler, Placement, named_condition, named_conditions
@@ -19,7 +19,7 @@ from harness.datasets import Dataset, load_demo, load_math500
 from harness.datasets import Problem as Asked
 from harness.errors import PromptMismatchError, RunError
 from harness.prompts import SEPARATOR as GAP
-from harness.prompts import Segment
+from harness.prompts import Segment, hash_text
 from harness.tokenization import encode, hash_token_ids
 from tests.conftest import build_tokenizer
 

@@ -1,7 +1,7 @@
 """lm-eval's sample logs (`--log_samples`): the prompt that was sent, what came back, and whether it was right.
 
 Logs of our tasks carry condition and segments in their documents. Those of other tasks do not: there the user names
-the condition of each file, and `insertion` finds the filler.
+the condition of each file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attention_probe.problems import RunPrompt, hash_text, refuse_other_text
 from harness.documents import document_prompt
 from harness.errors import RunError
-from harness.prompts import Layout, Segment
+from harness.prompts import Layout, Segment, hash_text, refuse_other_text
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
@@ -26,17 +25,22 @@ _DATED = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSample:
-    """One line of a sample log, as far as the probe needs it.
+    """One line of a sample log.
 
     Attributes:
         problem_id: The document's own id, else its number.
         subject, level: Empty and 0 where the document has none.
         condition: The document's; None in logs of other tasks.
         layout: What the prompt was made with.
-        text, sha256, token_sha256: The prompt and its recorded hashes.
+        text, sha256, token_sha256: The prompt and its recorded hashes; empty text where a server templated it.
         segments, system_size: See `harness.prompts.Prompt`; None where the document does not say.
         doc: The document.
-        completions, verdicts, answers, target: See `RunPrompt`.
+        completions: What the model wrote, one a sample; empty where nothing was generated.
+        verdicts: One a sample; empty where nothing was graded.
+        answers: One a sample; None where a completion has none, empty where none were looked for.
+        grades: Our own tasks' grades with the audit, one a sample; empty in logs of other tasks.
+        completion_tokens: One a sample, where the log says.
+        target: The gold answer.
     """
 
     problem_id: str
@@ -53,24 +57,9 @@ class LoggedSample:
     completions: tuple[str, ...]
     verdicts: tuple[str, ...]
     answers: tuple[str | None, ...]
+    grades: tuple[Mapping[str, Any], ...]
+    completion_tokens: tuple[int | None, ...]
     target: str | None
-
-    def run_prompt(self, condition: str, segments: tuple[Segment, ...]) -> RunPrompt:
-        """The prompt under the name that its condition has in the source."""
-        return RunPrompt(
-            condition=condition,
-            layout=self.layout,
-            problem_id=self.problem_id,
-            text=self.text,
-            sha256=self.sha256,
-            token_sha256=self.token_sha256,
-            segments=segments,
-            system_size=self.system_size,
-            completions=self.completions,
-            verdicts=self.verdicts,
-            answers=self.answers,
-            target=self.target,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +70,14 @@ class SampleLog:
         path: The file.
         metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
         model: What the results file beside it says was loaded; None where there is none.
+        results: That file; empty where there is none.
         samples: One a problem.
     """
 
     path: Path
     metric: str | None
     model: str | None
+    results: Mapping[str, Any]
     samples: tuple[LoggedSample, ...]
 
     @property
@@ -98,13 +89,14 @@ class SampleLog:
         return arms
 
 
-def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
+def read_log(path: Path, *, metric: str | None = None, prompts: bool = True) -> SampleLog:
     """Read one sample log.
 
     Args:
         path: A `samples_*.jsonl` file.
         metric: What says right or wrong: `NAME`, or `NAME,FILTER` where the task has several filters. Without it our
             own tasks' verdicts are taken, else the first of `METRICS` under the file's first filter.
+        prompts: Whether the prompts' texts are needed: a log of chat messages has none, and is then refused.
 
     Raises:
         RunError: the file is missing, damaged or no sample log, lacks the metric, or does not hold the prompt's text.
@@ -119,7 +111,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         chosen = chosen or wanted or line.get("filter", "none")
         if line.get("filter", "none") != chosen:
             continue
-        sample, found = _read_sample(where, line, name, chat=chat)
+        sample, found = _read_sample(where, line, name, chat=chat, prompts=prompts)
         name = name or found
         if sample.problem_id in samples:
             raise RunError(f"{where}: problem {sample.problem_id} again. Expected one line a problem and filter.")
@@ -130,16 +122,20 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         path=path,
         metric=f"{name},{chosen}" if name else None,
         model=_model_name(results),
+        results=results,
         samples=tuple(samples.values()),
     )
 
 
-def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool) -> tuple[LoggedSample, str]:
+def _read_sample(
+    where: str, line: Mapping[str, Any], metric: str, *, chat: bool, prompts: bool
+) -> tuple[LoggedSample, str]:
     """The sample, and the metric that its verdicts were read from."""
     doc = line["doc"]
-    text, generated = _arguments(where, line["arguments"])
+    text, generated = _arguments(where, line["arguments"], needed=prompts)
     sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
-    refuse_other_text(text, sha256, where)
+    if prompts:
+        refuse_other_text(text, sha256, where)
     segments, system_size = None, 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
     if "segments" in doc and "condition" in doc:
@@ -174,19 +170,23 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
             completions=tuple(responses) if generated else (),
             verdicts=verdicts,
             answers=answers,
+            grades=tuple(grades),
+            completion_tokens=tuple(generation.get("completion_tokens") for generation in generations),
             target=None if line.get("target") is None else str(line["target"]),
         ),
         metric,
     )
 
 
-def _arguments(where: str, arguments: Any) -> tuple[str, bool]:
+def _arguments(where: str, arguments: Any, *, needed: bool) -> tuple[str, bool]:
     """The prompt's text, and whether the model was asked to generate (rather than to score a continuation)."""
     try:
         request = arguments["gen_args_0"] if isinstance(arguments, dict) else arguments[0]
         text, rest = (request["arg_0"], request.get("arg_1")) if isinstance(request, dict) else (request[0], request[1])
     except (KeyError, IndexError, TypeError):
         text, rest = None, None
+    if isinstance(text, list) and not needed:
+        return "", isinstance(rest, dict)
     if isinstance(text, list):
         raise RunError(
             f"{where}: the prompt was sent as chat messages, and the log does not hold the text that the server made "
