@@ -115,6 +115,36 @@ def leaderboard(
 
 
 @app.command()
+def plot(
+    runs: RunPaths,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="bars, forest, flips, levels, subjects or lengths; repeatable; default all."),
+    ] = None,
+    width: Annotated[str, typer.Option(help="page or column.")] = "page",
+    baseline: Baseline = "wo",
+    margin: Margin = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
+) -> None:
+    """Draw accuracies, differences, flips and lengths: PNG, SVG, PDF, and the numbers as CSV."""
+    from harness.plots import make_plots
+
+    files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin)
+    typer.echo("\n".join(f"{path.suffix[1:]:<4} {path}" for path in files))
+
+
+@app.command()
+def export(
+    run: RunPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file.")] = Path("samples.parquet"),
+) -> None:
+    """Write a run's samples as one Parquet file, a row each, with the run's receipt in it."""
+    from harness.parquet import export_parquet
+
+    typer.echo(f"{export_parquet(run, output):,} samples  {output}")
+
+
+@app.command()
 def tasks(
     link: Annotated[bool, typer.Option("--link", help="Make the bare `lm_eval --tasks math500_mless` work.")] = False,
     unlink: Annotated[bool, typer.Option("--unlink", help="Undo --link exactly.")] = False,
