@@ -13,6 +13,9 @@ from pathlib import Path
 import pandas
 import pytest
 
+from attention_probe.curves import aligned_curve
+from attention_probe.report_curves import read_attention
+from attention_probe.traces import AttentionTraces
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.records import load_run
 from harness.report import write_report
@@ -20,6 +23,7 @@ from harness.report.details import unpack
 from harness.samples import hash_prompts
 from harness.statistics import compare
 from tests.chromium import find_chromium, open_chromium
+from tests.example_traces import make_trace, write_traces
 
 DEMO = Path(__file__).resolve().parent.parent / "results" / "demo"
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -342,6 +346,59 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         write_report([DEMO], tmp_path / "file" / "page.html")
 
 
+def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
+    path = write_traced(tmp_path / "some.traces")
+    file = read_attention(path)
+    assert file.heads == ("Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3") and len(file.prompts) == 6
+    with AttentionTraces.open(path) as traces:
+        for mean in file.means:
+            head = file.heads.index(mean.head)
+            curve = aligned_curve(traces, condition=mean.condition, layer=0, head=head)
+            kept = 2 * curve.count >= curve.prompts
+            for one, other in ((mean.x, curve.x), (mean.mean, curve.mean), (mean.low, curve.low)):
+                assert list(one) == other[kept].tolist()
+    write_report([DEMO], tmp_path / "page.html", attention=[file])
+    page = (tmp_path / "page.html").read_text()
+    index, _ = details(page)
+    probed = [one for one in index["problems"] if one["curves"]]
+    assert [one["id"] for one in probed] == [problem_id for problem_id, _ in traced()[:2]]
+    block, place = probed[0]["curves"]
+    (wo, mless, _) = unpack(Reader(page).scripts[f"block-{block}"])[place]
+    assert wo["place"] == "0 wo" and mless["place"] == "0 mless"
+    weights = [None if value is None else value / 1e6 for value in wo["values"][0]]
+    known = next(one for one in file.prompts if one.problem_id == probed[0]["id"] and one.condition == "wo").values[0]
+    assert weights == [None if value is None else pytest.approx(value, rel=6e-3, abs=1e-6) for value in known]
+    assert "Selected on outcome" not in page and page.count("<svg") >= 6
+
+
+def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
+    other = read_attention(write_traced(tmp_path / "other.traces", model="other"))
+    with pytest.raises(RunError, match="other.traces: the traces are of the model other: expected that of a run"):
+        write_report([DEMO], tmp_path / "page.html", attention=[other])
+    foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
+    with pytest.raises(RunError, match="1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
+        write_report([DEMO], tmp_path / "page.html", attention=[foreign])
+
+
+def traced():
+    """Problem ids, and the hashes of their prompts by condition."""
+    hashes = {}
+    for line in (DEMO / "prompts.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        hashes.setdefault(row["doc"]["id"], {})[row["condition"]] = row["prompt_sha256"]
+    return list(hashes.items())
+
+
+def write_traced(path, model="model"):
+    """Made-up traces of two prompts of the bundled run."""
+    traces = [
+        make_trace(problem_id, condition, seed=number, prompt_sha256=hashes[condition])
+        for number, (problem_id, hashes) in enumerate(traced()[:2])
+        for condition in ("wo", "mless", "random")
+    ]
+    return write_traces(path, traces, model=model)
+
+
 VOCABULARY = ["".join(random.Random(rank).choices("etaoinshrdlucmfw", k=2 + rank % 8)) for rank in range(3000)]
 
 
@@ -586,12 +643,12 @@ def test_a_large_page_opens_at_once_and_looks_up_details_in_a_moment(browser, la
 
 @pytest.mark.slow
 @needs_chromium
-def test_endless_formula_marks_do_not_hang_the_page(browser, tmp_path):
-    run = write_run(
-        tmp_path / "run", problems=2, write=lambda n, c, r, s: (("$", "\\(", "\\boxed{", "$$x")[n] * 60_000, "no_box")
-    )
-    write_report([run], tmp_path / "page.html")
+def test_endless_marks_do_not_hang_the_page(browser, tmp_path):
+    marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
+    write = lambda number, *_: (marks[number] * 60_000, "no_box")  # noqa: E731
+    write_report([write_run(tmp_path / "run", problems=len(marks), write=write)], tmp_path / "page.html")
     browser.open(tmp_path / "page.html", fragment="#?outcome=all")
-    browser.wait("document.querySelector('.detail .chip')", seconds=10)
-    browser.ask("document.querySelectorAll('.list li')[1].click()")
-    browser.wait("document.querySelectorAll('.detail .chip').length === 2", seconds=10)
+    for number in range(len(marks)):
+        browser.ask(f"document.querySelectorAll('.list li')[{number}].click()")
+        wanted = browser.ask(SELECTED)
+        browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}", seconds=10)

@@ -3,6 +3,7 @@
 (() => {
   const SHOWN = 200; // rows of the list at once
   const LONGEST = 200000; // characters of a text in which formulas are looked for
+  const MOST = 2000; // formulas marked in a text
   const $ = (selector, root = document) => root.querySelector(selector);
   const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +22,12 @@
   // ---- text that may be hostile -------------------------------------------------------------------------------------
 
   const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u;
-  const EACH_HIDDEN = new RegExp(HIDDEN, "gu");
+  const EACH_HIDDEN = new RegExp(`(${HIDDEN.source})\\1*`, "gu"); // a run of one and the same
+
+  function named(character, count) {
+    const number = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    return count > 1 ? `U+${number} \u00d7 ${count}` : `U+${number}`;
+  }
 
   /** Text as nodes; control characters, which could hide or turn others around, are shown by number. */
   function plain(text) {
@@ -30,11 +36,13 @@
     const nodes = [];
     let at = 0;
     for (const match of text.matchAll(EACH_HIDDEN)) {
-      const number = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-      nodes.push(text.slice(at, match.index), make("span", { class: "control" }, `U+${number}`));
+      if (nodes.length > 2 * MOST) break;
+      const name = named(match[1], match[0].length / match[1].length);
+      nodes.push(text.slice(at, match.index), make("span", { class: "control" }, name));
       at = match.index + match[0].length;
     }
-    return [...nodes, text.slice(at)];
+    const rest = text.slice(at).replace(EACH_HIDDEN, (run, one) => `<${named(one, run.length / one.length)}>`);
+    return [...nodes, rest];
   }
 
   /** Where formulas are: [start, end, whether displayed], in one pass however the text is made. */
@@ -43,7 +51,7 @@
     const opener = /\\\\|\\\$|\$\$|\$|\\\(|\\\[/g;
     const next = {}; // first place of each closing mark after where it was last looked for
     const found = [];
-    for (let match = opener.exec(text); match; match = opener.exec(text)) {
+    for (let match = opener.exec(text); match && found.length < MOST; match = opener.exec(text)) {
       const mark = closing[match[0]];
       if (!mark) continue;
       const from = opener.lastIndex;
@@ -53,7 +61,7 @@
       }
       const display = match[0] === "$$" || match[0] === "\\[";
       const end = next[mark];
-      if (end - from > (display ? 5000 : 1000)) continue;
+      if (end === from || end - from > (display ? 5000 : 1000)) continue;
       if (!display && text.slice(from, end).includes("\n\n")) continue;
       found.push([match.index, end + mark.length, display]);
       opener.lastIndex = end + mark.length;
