@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "correct": ("bool", "whether the verdict is correct"),
     "answer": ("string", "what the last closed box holds; missing without one"),
     "target": ("string", "the gold answer"),
-    "completion": ("string", "what the model wrote, unchanged"),
+    "completion": ("string", "what the model wrote"),
     "finish_reason": ("string", "stop or length; missing where the backend does not say"),
     "seed": ("int64", "the sample's seed; missing when greedy"),
     "prompt_sha256": ("string", "hash of the prompt's text"),
@@ -68,9 +69,6 @@ def export_parquet(run: Path, path: Path) -> int:
     ]
     metadata = {RECEIPT_KEY: json.dumps(receipt, ensure_ascii=False).encode()}
     schema = pyarrow.schema(fields, metadata=metadata)
-    texts = frame.select_dtypes(include=["object", "string"]).columns
-    # a model can write half of a surrogate pair, which is no UTF-8: spelt out, as everything else that reads it does
-    frame[texts] = frame[texts].map(_encodable)
     table = pyarrow.Table.from_pandas(frame[list(COLUMNS)], schema=schema, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     try:
@@ -78,7 +76,8 @@ def export_parquet(run: Path, path: Path) -> int:
         pyarrow.parquet.write_table(table, part, compression="zstd")
         part.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}. Choose another file.") from None
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"{path} cannot be written: {why}. Choose another file.") from None
     return int(table.num_rows)
 
 
@@ -100,7 +99,3 @@ def read_receipt_of(path: Path) -> dict[str, Any]:
 
 def _type(kind: str) -> Any:
     return _TYPES[kind] if kind in _TYPES else getattr(pyarrow, kind)()
-
-
-def _encodable(value: Any) -> Any:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

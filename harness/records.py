@@ -44,7 +44,8 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
     the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
-    boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing.
+    boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing. Half a surrogate pair,
+    which is no text, is spelt out in completions and answers (`\\ud800`).
 
     Raises:
         RunError: there is no finished run there, or a file of it is missing or damaged.
@@ -88,9 +89,9 @@ def read_frame(folder: Path) -> pandas.DataFrame:
                 "level": doc["level"],
                 "verdict": score["verdict"],
                 "correct": score["verdict"] == "correct",
-                "answer": score["answer"],
+                "answer": _spelt(score["answer"]),
                 "target": doc["answer"],
-                "completion": sample["completion"],
+                "completion": _spelt(sample["completion"]),
                 "finish_reason": sample["finish_reason"],
                 "seed": sample["seed"],
                 "prompt_sha256": row["prompt_sha256"],
@@ -113,3 +114,7 @@ def read_frame(folder: Path) -> pandas.DataFrame:
     ]
     ordered = frame.sort_values(["layout", "condition", "_place", "replicate", "sample_index"], ignore_index=True)
     return ordered.drop(columns="_place")
+
+
+def _spelt(text: str | None) -> str | None:
+    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,77 @@
+"""A run as a Parquet file: the same samples, described columns, the receipt inside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas
+import pyarrow.parquet
+import pytest
+
+from harness import load_run
+from harness.errors import ConfigError, RunError
+from harness.parquet import COLUMNS, export_parquet, read_receipt_of
+from harness.records import read_receipt
+from tests.test_cli import here, refused
+
+DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parquet") / "samples.parquet"
+    assert export_parquet(DEMO_RUN, path) == 2000
+    assert [file.name for file in path.parent.iterdir()] == ["samples.parquet"]
+    return path
+
+
+def test_the_file_holds_what_load_run_gives(exported):
+    ours, theirs = load_run(DEMO_RUN), pandas.read_parquet(exported)
+    assert list(ours.columns) == list(theirs.columns) == list(COLUMNS)
+    for name in COLUMNS:
+        assert theirs[name].isna().tolist() == ours[name].isna().tolist(), name
+        there = ours[name].notna()
+        assert theirs[name][there].tolist() == ours[name][there].tolist(), name
+    assert list(theirs["condition"].cat.categories) == list(ours["condition"].cat.categories)
+
+
+def test_every_column_says_what_it_is_and_the_receipt_is_inside(exported):
+    schema = pyarrow.parquet.read_schema(exported)
+    assert {field.name: field.metadata[b"description"].decode() for field in schema} == {
+        name: meaning for name, (_, meaning) in COLUMNS.items()
+    }
+    assert read_receipt_of(exported) == read_receipt(DEMO_RUN)
+
+
+def test_half_a_surrogate_pair_is_spelt_out(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(DEMO_RUN, run)
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    place = next(n for n, line in enumerate(lines) if b'"completion":' in line)
+    sample = json.loads(lines[place])
+    sample["completion"] = "half \ud800 a pair, \N{GREEK SMALL LETTER PI}"
+    lines[place] = json.dumps(sample).encode() + b"\n"
+    (run / "journal.jsonl").write_bytes(b"".join(lines))
+    export_parquet(run, tmp_path / "s.parquet")
+    found = pandas.read_parquet(tmp_path / "s.parquet")
+    assert "half \\ud800 a pair, \N{GREEK SMALL LETTER PI}" in found["completion"].tolist()
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path, exported):
+    with pytest.raises(RunError, match="holds no finished run"):
+        export_parquet(tmp_path, tmp_path / "s.parquet")
+    with pytest.raises(ConfigError, match=r"s\.parquet cannot be written: No such file or directory\. Choose another"):
+        export_parquet(DEMO_RUN, tmp_path / "nowhere" / "s.parquet")
+    with pytest.raises(ConfigError, match=r"README\.md is no Parquet file: .* Expected one of `mless export`"):
+        read_receipt_of(DEMO_RUN.parent / "README.md")
+    pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ConfigError, match=r"other\.parquet holds no receipt: expected a file of `mless export`"):
+        read_receipt_of(tmp_path / "other.parquet")
+
+
+def test_the_command_says_how_many_samples_and_where(capsys, monkeypatch, tmp_path):
+    done = here(capsys, monkeypatch, "export", str(DEMO_RUN), "-o", str(tmp_path / "s.parquet"))
+    assert (done.returncode, done.stdout) == (0, f"2,000 samples  {tmp_path / 's.parquet'}\n")
+    refused(here(capsys, monkeypatch, "export", str(tmp_path)), "holds no finished run")
