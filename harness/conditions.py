@@ -18,6 +18,9 @@ from harness.errors import ConfigError
 STUDY_COUNT = 55
 """Filler tokens in the study's main setting (the authors' code; the paper sweeps 0 to 70)."""
 
+BASELINE = "wo"
+"""The condition that all others are compared with."""
+
 DEFAULT_SEED = 1234
 """Seed of everything here that is drawn at random: the sentence, and a random placement."""
 
@@ -117,17 +120,23 @@ class Sentence:
 
     Attributes:
         count: Number of tokens that the sentence must have.
-        seed: Chooses one of `SENTENCES`.
+        seed: Chooses one of `SENTENCES`, unless `number` does.
+        number: Which one, from 0.
 
     Raises:
-        ConfigError: count below 1 or more than the sentences hold.
+        ConfigError: count below 1 or more than the sentences hold, or no such sentence.
     """
 
     count: int = STUDY_COUNT
     seed: int = DEFAULT_SEED
+    number: int | None = None
 
     def __post_init__(self) -> None:
         _check_count(self.count)
+        if self.number is not None and not 0 <= self.number < len(SENTENCES):
+            raise ConfigError(
+                f"There are {len(SENTENCES)} sentences: expected 1 to {len(SENTENCES)}, got {self.number + 1}."
+            )
         longest = min(_estimated_tokens(sentence.split()) for sentence in SENTENCES)
         if self.count > longest:
             raise ConfigError(
@@ -137,7 +146,8 @@ class Sentence:
 
     def text(self, count_tokens: Callable[[str], int] | None = None) -> str:
         """The sentence as text. `count_tokens` measures a candidate where it will stand in the prompt."""
-        words = random.Random(self.seed).choice(SENTENCES).split()
+        drawn = random.Random(self.seed).choice(SENTENCES)
+        words = (drawn if self.number is None else SENTENCES[self.number]).split()
         if count_tokens is None:
             size = max(
                 (n for n in range(1, len(words) + 1) if _estimated_tokens(words[:n]) <= self.count),
@@ -163,6 +173,19 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """Another way to put the same instruction.
+
+    Attributes:
+        instruction: The instruction's text.
+        separator: What stands between it and the problem; None for the standard one.
+    """
+
+    instruction: str
+    separator: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One arm of the experiment: a filler (or none) at a placement.
 
@@ -171,12 +194,14 @@ class Condition:
         filler: What is inserted; None for the baseline.
         placement: Where it is inserted.
         seed: Draws the place when the placement is `random`; each problem gets its own place.
+        edit: A harmless edit of the instruction instead of a filler, for the prompt null.
     """
 
     name: str
     filler: Filler | Sentence | None = None
     placement: Placement = Placement.BETWEEN
     seed: int = field(default=DEFAULT_SEED)
+    edit: Edit | None = None
 
 
 def named_conditions() -> dict[str, Condition]:

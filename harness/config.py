@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,16 +12,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, V
 
 from harness import resources
 from harness.conditions import (
+    BASELINE,
     DEFAULT_SEED,
+    SENTENCES,
     STUDY_COUNT,
     Condition,
     Filler,
     Placement,
+    Sentence,
     named_condition,
     named_conditions,
 )
 from harness.datasets import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.errors import ConfigError
+from harness.prompt_edits import first_edits, is_edit
 from harness.prompts import Layout
 from harness.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
 
@@ -30,11 +35,12 @@ class _Strict(BaseModel):
 
 
 class ConditionConfig(_Strict):
-    """An inline condition: a repeated unit or token ids, how many, and where."""
+    """An inline condition: a repeated unit, token ids, or one of our sentences; how many tokens, and where."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     unit: str | None = None
     token_ids: tuple[int, ...] | None = None
+    sentence: StrictInt | None = None
     count: StrictInt = STUDY_COUNT
     separator: str = " "
     placement: Placement = Placement.BETWEEN
@@ -54,12 +60,14 @@ class ConditionConfig(_Strict):
 
     def condition(self) -> Condition:
         """The condition that this describes."""
-        return Condition(
-            name=self.name,
-            filler=Filler(unit=self.unit, token_ids=self.token_ids, count=self.count, separator=self.separator),
-            placement=self.placement,
-            seed=self.seed,
-        )
+        filler: Filler | Sentence
+        if self.sentence is None:
+            filler = Filler(unit=self.unit, token_ids=self.token_ids, count=self.count, separator=self.separator)
+        elif self.unit is None and self.token_ids is None:
+            filler = Sentence(count=self.count, number=self.sentence - 1)
+        else:
+            raise ConfigError(f"Condition {self.name!r}: expected one of unit, token_ids and sentence, got several.")
+        return Condition(name=self.name, filler=filler, placement=self.placement, seed=self.seed)
 
 
 class ModelConfig(_Strict):
@@ -144,20 +152,55 @@ def _as_condition(value: Any) -> Condition:
             "Quote names that YAML reads as something else."
         )
     condition = ConditionConfig.parse(value)
-    if condition.name in named_conditions():
+    if condition.name in named_conditions() or is_edit(condition.name):
         raise ConfigError(
-            f"conditions: the name {condition.name!r} is the study's own condition. Give an inline one another name."
+            f"conditions: the name {condition.name!r} is the study's own condition or a prompt edit's. Give an inline "
+            "one another name."
         )
     return condition
 
 
+def _draw_sentences(values: Any) -> Any:
+    """`{name: X, sentences: 3}` becomes three conditions X-1, X-2, X-3, with sentences drawn by the seed."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    expanded: list[Any] = []
+    for value in values:
+        if not (isinstance(value, Mapping) and "sentences" in value):
+            expanded.append(value)
+            continue
+        rest = {key: entry for key, entry in value.items() if key != "sentences"}
+        count, seed = value["sentences"], rest.get("seed", DEFAULT_SEED)
+        if not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
+            raise ConfigError(f"conditions: sentences: expected 1 to {len(SENTENCES)}, got {count!r}.")
+        drawn = random.Random(seed).sample(range(len(SENTENCES)), count)
+        expanded += [
+            {**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1}
+            for place, number in enumerate(drawn, start=1)
+        ]
+    return expanded
+
+
 class RunConfig(_Strict):
-    """One experiment."""
+    """One experiment.
+
+    Attributes:
+        primary: The condition whose difference from `wo` the experiment is about, named before it is run: its tests
+            (one a layout and model) are adjusted among themselves, all others are a second family. By default `mless`
+            if it is among the conditions.
+        replicates: How often the baseline is run: 2 gives a noise floor (A/A).
+        prompt_null: So many harmless edits of the prompt are run too, without a filler.
+    """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     model: ModelConfig
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
-    conditions: tuple[Annotated[Any, BeforeValidator(_as_condition)], ...] = Field(min_length=1)
+    conditions: Annotated[
+        tuple[Annotated[Any, BeforeValidator(_as_condition)], ...], BeforeValidator(_draw_sentences)
+    ] = Field(min_length=1)
+    primary: str | None = None
+    replicates: int = Field(default=1, ge=1)
+    prompt_null: int = Field(default=0, ge=0)
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
     instruction: str | None = None
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
@@ -180,6 +223,20 @@ class RunConfig(_Strict):
             raise ValueError("a condition's name ends like a layout; rename it")
         if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
             raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
+        if self.primary is not None and (self.primary == BASELINE or not {BASELINE, self.primary} <= set(names)):
+            raise ValueError(
+                f"primary is compared with {BASELINE}: both must be among the conditions {', '.join(names)}"
+            )
+        if self.replicates > 1 and BASELINE not in names:
+            raise ValueError(f"replicates repeat the baseline {BASELINE}, which is not among the conditions")
+        if self.prompt_null:
+            first_edits(self.prompt_null)
+            if BASELINE not in names:
+                raise ValueError(f"prompt_null edits the baseline {BASELINE}, which is not among the conditions")
+            if self.instruction is not None or Layout.AS_PUBLISHED in self.layouts:
+                raise ValueError(
+                    "prompt_null has edits of the standard instruction only: leave out `instruction` and as_published"
+                )
         if self.samples_per_problem > 1 and self.sampling != "model_default":
             self.resolve_sampling(None)
         if not self.model.name:
@@ -190,6 +247,12 @@ class RunConfig(_Strict):
     def folder(self) -> Path:
         """Where the run goes unless told otherwise."""
         return self.output / self.name
+
+    @property
+    def primary_condition(self) -> str | None:
+        """The condition of the primary contrast; None if there is none, and all tests are one family."""
+        names = {condition.name for condition in self.conditions}
+        return self.primary or ("mless" if {BASELINE, "mless"} <= names else None)
 
     @property
     def sampling_words(self) -> str:
@@ -225,6 +288,10 @@ class RunConfig(_Strict):
         looks over it, and how much memory the engine may have and how it schedules.
         """
         values = {k: v for k, v in self.as_written().items() if k not in ("output", "audit", "name", "dataset")}
+        # what is as it was before these keys were known is left out: runs of that time can be continued
+        if self.primary == self.model_copy(update={"primary": None}).primary_condition:
+            values["primary"] = None
+        values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
         arguments = {k: v for k, v in self.model.arguments.items() if k not in _FREE_ARGUMENTS}
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
@@ -257,10 +324,23 @@ class RunConfig(_Strict):
         return arguments
 
 
+_LATER = ("primary", "replicates", "prompt_null")
+"""Keys that enter a run's identity only where they change something."""
+
+
 def _written(condition: Condition) -> str | dict[str, Any]:
-    if not isinstance(condition.filler, Filler) or condition == named_conditions().get(condition.name):
+    if condition.filler is None or condition == named_conditions().get(condition.name):
         return condition.name
     filler = condition.filler
+    if isinstance(filler, Sentence):
+        assert filler.number is not None  # only the study's own is drawn by its seed
+        return {
+            "name": condition.name,
+            "sentence": filler.number + 1,
+            "count": filler.count,
+            "placement": str(condition.placement),
+            "seed": condition.seed,
+        }
     content = {"unit": filler.unit} if filler.unit is not None else {"token_ids": list(filler.token_ids or ())}
     return {
         "name": condition.name,

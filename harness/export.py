@@ -21,7 +21,7 @@ from lm_eval.api.model import LM
 from harness import resources
 from harness.engine import Completion
 from harness.errors import JournalError
-from harness.run_folder import read_prompts, read_samples, read_scores
+from harness.run_folder import read_prompts, read_samples, read_scores, wanted_samples
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -81,11 +81,13 @@ def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any])
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it would tell of settings that only its own CLI has
     prompts = read_prompts(folder)
-    samples = {(s["task"], s["problem_id"], s["sample_index"]): s for s in read_samples(folder)}
+    everything = list(read_samples(folder))
     scores = read_scores(folder)
-    wanted = len(prompts) * config["samples_per_problem"]
-    if len(samples) < wanted or any(sample["key"] not in scores for sample in samples.values()):
-        raise JournalError(f"{folder} holds {len(samples)} of {wanted} samples. Continue the run first.")
+    wanted = wanted_samples(prompts, config)
+    if len(everything) < wanted or any(sample["key"] not in scores for sample in everything):
+        raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
+    # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
+    samples = {(s["task"], s["problem_id"], s["sample_index"]): s for s in everything if s["replicate"] == 0}
     for name in (f"results_{_DATED}.json", *{f"samples_{row['task']}_{_DATED}.jsonl" for row in prompts}):
         for old in folder.glob(name):
             old.unlink()

@@ -20,6 +20,7 @@ from harness.run_folder import (
     read_scores,
     read_sessions,
     scores_version,
+    wanted_samples,
 )
 from harness.samples import hash_prompts
 from harness.scores import Scorer
@@ -74,7 +75,7 @@ def merge(shards: Sequence[Path], output: Path) -> None:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    wanted = len(read_prompts(path)) * read_config(path)["samples_per_problem"]
+    wanted = wanted_samples(read_prompts(path), read_config(path))
     found = sum(1 for _ in read_samples(path))
     if found != wanted:
         raise JournalError(

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from harness import resources
-from harness.conditions import Condition
+from harness.conditions import BASELINE, Condition
 from harness.config import RunConfig
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, PromptMismatchError
 from harness.prompt_checks import ConditionCheck
+from harness.prompt_edits import first_edits
 from harness.prompts import Layout
 from harness.samples import Request, hash_prompts
 from harness.sampling import Sampling, sample_seed
 from harness.tokenization import encode, hash_token_ids, render
 from harness.vllm_adapter import engine_arguments
+
+DISCORDANCES = (0.05, 0.1, 0.2)
+"""Shares of problems that two conditions may be assumed to disagree on, for planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +59,14 @@ class Arm:
     Attributes:
         task: Its name in results and logs.
         check: What its prompts look like; None where the model's tokenizer is not known.
+        replicates: How often it is run.
     """
 
     task: str
     condition: Condition
     layout: Layout
     check: ConditionCheck | None
+    replicates: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,13 @@ class Plan:
     @property
     def size(self) -> int:
         """Completions to generate."""
-        return len(self.arms) * len(self.dataset.problems) * self.config.samples_per_problem
+        return sum(self.totals.values())
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Completions to generate, by task."""
+        each = len(self.dataset.problems) * self.config.samples_per_problem
+        return {arm.task: arm.replicates * each for arm in self.arms}
 
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
@@ -105,18 +119,24 @@ class Plan:
         """All requests in the order in which they are scheduled.
 
         The first sample of every problem comes before the second of any, and the conditions of a problem stand
-        together: a run that is stopped early has the whole comparison, with fewer samples or problems.
+        together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
+        come last, each in an order of its own, so that they share batches with other prompts than the first time.
         """
         seeded = not sampling.greedy and self.config.model.takes_seeds
-        for index in range(self.config.samples_per_problem):
-            for row in self.prompts:
+        again = {arm.task: arm.replicates for arm in self.arms}
+        for replicate in range(max(again.values())):
+            rows = [row for row in self.prompts if again[row["task"]] > replicate]
+            if replicate:
+                random.Random(f"{self.config.seed}:{replicate}").shuffle(rows)
+            for index, row in product(range(self.config.samples_per_problem), rows):
                 problem = row["doc"]["id"]
                 chat_api = row["layout"] == Layout.CHAT and self.config.model.templates_itself
                 yield Request(
                     task=row["task"],
                     problem_id=problem,
                     sample_index=index,
-                    seed=sample_seed(self.config.seed, problem, index) if seeded else None,
+                    replicate=replicate,
+                    seed=sample_seed(self.config.seed, problem, index, replicate) if seeded else None,
                     prompt=row["prompt"],
                     prompt_token_ids=self._token_ids[row["prompt"]],
                     prompt_sha256=row["prompt_sha256"],
@@ -129,26 +149,30 @@ class Plan:
         """The plan as text: requests, prompt lengths, tokens."""
         config = self.config
         part = f", shard {self.shard}" if self.shard else ""
+        extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
+        extra += [f"prompt null of {config.prompt_null} edits"] if config.prompt_null else []
         lines = [
             f"model     {config.model.display_name} through {config.model.backend}",
             f"dataset   {self.dataset.name}, {len(self.dataset.problems)} problems{part}, {self.dataset.source}",
             f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
-            f"requests  {self.size}",
+            f"requests  {self.size}" + (f": {', '.join(extra)}" if extra else ""),
+            *self._describe_power(),
         ]
         rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
         total = 0
-        for arm in self.arms:
-            if arm.check is None:
-                rows.append((arm.condition.name, arm.layout, "?", "?", "?", "?", "?"))
+        for (name, layout), arms in _shown_together(self.arms).items():
+            checks = [arm.check for arm in arms if arm.check is not None]
+            if not checks:
+                rows.append((name, layout, "?", "?", "?", "?", "?"))
                 continue
-            lengths = arm.check.prompt_tokens
-            total += sum(lengths) * config.samples_per_problem
-            low, high = arm.check.filler_span or (0, 0)
+            lengths = [size for check in checks for size in check.prompt_tokens]
+            total += sum(lengths) * config.samples_per_problem * arms[0].replicates
+            low, high = checks[0].filler_span or (0, 0)
             rows.append(
                 (
-                    arm.condition.name,
-                    arm.layout,
-                    str(arm.check.filler_tokens[1]),
+                    name,
+                    layout,
+                    str(checks[0].filler_tokens[1]),
                     f"{low}-{high}" if high else "-",
                     str(min(lengths)),
                     f"{statistics.median(lengths):.0f}",
@@ -162,6 +186,34 @@ class Plan:
         else:
             lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
         return "\n".join(lines)
+
+    def _describe_power(self) -> list[str]:
+        """What the run can find, before it is made: the least true difference that is found with 80 percent power."""
+        from harness.statistics import minimal_detectable_effect
+        from harness.statistics.power import ALPHA, POWER
+
+        config = self.config
+        compared = [c.name for c in config.conditions if c.name != BASELINE]
+        if not compared or len(compared) == len(config.conditions):
+            return []
+        primary = config.primary_condition
+        rest = [name for name in compared if name != primary]
+        families = [("primary", [primary] if primary else []), ("others" if primary else "all", rest)]
+        n, k = len(self.whole.problems[: self.limit]), config.samples_per_problem
+        lines = [f"detects   with {100 * POWER:.0f} % power, n {n}, k {k}, in points, by assumed discordance:"]
+        for name, members in families:
+            tests = len(members) * len(config.layouts)
+            if not tests:
+                continue
+            effects = []
+            for share in DISCORDANCES:
+                effect = minimal_detectable_effect(n=n, k=k, discordance=share, alpha=ALPHA / tests)
+                effects.append(
+                    f"{100 * effect:.1f} at {100 * share:.0f} %" if effect == effect else f"none at {100 * share:.0f} %"
+                )
+            alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+            lines.append(f"          {name} ({', '.join(members)}), {alpha}: {', '.join(effects)}")
+        return lines
 
     def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
         documents = build_documents(
@@ -217,7 +269,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
     model = Model.from_arguments(config.model_arguments())
     arms = []
     for layout in config.layouts:
-        for condition in config.conditions:
+        for condition in (*config.conditions, *first_edits(config.prompt_null)):
             check = None
             if model is not None:
                 check = check_documents(
@@ -229,8 +281,33 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
                     instruction=config.instruction,
                 )[0]
             task = config.task_name(dataset.name, condition.name, layout)
-            arms.append(Arm(task=task, condition=condition, layout=layout, check=check))
+            again = config.replicates if condition.name == BASELINE else 1
+            arms.append(Arm(task=task, condition=condition, layout=layout, check=check, replicates=again))
+        _refuse_equal_prompts([arm for arm in arms if arm.layout is layout])
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
+
+
+def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
+    """The arms by the name that the plan gives them, and layout: all edits of a prompt null are one line."""
+    shown: dict[tuple[str, str], list[Arm]] = {}
+    for arm in arms:
+        name = "prompt null" if arm.condition.edit else arm.condition.name
+        shown.setdefault((name, str(arm.layout)), []).append(arm)
+    return shown
+
+
+def _refuse_equal_prompts(arms: Sequence[Arm]) -> None:
+    """An edit that a chat template undoes is no edit: its difference of exactly nothing would flatter the filler."""
+    seen: dict[tuple[str, ...], str] = {}
+    for arm in arms:
+        if arm.check is None:
+            continue
+        first = seen.setdefault(arm.check.prompt_sha256, arm.condition.name)
+        if first != arm.condition.name and arm.condition.edit is not None:
+            raise PromptMismatchError(
+                f"Condition {arm.condition.name!r}, layout {arm.layout}: its prompts are those of {first!r}: the chat "
+                "template undoes the edit. Expected different prompts; use a smaller prompt_null, or the layout raw."
+            )
 
 
 def task_version() -> float:

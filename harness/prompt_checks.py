@@ -88,7 +88,8 @@ def check_condition(
 
         got = report(condition, text)
         reports.append(got)
-        same_here = condition.filler is None or got.problem_token_ids == report(baseline, "").problem_token_ids
+        plain = condition.filler is None and condition.edit is None
+        same_here = plain or got.problem_token_ids == report(baseline, "").problem_token_ids
         same += same_here
         if got.straddling:
             violations.append(f"problem {key}: {got.straddling} tokens cover filler and neighbouring text at once.")

@@ -119,6 +119,9 @@ def build_prompt(
     published = layout is Layout.AS_PUBLISHED
     gap = "" if published else SEPARATOR
     default = AS_PUBLISHED_INSTRUCTION if published else INSTRUCTION
+    if condition.edit is not None:
+        default = condition.edit.instruction
+        gap = gap if condition.edit.separator is None else condition.edit.separator
     instruct = Segment(role="instruction", text=default if instruction is None else instruction)
     separator = Segment(role="separator", text=gap)
     ask = Segment(role="problem", text=problem)

@@ -13,6 +13,11 @@ def folder(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
+def prompt_edits() -> Path:
+    """The file of harmless prompt edits."""
+    return _PACKAGE / "prompt_edits.yaml"
+
+
 def demo_folder() -> Path:
     """The bundled problem set and, in `model/`, the bundled model."""
     return _PACKAGE / "demo"

@@ -139,10 +139,12 @@ def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
     """Draw the bar chart of a run into its folder."""
     from harness.figures import draw_accuracy_bars, save_figure
     from harness.leaderboard import accuracy_table
+    from harness.prompt_edits import is_edit
     from harness.records import read_frame
 
+    frame = read_frame(path)
     figure = draw_accuracy_bars(
-        accuracy_table(read_frame(path)),
+        accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
     )
     kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}
@@ -184,11 +186,11 @@ def _generate_and_grade(
     missing = [request for request, key in keyed if key not in folder.journal.keys]
     if not missing and folder.scores.keys >= tasks.keys():
         return False
-    totals = {arm.task: plan.size // len(plan.arms) for arm in plan.arms}
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
+    parameters = sampling.record()
     folder.begin_session(_session(plan))
     with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
-        progress = Progress(totals, quiet=quiet)
+        progress = Progress(plan.totals, quiet=quiet)
 
         def collect() -> None:
             for score in scorer.poll():
@@ -212,6 +214,7 @@ def _generate_and_grade(
                             request,
                             keys[id(request)],
                             done.text,
+                            sampling=parameters,
                             tokens=done.completion_tokens,
                             reason=done.finish_reason,
                         ).record()

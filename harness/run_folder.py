@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from harness.conditions import BASELINE
 from harness.errors import JournalError
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal, differences, read_journal
@@ -154,6 +155,13 @@ def scores_version(path: Path) -> int | None:
         return None
     header: dict[str, Any] = next(iter(read_journal(path / SCORES)), {})
     return header.get("grader_version")
+
+
+def wanted_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
+    """How many samples a finished run of these prompts has; the baseline may be run more than once."""
+    again = config.get("replicates", 1) - 1
+    baseline = sum(row["condition"] == BASELINE for row in prompts)
+    return int((len(prompts) + again * baseline) * config["samples_per_problem"])
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
