@@ -98,6 +98,7 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
         for condition in CONDITIONS
     ]
     completions = [(problem.solution * CHARACTERS)[:CHARACTERS] for problem in load_demo().problems]
+    parameters = requests[0].sampling.record()
     memory, seconds = {}, 0.0
     with Journal(path, HEADER) as journal:
         before = _memory()
@@ -105,7 +106,8 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
             key = hashlib.sha256(str(number).encode()).hexdigest()
             request, completion = requests[number % len(requests)], completions[number % len(completions)]
             started = time.perf_counter()
-            journal.append(Sample.of(request, key, completion, tokens=600, reason="stop").record())
+            sample = Sample.of(request, key, completion, sampling=parameters, tokens=600, reason="stop")
+            journal.append(sample.record())
             journal.sync_if_due()
             seconds += time.perf_counter() - started
             if number + 1 in sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from harness.sampling import Sampling
@@ -109,9 +109,16 @@ class Sample:
 
     @classmethod
     def of(
-        cls, request: Request, key: str, completion: str, *, tokens: int | None = None, reason: str | None = None
+        cls,
+        request: Request,
+        key: str,
+        completion: str,
+        *,
+        sampling: Mapping[str, Any],
+        tokens: int | None = None,
+        reason: str | None = None,
     ) -> Sample:
-        """The sample that a completion makes of a request."""
+        """The sample that a completion makes of a request; `sampling` is the record of the request's."""
         return cls(
             key=key,
             task=request.task,
@@ -124,9 +131,12 @@ class Sample:
             completion=completion,
             completion_tokens=tokens,
             finish_reason=reason,
-            sampling=request.sampling.record(),
+            sampling=sampling,
         )
 
     def record(self) -> dict[str, Any]:
         """As a line of the journal."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _FIELDS}  # asdict would copy what lies within, for every sample
+
+
+_FIELDS = tuple(field.name for field in fields(Sample))

@@ -58,7 +58,14 @@ def repeated(tmp_path_factory):
             spoilt = request.problem_id in list(targets)[::2]
             wrong = "\\boxed{-1234}"
             texts = (wrong if spoilt else first, f"\\boxed{{{targets[request.problem_id]}}}", wrong)
-            sample = Sample.of(request, request.key(setting), texts[request.sample_index], tokens=9, reason="stop")
+            sample = Sample.of(
+                request,
+                request.key(setting),
+                texts[request.sample_index],
+                sampling=request.sampling.record(),
+                tokens=9,
+                reason="stop",
+            )
             opened.journal.append(sample.record())
     return execute(plan, output=folder, quiet=True)
 
@@ -479,9 +486,7 @@ def test_controls_are_never_silently_fewer():
         ConfigError, match=r"Subject 'Algebra': 2 flipped problems need as many controls .* there are 1"
     ):
         select(source, Criterion(flip="wrong_to_right", controls=True))
-    with pytest.raises(
-        ConfigError, match=r"the flip wrong_to_right, right_to_wrong or changed, got both_right"
-    ):
+    with pytest.raises(ConfigError, match=r"the flip wrong_to_right, right_to_wrong or changed, got both_right"):
         Criterion(flip="both_right", controls=True)
 
 
