@@ -22,7 +22,7 @@ DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     path = tmp_path_factory.mktemp("parquet") / "samples.parquet"
-    assert export_parquet(DEMO_RUN, path) == 2000
+    assert export_parquet(DEMO_RUN, path) == len(load_run(DEMO_RUN))
     assert [file.name for file in path.parent.iterdir()] == ["samples.parquet"]
     return path
 
@@ -73,5 +73,8 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, exported):
 
 def test_the_command_says_how_many_samples_and_where(capsys, monkeypatch, tmp_path):
     done = here(capsys, monkeypatch, "export", str(DEMO_RUN), "-o", str(tmp_path / "s.parquet"))
-    assert (done.returncode, done.stdout) == (0, f"2,000 samples  {tmp_path / 's.parquet'}\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"{len(load_run(DEMO_RUN)):,} samples  {tmp_path / 's.parquet'}\n",
+    )
     refused(here(capsys, monkeypatch, "export", str(tmp_path)), "holds no finished run")
