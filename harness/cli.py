@@ -23,6 +23,11 @@ app = typer.Typer(
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+RunNames = Annotated[
+    list[str],
+    typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, or sample logs as CONDITION=FILE."),
+]
+Metric = Annotated[str | None, typer.Option(help="What in the logs of other tasks says right or wrong.")]
 FormatName = Annotated[str, typer.Option("--format", help="text, markdown, csv, latex or json.")]
 SplitBy = Annotated[list[str] | None, typer.Option("--by", help="Split by subject or level; repeatable.")]
 Baseline = Annotated[str, typer.Option(help="The condition that others are compared with.")]
@@ -83,11 +88,12 @@ def regrade(
 
 @app.command()
 def table(
-    runs: RunPaths,
+    runs: RunNames,
     form: FormatName = "text",
     by: SplitBy = None,
     baseline: Baseline = "wo",
     margin: Margin = None,
+    metric: Metric = None,
     mediators: Annotated[
         bool, typer.Option("--mediators", help="Also what else changed: missing boxes, truncation, length, loops.")
     ] = False,
@@ -97,21 +103,22 @@ def table(
     from harness.tables import Parts, make_table
 
     parts = Parts(mediators=mediators, audit=audit)
-    typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, parts=parts))
+    typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric, parts=parts))
 
 
 @app.command()
 def leaderboard(
-    runs: RunPaths,
+    runs: RunNames,
     form: FormatName = "text",
     by: SplitBy = None,
     baseline: Baseline = "wo",
     margin: Margin = None,
+    metric: Metric = None,
 ) -> None:
     """Many models, one row each: the primary contrast whole, the other conditions as bare differences."""
     from harness.tables import make_leaderboard_page
 
-    typer.echo(make_leaderboard_page(runs, form=form, by=by or (), baseline=baseline, margin=margin))
+    typer.echo(make_leaderboard_page(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric))
 
 
 @app.command()
@@ -202,7 +209,7 @@ def fetch(
 def _show(folder: Path) -> None:
     from harness.tables import make_table
 
-    typer.echo(make_table([folder], lenient=True))
+    typer.echo(make_table([str(folder)], lenient=True))
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
 
 

@@ -206,25 +206,29 @@ def receipt_lines(board: Leaderboard) -> list[str]:
 
 
 def _receipt(entry: Row) -> str:
-    versions = entry.get("versions") or {}
-    sampling = entry.get("sampling") or {}
-    drawn = (
-        "greedy"
-        if entry.get("greedy")
-        else ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
-    )
-    parts = [
-        f"{entry['name']}: {entry.get('model')} {_hash(entry.get('model_sha256'))}",
-        f"{entry.get('dataset_name')} {_hash(entry.get('dataset'))}",
-        f"prompts {_hash(entry.get('prompts_sha256'))}",
-        f"task {entry.get('task_version')}, grader {entry.get('grader_version')}",
-        drawn or "sampling unknown",
-        f"seed {entry.get('seed')}",
-        str(entry.get("engine")),
-        f"mless {versions.get('mless')} {str(entry.get('git_revision') or '')[:7]}".rstrip(),
-        str(entry.get("created") or "")[:10],
-    ]
-    return "receipt: " + ", ".join(part for part in parts if part and "None" not in part)
+    sampling, versions = entry.get("sampling") or {}, entry.get("versions") or {}
+    drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
+    facts = {
+        "": entry.get("model"),
+        "weights": _hash(entry.get("model_sha256")),
+        "dataset": " ".join(filter(None, [entry.get("dataset_name"), _hash(entry.get("dataset"))])),
+        "prompts": _hash(entry.get("prompts_sha256")),
+        "task": entry.get("task_version"),
+        "grader": entry.get("grader_version") or entry.get("metric"),
+        "sampling": "greedy" if entry.get("greedy") else drawn,
+        "seed": entry.get("seed"),
+        "by": entry.get("engine"),
+        **_versions_shown(versions),
+        "at": str(entry.get("git_revision") or "")[:7],
+        "on": str(entry.get("created") or "")[:10],
+    }
+    said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
+    return f"receipt: {entry['name']}: {said}"
+
+
+def _versions_shown(versions: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions that a line has room for."""
+    return {name: versions.get(name) for name in ("mless", "lm-eval", "vllm")}
 
 
 def _hash(value: Any) -> str:

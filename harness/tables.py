@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.evaluations import read_evaluation
+from harness.evaluations import Evaluation, read_evaluation
 from harness.grids import audit_grid, comparison_grid, leaderboard_grid, mediator_grid, plain_grid, receipt_lines
-from harness.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard
+from harness.leaderboard import accuracy_table, as_csv, as_json, make_leaderboard
 from harness.rendering import check_format, render_grids
 from harness.run_folder import RECEIPT
 
@@ -26,23 +26,26 @@ class Parts:
 
 
 def make_table(
-    runs: Sequence[Path],
+    runs: Sequence[str],
     *,
     form: str = "text",
     by: Sequence[str] = (),
     baseline: str = "wo",
     margin: float | None = None,
+    metric: str | None = None,
     parts: Parts | None = None,
     lenient: bool = False,
 ) -> str:
     """The page of `mless table`.
 
     Args:
-        runs: Run folders.
+        runs: Run folders, lm-eval's output folders or sample logs; `CONDITION=FILE` names a log's condition, and all
+            that are named so are one run.
         form: One of `rendering.FORMATS`.
         by: Further columns to split by, of `SPLITS`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.
+        metric: What in the logs of other tasks says right or wrong.
         parts: Further tables.
         lenient: Where the runs have no baseline, show accuracies alone instead of refusing.
 
@@ -51,7 +54,7 @@ def make_table(
     """
     chosen, parts = check_format(form), parts or Parts()
     _check_splits(by)
-    evaluations = [read_evaluation(run) for run in runs]
+    evaluations = _read(runs, metric)
     if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
         frame = evaluations[0].frame
         return render_grids([plain_grid(accuracy_table(frame))], "text")
@@ -70,12 +73,13 @@ def make_table(
 
 
 def make_leaderboard_page(
-    runs: Sequence[Path],
+    runs: Sequence[str],
     *,
     form: str = "text",
     by: Sequence[str] = (),
     baseline: str = "wo",
     margin: float | None = None,
+    metric: str | None = None,
 ) -> str:
     """The page of `mless leaderboard`: a folder that is no run stands for the finished runs in it.
 
@@ -83,10 +87,8 @@ def make_leaderboard_page(
     """
     chosen = check_format(form)
     _check_splits(by)
-    folders = [folder for run in runs for folder in _expand(run)]
-    board: Leaderboard = make_leaderboard(
-        [read_evaluation(folder) for folder in folders], baseline=baseline, margin=margin, by=by
-    )
+    found = [str(path) for run in runs for path in _expand(run)]
+    board = make_leaderboard(_read(found, metric), baseline=baseline, margin=margin, by=by)
     if chosen == "json":
         return as_json(board)
     if chosen == "csv":
@@ -94,11 +96,28 @@ def make_leaderboard_page(
     return render_grids([leaderboard_grid(board)], chosen, receipt_lines(board), colour=sys.stdout.isatty())
 
 
-def _expand(path: Path) -> list[Path]:
+def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
+    """Every run; sample logs named by condition are one together."""
+    named: dict[str, Path] = {}
+    found = []
+    for run in runs:
+        condition, equals, file = run.partition("=")
+        if not equals or Path(run).exists():
+            found.append(read_evaluation(Path(run), metric=metric))
+        elif condition in named:
+            raise ConfigError(
+                f"{run}: the condition {condition!r} has a log already, {named[condition]}. Name each once."
+            )
+        else:
+            named[condition] = Path(file)
+    return [*found, read_evaluation(named, metric=metric)] if named else found
+
+
+def _expand(run: str) -> list[Path | str]:
     """The run itself, or the finished runs in a folder of runs."""
-    if (path / RECEIPT).is_file() or not path.is_dir():
-        return [path]
-    return sorted(receipt.parent for receipt in path.glob(f"*/{RECEIPT}")) or [path]
+    path = Path(run)
+    inside = sorted(receipt.parent for receipt in path.glob(f"*/{RECEIPT}")) if path.is_dir() else []
+    return [run] if not inside or (path / RECEIPT).is_file() else list(inside)
 
 
 def _check_splits(by: Sequence[str]) -> None:
