@@ -98,11 +98,14 @@ def table(
         bool, typer.Option("--mediators", help="Also what else changed: missing boxes, truncation, length, loops.")
     ] = False,
     audit: Annotated[bool, typer.Option("--audit", help="Also what every other grader says.")] = False,
+    reference: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also published numbers: a name in results/reference, or a file.")
+    ] = None,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
     from harness.tables import Parts, make_table
 
-    parts = Parts(mediators=mediators, audit=audit)
+    parts = Parts(mediators=mediators, audit=audit, reference=reference)
     typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric, parts=parts))
 
 

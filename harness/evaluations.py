@@ -76,7 +76,7 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 def _from_run(path: Path) -> Evaluation:
     receipt = read_receipt(path)
     frame = read_outcomes(path)
-    sampling, config = receipt["sampling"], receipt["config"]
+    config = receipt["config"]
     names = [str(name) for name in frame["condition"].cat.categories]
     facts = {
         "source": "run",
@@ -89,8 +89,9 @@ def _from_run(path: Path) -> Evaluation:
         "task_version": receipt["task_version"],
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
-        "sampling": {name: sampling[name] for name in sampling if name not in ("from_model", "switched_off")},
-        "greedy": sampling["temperature"] == 0,
+        "sampling": receipt["generation"],
+        "greedy": not receipt["generation"]["do_sample"],
+        "backend": receipt["engine"]["name"],
         "engine": "{name} {version}".format(**receipt["engine"]),
         "primary": config.get("primary") or ("mless" if {BASELINE, "mless"} <= set(names) else None),
         "edits": [name for name in names if is_edit(name)],
@@ -157,7 +158,7 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
         "prompts_sha256": _hash([sample.sha256 for _, log in logs for sample in log.samples]),
         "sampling": sampling,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
-        "engine": (first.get("config") or {}).get("model"),
+        "backend": (first.get("config") or {}).get("model"),
         "primary": "mless" if {BASELINE, "mless"} <= set(order) else None,
         "edits": [condition for condition in order if is_edit(condition)],
         "seed": (first.get("config") or {}).get("random_seed"),

@@ -12,6 +12,8 @@ from harness.rendering import Cell, Grid
 if TYPE_CHECKING:
     import pandas
 
+    from harness.reference import Reference
+
 Row = Mapping[str, Any]
 NONE = "-"
 PASSED = ("better", "worse")
@@ -187,6 +189,33 @@ def audit_grid(board: Leaderboard) -> Grid:
     )
 
 
+def reference_grid(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Grid:
+    """Published numbers beside ours."""
+    rows = records(table)
+    words = {name: name for name in ("model", "layout", "condition")}
+    title = f"Reference: {reference.source}"
+    if len({row["layout"] for row in rows if row["layout"]}) < 2:
+        words.pop("layout")
+    if len({row["model"] for row in rows}) == 1:
+        words.pop("model")
+        title += f", {rows[0]['model']}"
+    columns: dict[str, Callable[[Row], str]] = {
+        "ours % [95 %]": lambda r: (
+            "not run" if r["accuracy"] is None else f"{r['accuracy']:.1f} {_interval(r['low'], r['high'])}"
+        ),
+        "authors'": _number("authors_rule", "{:.1f}"),
+        "theirs": lambda r: f"{r['reference']:.1f}{_agreement(r['agrees'])}",
+        "our difference": lambda r: _difference({**r, "low": r["difference_low"], "high": r["difference_high"]}),
+        "their difference": lambda r: f"{_signed(r['reference_difference'])}{_agreement(r['difference_agrees'])}",
+    }
+    note = "agrees: their number lies in our 95 % interval" + (
+        "; their own noise is not stated."
+        if reference.exact
+        else f", give or take {reference.uncertainty:g} points of reading error."
+    )
+    return _plain_grid(title, rows, words, columns, [note, *differences])
+
+
 def plain_grid(table: pandas.DataFrame) -> Grid:
     """`leaderboard.accuracy_table`: accuracies alone, of runs that have no baseline to compare with."""
     headers = {"n": "n", "no_box": "no box", "truncated": "truncated", "ungraded": "ungraded"}
@@ -217,18 +246,13 @@ def _receipt(entry: Row) -> str:
         "grader": entry.get("grader_version") or entry.get("metric"),
         "sampling": "greedy" if entry.get("greedy") else drawn,
         "seed": entry.get("seed"),
-        "by": entry.get("engine"),
-        **_versions_shown(versions),
+        "by": entry.get("engine") or entry.get("backend"),
+        **{name: versions.get(name) for name in ("mless", "lm-eval")},
         "at": str(entry.get("git_revision") or "")[:7],
         "on": str(entry.get("created") or "")[:10],
     }
     said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
     return f"receipt: {entry['name']}: {said}"
-
-
-def _versions_shown(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """The versions that a line has room for."""
-    return {name: versions.get(name) for name in ("mless", "lm-eval", "vllm")}
 
 
 def _hash(value: Any) -> str:
@@ -289,20 +313,19 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
         return ["One condition only: nothing is compared."]
     test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
     tests = " or ".join(dict.fromkeys(test[row["test"]] for row in tested))
-    families = {row["family"]: row["tests"] for row in tested}
-    holm = {
-        "all": "Holm over all {} tests",
-        "primary": f"the primary contrast ({', '.join(map(_label, board.primary))}) over its {{}}",
-        "secondary": "the others over their {}",
+    families = {row["family"]: f"{row['tests']} test{'s' * (row['tests'] != 1)}" for row in tested}
+    said = {
+        "all": "all {}",
+        "primary": f"the primary contrast ({', '.join(map(_label, board.primary))}), {{}}",
+        "secondary": "the others, {}",
     }
-    said = ", ".join(holm[name].format(number) for name, number in families.items())
-    said = said if "all" in families else f"Holm, {said}"
+    holm = " and, apart, ".join(said[name].format(number) for name, number in sorted(families.items()))
     margin = f"{tested[0]['margin']:g}"
     return [
         f"Differences from {_label(board.baseline)} in points, paired by problem, with score intervals; + / -: "
-        f"problems from wrong to right and from right to wrong; p: {tests}, {said}.",
-        f"better, worse: adjusted p < 0.05; equivalent: the 90 % interval lies within {margin} points of 0; otherwise "
-        "inconclusive, which is no evidence of no effect.",
+        f"problems from wrong to right and from right to wrong; p: {tests}, adjusted by Holm over {holm}.",
+        f"better, worse: adjusted p < 0.05; equivalent: the 90 % interval lies between -{margin} and +{margin} points; "
+        "otherwise inconclusive, which is no evidence of no effect.",
     ]
 
 
@@ -345,6 +368,10 @@ def _difference(row: Row) -> str:
 
 def _interval(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"[{low:.1f}, {high:.1f}]"
+
+
+def _agreement(value: bool | None) -> str:
+    return "" if value is None else ", agrees" if value else ", differs"
 
 
 def _pair(up: float | None, down: float | None) -> str:

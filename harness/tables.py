@@ -9,8 +9,17 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.evaluations import Evaluation, read_evaluation
-from harness.grids import audit_grid, comparison_grid, leaderboard_grid, mediator_grid, plain_grid, receipt_lines
-from harness.leaderboard import accuracy_table, as_csv, as_json, make_leaderboard
+from harness.grids import (
+    audit_grid,
+    comparison_grid,
+    leaderboard_grid,
+    mediator_grid,
+    plain_grid,
+    receipt_lines,
+    reference_grid,
+)
+from harness.leaderboard import accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.reference import read_reference, reference_table, setup_differences
 from harness.rendering import check_format, render_grids
 from harness.run_folder import RECEIPT
 
@@ -23,6 +32,7 @@ class Parts:
 
     mediators: bool = False
     audit: bool = False
+    reference: str | None = None
 
 
 def make_table(
@@ -58,17 +68,34 @@ def make_table(
     if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
         frame = evaluations[0].frame
         return render_grids([plain_grid(accuracy_table(frame))], "text")
+    published = None if parts.reference is None else read_reference(parts.reference)
+    if published is not None and by:
+        raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(evaluations, baseline=baseline, margin=margin, by=by)
+    beside = None
+    if published is not None:
+        beside = reference_table(board.comparison, board.audit, published, baseline=baseline)
+        differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
     if chosen == "json":
-        return as_json(board)
+        if published is None or beside is None:
+            return as_json(board)
+        said = {**published.model_dump(exclude={"accuracies"}), "rows": records(beside), "differences": differences}
+        return as_json(board, reference={"name": parts.reference, **said})
     if chosen == "csv":
-        if parts.mediators and parts.audit:
-            raise ConfigError("CSV holds one table: expected at most one of --mediators and --audit, got both.")
-        table = board.mediators if parts.mediators else board.audit if parts.audit else board.comparison
+        tables = {"--mediators": board.mediators, "--audit": board.audit, "--reference": beside}
+        asked = [name for name in tables if getattr(parts, name.removeprefix("--"))]
+        if len(asked) > 1:
+            raise ConfigError(
+                f"CSV holds one table: expected at most one of {', '.join(tables)}, got {' and '.join(asked)}."
+            )
+        table = tables[asked[0]] if asked else board.comparison
+        assert table is not None
         return as_csv(table, board)
     grids = [comparison_grid(board)]
     grids += [mediator_grid(board)] if parts.mediators else []
     grids += [audit_grid(board)] if parts.audit else []
+    if published is not None and beside is not None:
+        grids.append(reference_grid(beside, published, differences))
     return render_grids(grids, chosen, receipt_lines(board), colour=sys.stdout.isatty())
 
 
