@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +22,6 @@ GAINED, LOST = "#0072b2", "#d55e00"
 """Wrong to right, and right to wrong (Okabe and Ito's blue and vermilion)."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 _SPARE = ("#555555", "#999999", "#bbbb44", "#cc6677")
-_GLYPH = 0.51
-"""Width of an average letter, in font sizes."""
 
 
 def colour(condition: str, conditions: Sequence[str]) -> str:
@@ -105,8 +102,20 @@ def styled(width: Width) -> Iterator[float]:
 
 
 def wrap(text: str, inches: float, size: float) -> str:
-    """A note below a figure, broken to its width."""
-    return textwrap.fill(text, int((inches - 0.1) * 72 / (_GLYPH * (size - 1))))
+    """A note below a figure, in letters one point smaller than the figure's, broken to its width."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=size - 1)
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        wide, _, _ = text_to_path.get_text_width_height_descent(longer, font, ismath=False)
+        if wide > 0.92 * 72 * inches:  # screens round each letter to whole pixels, which makes lines longer
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
 
 
 def add_note(figure: Figure, note: str, size: float) -> None:
