@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from attention_probe.flips_command import flips
+from attention_probe.report_command import report
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Definition = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (probe, curves, heads, figure, link, flips):
+    for command in (probe, curves, heads, figure, link, flips, report):
         app.command()(command)
 
 
@@ -245,29 +246,6 @@ def link(
         found = link_run(run, opened, condition, layer=layer, head=head)
     as_json = _one_of("--format", form, ("text", "json")) == "json"
     typer.echo(json.dumps(found.as_record(), indent=2) if as_json else found.as_text())
-
-
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    traces: Annotated[
-        list[Path] | None, typer.Option(help="A trace file of prompts of these runs; repeatable.")
-    ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
-    baseline: Annotated[str, typer.Option(help="The condition that others are compared with.")] = "wo",
-    margin: Annotated[float, typer.Option(help="Equivalence margin, points.")] = 1.0,
-    layer: Annotated[int | None, typer.Option(help="Index from 0; default: the traces' first.")] = None,
-    head: Annotated[str, typer.Option(help="Indices from 0, such as 11-13, or all.")] = "all",
-    definition: Definition = "common",
-) -> None:
-    """Write one HTML file about runs: summary, tables, figures, every sample, attention curves; needs no network."""
-    from attention_probe.report_curves import read_attention
-    from harness.report import write_report
-
-    which = _one_of("--definition", definition, ("common", "published"))
-    heads = None if head == "all" else _indices(head, "--head")
-    curves = [read_attention(path, layer=layer, heads=heads, definition=which) for path in traces or ()]
-    size = write_report(runs, output, attention=curves, baseline=baseline, margin=margin)
-    typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")
 
 
 @contextmanager
