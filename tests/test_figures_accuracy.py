@@ -133,6 +133,16 @@ def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, splits, fr
         assert kind == "bars" or not covered(figure), kind
 
 
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_long_names_are_shortened_or_broken(table, width):
+    models = {name: f"some-organisation/{name}-with-a-long-label" for name in MODELS}
+    long = table.replace({"model": models, "condition": {"mful": "slashes-before-the-system-prompt"}})
+    for figure in (draw_forest(long, width=width), draw_accuracy_bars(long, title="", width=width)):
+        ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        assert not cut_off(figure)
+        assert not [pair for pair in covered(figure) if set(pair) & set(ticks)]
+
+
 def test_the_check_for_words_that_are_cut_off_or_covered_finds_them(table):
     figure = draw_forest(table)
     assert not cut_off(figure) and not covered(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from harness.figures.style import (
@@ -117,7 +118,12 @@ def plot_accuracy_bars(
     low, high = float(table["accuracy"].min()), float(table["accuracy_high"].fillna(table["accuracy"]).max())
     bottom = 30.0 if low >= 40 else 0.0
     axes.set_ylim(bottom, min(104.0, high + 0.12 * max(high - bottom, 1.0)))
-    axes.set_xticks(range(len(groups)), [name.replace(", ", "\n") for name in groups.values()])
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # axes that are drawn on are part of one
+    room = 72 * figure.get_figwidth() * axes.get_position().width / len(groups)  # points, for a group's name
+    letters = max(8, int(1.6 * room / font_size))
+    names = ["\n".join(textwrap.fill(part, letters) for part in name.split(", ")) for name in groups.values()]
+    axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     said = f", {100 * (1 - alpha):g} % interval" if intervals else ", ± 1 standard error"
     said = said if table["accuracy_high"].notna().any() else ""

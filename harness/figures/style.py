@@ -65,6 +65,13 @@ def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
     return table[table["verdict"] != "prompt null"] if "verdict" in table else table
 
 
+def shorten(name: str, letters: int) -> str:
+    """A name without its middle, if it is too long."""
+    if len(name) <= letters:
+        return name
+    return f"{name[: (letters - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - letters // 2 :]}"
+
+
 def signed(value: float) -> str:
     """Points with their sign, as print has it."""
     text = f"{abs(value):.1f}"
