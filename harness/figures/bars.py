@@ -14,6 +14,7 @@ from harness.figures.style import (
     colour,
     in_order,
     label,
+    legend_columns,
     records,
     settings,
     styled,
@@ -55,7 +56,8 @@ def draw_accuracy_bars(
     with styled(width) as size:
         figure = Figure(figsize=(INCHES[width], 2.9 if width == "page" else 2.6), layout="constrained")
         plot_accuracy_bars(figure.add_subplot(), table, title=title, font_size=size - 1, alpha=alpha)
-        figure.legend(loc="outside upper center", ncols=min(4, conditions))
+        names = [label(name) for name in in_order(table["condition"])]
+        figure.legend(loc="outside upper center", ncols=legend_columns(names, width))
         if _has_intervals(table):
             add_note(figure, _ALONE, size)
     return figure

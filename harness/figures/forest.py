@@ -17,7 +17,6 @@ from harness.figures.style import (
     records,
     rows_of,
     settings,
-    shorten,
     signed,
     styled,
     without_edits,
@@ -33,8 +32,6 @@ ROW = 0.19
 """Height of a row, in inches."""
 SIDES: dict[Width, tuple[float, float]] = {"page": (1.2, 2.5), "column": (1.0, 1.05)}
 """Room to the left and right of the axes for names and numbers, in inches."""
-NAME = 17
-"""So many letters of a condition's name have room."""
 PLACES: dict[Width, dict[str, tuple[str, float]]] = {
     "page": {
         "difference": ("points", 0.1),
@@ -162,7 +159,7 @@ def _write(axes: Axes, lines: list[_Line], width: Width, size: float) -> None:
         if line.kind == "heading":
             put(0.03 - left, y, line.name, edge=0)
         else:
-            put(-0.06, y, shorten(line.name, NAME), edge=0, ha="right")
+            put(-0.06, y, line.name, edge=0, ha="right")
     for name, (head, inches) in PLACES[width].items():
         put(inches, -1, head, colour=MUTED)
         for y, cell in enumerate(cells):

@@ -13,6 +13,7 @@ from harness.figures.style import (
     colour,
     in_order,
     label,
+    legend_columns,
     rows_of,
     settings,
     styled,
@@ -122,7 +123,7 @@ def draw_lengths(shares: pandas.DataFrame, *, width: Width = "page") -> Figure:
             axes.set_visible(False)
         grid[0].set_ylabel("Completions no longer (%)")
         handles, names = grid[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(names)), handlelength=2.6)
+        figure.legend(handles, names, loc="outside upper center", ncols=legend_columns(names, width), handlelength=2.6)
         counts = sorted(dict.fromkeys(int(count) for count in shares["samples"]))
         told = " or ".join(f"{count:,}" for count in counts)
         add_note(figure, f"{told} completions a line; medians in the order of the legend.", size)

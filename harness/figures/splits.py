@@ -14,6 +14,7 @@ from harness.figures.style import (
     colour,
     in_order,
     label,
+    legend_columns,
     rows_of,
     settings,
     styled,
@@ -64,7 +65,7 @@ def draw_split_differences(table: pandas.DataFrame, *, by: str, width: Width = "
             panel.set_xlabel(f"Difference from {label(shown['baseline'].iloc[0])} (points)")
             panel.tick_params(labelbottom=True)
         handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(names)))
+        figure.legend(handles, names, loc="outside upper center", ncols=legend_columns(names, width))
         add_note(figure, _note(compared, by, alpha), size)
     return figure
 

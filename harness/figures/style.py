@@ -30,8 +30,8 @@ def colour(condition: str, conditions: Sequence[str]) -> str:
 
 
 def label(condition: str) -> str:
-    """What people call a condition."""
-    return LABELS.get(str(condition), str(condition))
+    """What people call a condition, without its middle if that is long."""
+    return shorten(LABELS.get(str(condition), str(condition)), NAME)
 
 
 def in_order(conditions: Iterable[Any]) -> list[str]:
@@ -72,12 +72,20 @@ def shorten(name: str, letters: int) -> str:
     return f"{name[: (letters - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - letters // 2 :]}"
 
 
+def legend_columns(names: Sequence[str], width: Width) -> int:
+    """How many names of a legend stand beside each other."""
+    room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
+    return next((n for n in (4, 3, 2) if n * (max(map(len, names)) + 6) < room), 1) if names else 1
+
+
 def signed(value: float) -> str:
     """Points with their sign, as print has it."""
     text = f"{abs(value):.1f}"
     return text if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
 
 
+NAME = 17
+"""So many letters of a condition's name have room."""
 MINUS = "\N{MINUS SIGN}"
 
 
