@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from harness.cli import Baseline, Margin, Metric, RunNames
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: RunNames,
     traces: Annotated[
         list[Path] | None, typer.Option(help="A trace file of prompts of these runs; repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
-    baseline: Annotated[str, typer.Option(help="The condition that the others are compared with.")] = "wo",
-    margin: Annotated[float, typer.Option(help="Equivalence margin, points.")] = 1.0,
+    baseline: Baseline = "wo",
+    margin: Margin = None,
+    metric: Metric = None,
     layer: Annotated[int | None, typer.Option(help="Index from 0; default: the first of the traces.")] = None,
     head: Annotated[list[int] | None, typer.Option(help="Index from 0; repeatable; default: all.")] = None,
     definition: Annotated[str, typer.Option(help="Of the curves: common or published queries.")] = "common",
@@ -28,10 +30,11 @@ def report(
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
     from attention_probe.report_curves import read_attention
     from harness.report import write_report
+    from harness.tables import locate
 
     chosen = _definition(definition)
     curves = [read_attention(path, layer=layer, heads=head, definition=chosen) for path in traces or ()]
-    size = write_report(runs, output, attention=curves, baseline=baseline, margin=margin)
+    size = write_report(locate(runs), output, attention=curves, baseline=baseline, margin=margin, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")
 
 

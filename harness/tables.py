@@ -123,21 +123,29 @@ def make_leaderboard_page(
     return render_grids([leaderboard_grid(board)], chosen, receipt_lines(board), colour=sys.stdout.isatty())
 
 
-def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
-    """Every run; sample logs named by condition are one together."""
+def locate(runs: Sequence[str]) -> list[Path | dict[str, Path]]:
+    """Where runs lie that are named on the command line; sample logs named by condition are one run together.
+
+    Raises:
+        ConfigError: a condition is named twice.
+    """
     named: dict[str, Path] = {}
-    found = []
+    found: list[Path | dict[str, Path]] = []
     for run in runs:
         condition, equals, file = run.partition("=")
         if not equals or Path(run).exists():
-            found.append(read_evaluation(Path(run), metric=metric))
+            found.append(Path(run))
         elif condition in named:
             raise ConfigError(
                 f"{run}: the condition {condition!r} has a log already, {named[condition]}. Name each once."
             )
         else:
             named[condition] = Path(file)
-    return [*found, read_evaluation(named, metric=metric)] if named else found
+    return [*found, named] if named else found
+
+
+def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
+    return [read_evaluation(run, metric=metric) for run in locate(runs)]
 
 
 def _expand(run: str) -> list[Path | str]:

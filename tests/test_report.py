@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -193,12 +194,12 @@ def hostile(tmp_path_factory):
 
 def test_the_table_holds_exactly_what_compare_says(effect):
     run, page = effect
-    compared = compare(load_run(run))
+    compared = compare(load_run(run), primary=["mless"])
     reader = Reader(page.read_text())
     headers = 18  # three words, nine always, pass@k, maj@k, problems up and down, twice A/A
     rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]
-    names = ["n", "k", "accuracy", "standard_error", "pass_at_k", "majority", "difference", "p_adjusted", "verdict"]
-    names += ["wrong_to_right", "right_to_wrong", "problems_up", "problems_down", "aa_difference", "aa_discordance"]
+    names = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right", "right_to_wrong", "aa_difference"]
+    names += ["aa_discordance", "n", "k", "standard_error", "pass_at_k", "majority", "problems_up", "problems_down"]
     for row, (_, wanted) in zip(rows, compared.iterrows(), strict=True):
         keys = [attributes["data-key"] for attributes, _ in row]
         assert keys[:3] == ["tiny", "raw", wanted["condition"]]
@@ -217,7 +218,9 @@ def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect
 
 
 def test_the_summary_says_what_the_table_says(demo_text):
-    assert "3 comparisons with the baseline: 2 equivalent within 1 point; 1 inconclusive" in demo_text
+    assert "One comparison with the baseline in the primary contrast: 1 equivalent within 1 point." in demo_text
+    assert "2 comparisons besides it: 1 equivalent within 1 point; 1 inconclusive" in demo_text
+    assert "adjusted by Holm over the primary contrast (w/ Mless), 1 test and, apart, the others, 2 tests" in demo_text
     assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; 1 wrong to right, 0 right to wrong" in demo_text
     assert "The baseline was run once, so there is no noise floor" in demo_text
 
@@ -225,7 +228,7 @@ def test_the_summary_says_what_the_table_says(demo_text):
 def test_the_noise_floor_stands_beside_the_effects(effect):
     page = effect[1].read_text()
     assert "The baseline against itself (A/A): tiny, raw:" in page
-    assert "Decoding is greedy, so A/A measures only what the engine does not repeat exactly." in page
+    assert "under greedy decoding this measures only what the engine does not repeat exactly" in page
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
@@ -251,7 +254,7 @@ def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
 
 def test_the_list_counts_the_flips_of_the_table(demo_text):
     index, _ = details(demo_text)
-    for _, row in compare(load_run(DEMO)).iloc[1:].iterrows():
+    for _, row in compare(load_run(DEMO), primary=["mless"]).iloc[1:].iterrows():
         pairs = [(p["right"]["0 wo"][0], p["right"][f"0 {row['condition']}"][0]) for p in index["problems"]]
         assert sum(new > old for old, new in pairs) == row["problems_up"]
         assert sum(new < old for old, new in pairs) == row["problems_down"]
@@ -304,7 +307,7 @@ def test_two_models_in_one_page(tmp_path):
     page = (tmp_path / "page.html").read_text()
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
-    assert "6 comparisons with the baseline" in page
+    assert "2 comparisons with the baseline in the primary contrast" in page and "4 comparisons besides it" in page
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
@@ -322,11 +325,44 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is one condition only, so nothing is compared." in (tmp_path / "page.html").read_text()
 
 
+def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
+    for file in (*DEMO.glob("samples_*.jsonl"), *DEMO.glob("results_*.json")):
+        shutil.copy(file, tmp_path)
+    write_report([tmp_path], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    index, found = details(page)
+    known, wanted = details(demo_text)
+    assert [one["right"] for one in index["problems"]] == [one["right"] for one in known["problems"]]
+    for problem_id, one in wanted.items():
+        for place, side in one["samples"].items():
+            (ours,), (theirs,) = side, found[problem_id]["samples"][place]
+            assert all(ours[name] == theirs[name] for name in ("completion", "answer", "grades"))
+            assert one["prompts"][place]["parts"] == found[problem_id]["prompts"][place]["parts"]
+
+
+def test_logs_of_another_task_are_named_by_condition(tmp_path):
+    logs = {}
+    for condition in ("wo", "mless"):
+        (log,) = DEMO.glob(f"samples_demo_{condition}_*.jsonl")
+        logs[condition] = tmp_path / f"samples_{condition}.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()[:9]]
+        for number, line in enumerate(lines):
+            line["doc"] = {"question": line["doc"]["problem"]}
+            line |= {"filtered_resps": ["x"], "acc": float(number % 3 > 0 or condition == "mless"), "metrics": ["acc"]}
+            line.pop("verdict", None), line.pop("exact_match", None), line.pop("math_verify", None)
+        logs[condition].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([logs], tmp_path / "page.html", metric="acc")
+    index, found = details((tmp_path / "page.html").read_text())
+    assert [one["right"]["0 wo"][0] for one in index["problems"]] == [0, 1, 1] * 3
+    assert found["0"]["prompts"]["0 wo"]["parts"][0][0] == "prompt"
+    assert index["problems"][0]["subject"] is None and index["problems"][0]["level"] is None
+
+
 @pytest.mark.parametrize(
     ("folders", "error", "message"),
     [
         ([], RunError, "A report needs at least one run"),
-        ([DEMO, DEMO], RunError, "A run is given twice"),
+        ([DEMO, DEMO], ComparisonError, "is given twice: expected every run once"),
         ([Path("nowhere")], RunError, "nowhere holds no finished run"),
     ],
 )
@@ -373,10 +409,10 @@ def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
 
 def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
     other = read_attention(write_traced(tmp_path / "other.traces", model="other"))
-    with pytest.raises(RunError, match="other.traces: the traces are of the model other: expected that of a run"):
+    with pytest.raises(RunError, match="the traces are of the model other: expected that of a run"):
         write_report([DEMO], tmp_path / "page.html", attention=[other])
     foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
-    with pytest.raises(RunError, match="1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
+    with pytest.raises(RunError, match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
         write_report([DEMO], tmp_path / "page.html", attention=[foreign])
 
 
@@ -530,10 +566,10 @@ def test_tables_are_sorted_by_the_numbers_behind_them(browser, demo_page):
     browser.open(demo_page)
     browser.click("details:has(table) > summary")
     column = "[...document.querySelectorAll('main table')[0].tBodies[0].rows].map(row => row.cells[{}].textContent)"
-    browser.click("main table th:nth-child(11) button")  # wrong to right, descending
-    assert browser.ask(column.format(10)) == ["2", "2", "1", "\N{EN DASH}"]
-    browser.click("main table th:nth-child(11) button")
-    assert browser.ask(column.format(10)) == ["1", "2", "2", "\N{EN DASH}"]  # what is missing stays last
+    browser.click("main table th:nth-child(8) button")  # wrong to right, descending
+    assert browser.ask(column.format(7)) == ["2", "2", "1", "\N{EN DASH}"]
+    browser.click("main table th:nth-child(8) button")
+    assert browser.ask(column.format(7)) == ["1", "2", "2", "\N{EN DASH}"]  # what is missing stays last
     sorts = "[...document.querySelectorAll('main table')[0].tHead.rows[0].cells].map(cell => cell.ariaSort)"
     assert browser.ask(sorts).count("ascending") == 1
 

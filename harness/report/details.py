@@ -16,7 +16,6 @@ from typing import Any
 from harness.grading import COLUMNS as GRADERS
 from harness.report.attention import AttentionFile, PromptCurves
 from harness.report.content import Content
-from harness.report.tables import records
 
 BLOCK = 1 << 18
 """Characters of JSON in a block, about; a browser unpacks one in some milliseconds."""
@@ -70,21 +69,24 @@ def make_details(
     Args:
         content: The runs.
         baseline: The condition that the others are compared with.
-        conditions: Name, label and colour (`slot`) of each, in the page's order.
+        conditions: Name, label and colour (`slot`) of each, in the page's order; samples of others are left out.
         attention: Curves; they go to the prompts with their hashes, and come last.
         room: Characters that index and blocks may take together.
     """
-    by_problem: dict[str, list[dict[str, Any]]] = {}
-    for row in records(content.frame):
+    known = {one["name"] for one in conditions}
+    by_problem: dict[str, list[Mapping[str, Any]]] = {}
+    samples = [row for row in content.samples if row["condition"] in known]
+    for row in samples:
         by_problem.setdefault(row["problem_id"], []).append(row)
-    settings = list(dict.fromkeys(zip(content.frame["model"], content.frame["layout"], strict=True)))
+    settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
     numbers = {setting: number for number, setting in enumerate(settings)}
     right = {name: _count_right(rows, numbers) for name, rows in by_problem.items()}
     curves = _find_curves(content, attention, numbers)
     changed = {name for name, counts in right.items() if _has_changed(counts)}
 
-    # the index takes about so much; what it really takes is known when all places are
-    blocks = _Blocks(room - len(pack([_listed(rows, right[name]) for name, rows in by_problem.items()])) - 4096)
+    listed = {name: _listed(content, rows, right[name]) for name, rows in by_problem.items()}
+    # what the index takes beside this, places above all, is known only when all places are
+    blocks = _Blocks(room - len(pack(list(listed.values()))) - 16 * len(listed) - 4096)
     for name in sorted(by_problem, key=lambda name: name not in changed):  # stable: prompts' order within each
         blocks.add(("detail", name), _detail(content, by_problem[name], numbers))
     blocks.close()
@@ -93,13 +95,8 @@ def make_details(
     blocks.close()
 
     problems = [
-        _listed(rows, right[name])
-        | {
-            "text": content.prompts[_key(rows[0])].problem[:SNIPPET],
-            "at": blocks.places.get(("detail", name)),
-            "curves": blocks.places.get(("curves", name)),
-        }
-        for name, rows in by_problem.items()
+        one | {"at": blocks.places.get(("detail", name)), "curves": blocks.places.get(("curves", name))}
+        for name, one in listed.items()
     ]
     index = {
         "baseline": baseline,
@@ -162,9 +159,17 @@ def _has_changed(counts: Mapping[str, Sequence[int]]) -> bool:
     return any(len(found) > 1 for found in settings.values())
 
 
-def _listed(rows: Sequence[Mapping[str, Any]], right: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _listed(content: Content, rows: Sequence[Mapping[str, Any]], right: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What the list shows and filters by."""
     row = rows[0]
-    return {name: row[name] for name in ("subject", "level", "target")} | {"id": row["problem_id"], "right": right}
+    return (
+        {name: row[name] or None for name in ("subject", "level")}
+        | {
+            "target": row["target"],
+            "text": content.prompts[_key(row)].problem[:SNIPPET],
+        }
+        | {"id": row["problem_id"], "right": right}
+    )
 
 
 def _detail(
@@ -198,12 +203,12 @@ def _find_curves(
 ) -> dict[str, list[dict[str, Any]]]:
     """Curves by problem, each with the setting and condition of the prompt that has its hash."""
     prompts: dict[tuple[str, str, str], list[str]] = {}
-    models = {number: (receipt.get("model") or {}).get("name") for number, receipt in enumerate(content.receipts)}
-    labels = dict(content.frame.groupby("run")["model"].first())
+    labels = {(row["run"], row["layout"], row["condition"]): row["model"] for row in content.samples}
     for (run, layout, condition, problem_id), prompt in content.prompts.items():
-        if (labels[run], layout) in numbers:
-            known = prompts.setdefault((problem_id, prompt.sha256, str(models[run])), [])
-            known.append(f"{numbers[labels[run], layout]} {condition}")
+        setting = (labels.get((run, layout, condition), ""), layout)
+        if setting in numbers:
+            known = prompts.setdefault((problem_id, prompt.sha256, content.models[run]), [])
+            known.append(f"{numbers[setting]} {condition}")
     found: dict[str, list[dict[str, Any]]] = {}
     for number, file in enumerate(attention):
         for one in file.prompts:

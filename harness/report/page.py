@@ -11,27 +11,23 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
+from harness.conditions import BASELINE
 from harness.errors import RunError
 from harness.figures import COLOURS
-from harness.leaderboard import LABELS, accuracy_table, audit_table
+from harness.grids import audit_grid, comparison_grid, mediator_grid
+from harness.leaderboard import LABELS, Leaderboard, make_leaderboard, records
 from harness.receipts import git_revision, versions
 from harness.report import drawings, words
 from harness.report.attention import AttentionFile
 from harness.report.content import Content, read_content
 from harness.report.details import Details, make_details
 from harness.report.drawings import Row
-from harness.report.tables import AUDIT, OUTCOMES, Table, comparison_table, plain_table, records, signed
+from harness.report.tables import AUDIT, MEDIATORS, Table, comparison_table, count, plain_table, signed
 from harness.run_folder import clear_messages, write_whole
-from harness.statistics import compare
-from harness.statistics.comparison import MARGIN
-from harness.statistics.power import ALPHA
-
-if TYPE_CHECKING:
-    import pandas
 
 LIMIT = 5_000_000
 """Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
@@ -40,22 +36,24 @@ SLOTS = 8
 
 
 def write_report(
-    folders: Sequence[Path],
+    runs: Sequence[Path | Mapping[str, Path]],
     output: Path,
     *,
     attention: Sequence[AttentionFile] = (),
-    baseline: str = "wo",
-    margin: float = MARGIN,
+    baseline: str = BASELINE,
+    margin: float | None = None,
+    metric: str | None = None,
     limit: int = LIMIT,
 ) -> int:
     """Write one HTML file about finished runs.
 
     Args:
-        folders: The run folders.
+        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
         output: The file.
         attention: Attention curves of prompts of these runs.
         baseline: The condition that the others are compared with.
-        margin: Equivalence margin, points.
+        margin: Equivalence margin, points; None is the default.
+        metric: What in the logs of other tasks says right or wrong.
         limit: Bytes that the file may have.
 
     Returns:
@@ -66,7 +64,7 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
-    content = read_content(folders)
+    content = read_content(runs, metric=metric)
     _refuse_foreign(content, attention)
     page = render(content, attention=attention, baseline=baseline, margin=margin, limit=limit)
     with clear_messages(output):
@@ -79,35 +77,41 @@ def render(
     content: Content,
     *,
     attention: Sequence[AttentionFile] = (),
-    baseline: str = "wo",
-    margin: float = MARGIN,
+    baseline: str = BASELINE,
+    margin: float | None = None,
     limit: int = LIMIT,
 ) -> str:
     """The page as text."""
-    frame = content.frame
-    compared = compare(frame, baseline=baseline, margin=margin)
+    board = make_leaderboard(content.evaluations, baseline=baseline, margin=margin)
+    compared = board.comparison[~board.comparison["condition"].isin(board.edits)]
     rows = records(compared)
+    margin = float(rows[0]["margin"])
     conditions = _conditions(rows)
     slots = {one["name"]: one["slot"] for one in conditions}
+    notes = comparison_grid(board).notes
     parts = {
         "title": " + ".join(content.names),
-        "summary": words.summarise(rows, greedy=all(_is_greedy(one) for one in content.receipts)),
+        "summary": words.summarise(rows),
+        "notes": notes,
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
         "results": comparison_table(compared, "Every condition against the baseline"),
-        "others": _other_tables(frame, baseline=baseline, margin=margin),
+        "others": _other_tables(board, content, margin=margin),
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
-        "conditions": conditions,
         "margin": words.points(margin),
-        "alpha": ALPHA,
-        "receipts": [_receipt(name, dict(one)) for name, one in zip(content.names, content.receipts, strict=True)],
-        "made_by": {"baseline": baseline, "git_revision": git_revision(), "versions": versions()},
-        "trace_receipts": [(one.name, _json(dict(one.receipt))) for one in attention],
-        "samples": len(frame),
-        "problems": frame["problem_id"].nunique(),
+        "baseline": baseline,
+        "receipts": [
+            _receipt(name, one.facts, receipt)
+            for name, one, receipt in zip(content.names, content.evaluations, content.receipts, strict=True)
+        ],
+        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "trace_receipts": [(one.name, _json(one.receipt)) for one in attention],
+        "samples": len(content.samples),
+        "problems": len({row["problem_id"] for row in content.samples}),
+        "edits": len(board.edits),
     }
     bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
     room = limit - len(bare.encode()) - 4096
@@ -157,20 +161,21 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": name, "label": LABELS.get(name, name), "slot": slots[name]} for name in names]
 
 
-def _other_tables(frame: pandas.DataFrame, *, baseline: str, margin: float) -> list[Table]:
-    """Outcomes, the audit, and the comparison by level and by subject."""
-    outcomes = accuracy_table(frame)
-    keys = ["model", "layout", "condition"]
-    tokens = frame.groupby(keys, observed=True, sort=False)["completion_tokens"].mean().rename("completion_tokens")
-    found = [
-        plain_table(outcomes.join(tokens, on=keys), "What became of the samples", headers=OUTCOMES),
-        plain_table(audit_table(frame), "What other graders say of the same completions", headers=AUDIT),
-    ]
+def _other_tables(board: Leaderboard, content: Content, *, margin: float) -> list[Table]:
+    """What else changed, the audit, and the comparison by level and by subject."""
+    found = []
+    for table, caption, headers, notes in (
+        (board.mediators, "What else changed", MEDIATORS, mediator_grid(board).notes),
+        (board.audit, "What every grader says of the same completions", AUDIT, audit_grid(board).notes),
+    ):
+        shown = table[~table["condition"].isin(board.edits)]
+        found.append(plain_table(shown, caption, headers=headers, notes=notes))
     for column in ("level", "subject"):
-        if frame[column].nunique() > 1:
-            split = compare(frame, baseline=baseline, margin=margin, by=[column])
-            split = split.sort_values(["model", "layout", column], kind="stable")
-            found.append(comparison_table(split, f"By {column}", by=[column]))
+        if any(one.frame[column].nunique() > 1 for one in content.evaluations):
+            split = make_leaderboard(content.evaluations, baseline=board.baseline, margin=margin, by=[column])
+            shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
+            notes = comparison_grid(split).notes
+            found.append(comparison_table(shown, f"By {column}", by=[column], notes=notes))
     return found
 
 
@@ -194,12 +199,12 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
                     Row(label="again (A/A)", slot=slot, value=row["aa_difference"], text=signed(row["aa_difference"]))
                 )
                 lost, gained = row["aa_right_to_wrong"], row["aa_wrong_to_right"]
-                flips.append(Row(label="again (A/A)", low=lost, high=gained, text=f"{lost:g} | {gained:g}"))
+                flips.append(Row(label="again (A/A)", low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
             continue
         value, low, high = (row[key] for key in ("difference", "low", "high"))
         differences.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=signed(value)))
         lost, gained = row["right_to_wrong"], row["wrong_to_right"]
-        flips.append(Row(label=name, low=lost, high=gained, text=f"{lost:g} | {gained:g}"))
+        flips.append(Row(label=name, low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
     ends = [end for row in accuracies for end in (row.low, row.high) if end is not None]
     limits = (max(0.0, 5 * math.floor(min(ends) / 5 - 0.2)), min(100.0, 5 * math.ceil(max(ends) / 5 + 0.2)))
     drawn = [
@@ -246,32 +251,27 @@ def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _receipt(name: str, receipt: dict[str, Any]) -> dict[str, Any]:
-    """What is shown of a run's receipt: the facts that a reader asks for first, and all of it."""
-    model, engine, sampling = (receipt.get(key) or {} for key in ("model", "engine", "sampling"))
-    dataset = receipt.get("dataset") or {}
-    facts = {
-        "made": receipt.get("created"),
-        "model": " ".join(str(model[key]) for key in ("name", "revision") if model.get(key)),
-        "weights": (model.get("sha256") or {}).get("model.safetensors"),
-        "engine": " ".join(str(engine[key]) for key in ("name", "version") if engine.get(key)),
-        "sampling": f"{sampling.get('source')}, temperature {sampling.get('temperature')}",
-        "dataset": f"{dataset.get('name')}, {dataset.get('problems')} problems",
-        "dataset's hash": dataset.get("sha256"),
-        "prompts' hash": receipt.get("prompts_sha256"),
-        "grader": receipt.get("grader_version"),
-        "seed": receipt.get("seed"),
-        "git revision": receipt.get("git_revision"),
+def _receipt(name: str, facts: Mapping[str, Any], receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of how a run was made: the facts that a reader asks for first, and all of it."""
+    shown = {
+        "made": facts.get("created"),
+        "model": facts.get("model"),
+        "weights": facts.get("model_sha256"),
+        "engine": facts.get("engine") or facts.get("backend"),
+        "sampling": "greedy" if facts.get("greedy") else facts.get("sampling"),
+        "dataset": facts.get("dataset_name"),
+        "dataset's hash": facts.get("dataset"),
+        "prompts' hash": facts.get("prompts_sha256"),
+        "task": facts.get("task_version"),
+        "grader": facts.get("grader_version") or facts.get("metric"),
+        "seed": facts.get("seed"),
+        "git revision": facts.get("git_revision"),
     }
     return {
         "name": name,
-        "facts": {key: value for key, value in facts.items() if value is not None},
+        "facts": {key: value for key, value in shown.items() if value not in (None, "")},
         "all": _json(receipt),
     }
-
-
-def _is_greedy(receipt: Mapping[str, Any]) -> bool:
-    return (receipt.get("sampling") or {}).get("temperature") == 0
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -281,12 +281,11 @@ def _json(value: Mapping[str, Any]) -> str:
 def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
     """Curves of other prompts or another model than the runs' say nothing about them."""
     known = {prompt.sha256 for prompt in content.prompts.values()}
-    models = [str((receipt.get("model") or {}).get("name")) for receipt in content.receipts]
     for one in attention:
-        if one.model not in models:
+        if one.model not in content.models:
             raise RunError(
                 f"{one.name}: the traces are of the model {one.model}: expected that of a run in this report, "
-                f"{' or '.join(models)}. Leave the file out, or give its run too."
+                f"{' or '.join(content.models)}. Leave the file out, or give its run too."
             )
         if strange := [prompt for prompt in one.prompts if prompt.prompt_sha256 not in known]:
             raise RunError(

@@ -334,7 +334,8 @@
       "section",
       { class: `s${slot}` },
       make("h4", {}, plain(labelOf(name)), prompt && prompt.tokens !== null ? ` \u00b7 prompt of ${prompt.tokens} tokens` : ""),
-      prompt ? [make("p", { class: "what" }, "Prompt"), promptText(prompt.parts)] : null,
+      make("p", { class: "what" }, "Prompt"),
+      prompt && prompt.parts.length ? promptText(prompt.parts) : make("p", { class: "small" }, "Not recorded."),
       samples.map((sample, number) => sampleText(sample, others, name === first, samples.length > 1, number === 0)),
     );
   }

@@ -7,32 +7,37 @@ whose test was passed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.leaderboard import LABELS
+from harness.leaderboard import LABELS, records
 from harness.statistics import COLUMNS
 
 if TYPE_CHECKING:
     import pandas
 
 NONE = "\N{EN DASH}"
+WORDS = ("model", "layout", "condition")
 _PASSED = ("better", "worse")
 _WHOLE = ("n", "k", "wrong_to_right", "right_to_wrong", "problems_up", "problems_down")
 
-OUTCOMES = {
+MEDIATORS = {
     "model": "model",
     "layout": "layout",
     "condition": "condition",
-    "n": "problems",
-    "correct": "right",
-    "no_box": "no box",
-    "truncated": "truncated",
-    "ungraded": "ungraded",
-    "completion_tokens": "tokens a completion",
+    "samples": "samples",
+    "no_box": "no box %",
+    "truncated": "truncated %",
+    "refused": "refused %",
+    "timed_out": "timed out %",
+    "completion_tokens": "tokens",
+    "looping": "looping %",
+    "format_changed": "format moved %",
+    "format_difference": "by format",
+    "answer_difference": "by answer",
 }
-"""Headings of the table of what became of the samples."""
+"""Headings of the table of what else changed."""
 
 AUDIT = {
     "model": "model",
@@ -70,11 +75,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table with a caption."""
+    """A table with a caption, and sentences that belong below it."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def meanings(self) -> list[tuple[str, str]]:
@@ -82,59 +88,59 @@ class Table:
         return [(column.header, column.meaning) for column in self.columns if column.meaning]
 
 
-def comparison_table(compared: pandas.DataFrame, caption: str, *, by: Sequence[str] = ()) -> Table:
+def comparison_table(
+    compared: pandas.DataFrame, caption: str, *, by: Sequence[str] = (), notes: Sequence[str] = ()
+) -> Table:
     """The table of `statistics.compare`: accuracies, differences with intervals, adjusted p-values, verdicts."""
     repeated = bool((compared["k"] > 1).any())
     twice = bool(compared["aa_p"].notna().any())
+    ranked = bool(compared["null_p"].notna().any())
     level = "interval of level 1 - alpha"
     words = [Column(header=name, numeric=False) for name in ("model", "layout", *by, "condition")]
     numbers = [
-        ("problems", "n", COLUMNS["n"]),
-        ("samples", "k", COLUMNS["k"]),
         ("accuracy %", "accuracy", f"{COLUMNS['accuracy']}, with its score interval ({level})"),
-        ("SE", "standard_error", COLUMNS["standard_error"]),
-        *([("pass@k %", "pass_at_k", COLUMNS["pass_at_k"])] if repeated else []),
-        *([("maj@k %", "majority", COLUMNS["majority"])] if repeated else []),
         ("difference", "difference", f"{COLUMNS['difference']}, with its score interval ({level})"),
         ("p adjusted", "p_adjusted", f"{COLUMNS['p_adjusted']} of tests; each test is {COLUMNS['test']}"),
         ("verdict", "verdict", COLUMNS["verdict"]),
         ("wrong to right", "wrong_to_right", COLUMNS["wrong_to_right"]),
         ("right to wrong", "right_to_wrong", COLUMNS["right_to_wrong"]),
-        *([("problems up", "problems_up", COLUMNS["problems_up"])] if repeated else []),
-        *([("problems down", "problems_down", COLUMNS["problems_down"])] if repeated else []),
         *([("A/A difference", "aa_difference", COLUMNS["aa_difference"])] if twice else []),
         *([("A/A flips %", "aa_discordance", COLUMNS["aa_discordance"])] if twice else []),
+        *([("rank p", "null_p", COLUMNS["null_p"])] if ranked else []),
+        ("n", "n", COLUMNS["n"]),
+        ("k", "k", COLUMNS["k"]),
+        ("SE", "standard_error", COLUMNS["standard_error"]),
+        *([("pass@k %", "pass_at_k", COLUMNS["pass_at_k"])] if repeated else []),
+        *([("maj@k %", "majority", COLUMNS["majority"])] if repeated else []),
+        *([("up", "problems_up", COLUMNS["problems_up"])] if repeated else []),
+        *([("down", "problems_down", COLUMNS["problems_down"])] if repeated else []),
     ]
     heads = [Column(header=header, meaning=meaning, numeric=name != "verdict") for header, name, meaning in numbers]
     rows = []
     for row in records(compared):
         cells = [word(row, column.header) for column in words]
         rows.append((*cells, *(_compared(row, name) for _, name, _ in numbers)))
-    return Table(caption=caption, columns=(*words, *heads), rows=tuple(rows))
+    return Table(caption=caption, columns=(*words, *heads), rows=tuple(rows), notes=tuple(notes))
 
 
-def plain_table(frame: pandas.DataFrame, caption: str, *, headers: Mapping[str, str]) -> Table:
+def plain_table(
+    frame: pandas.DataFrame, caption: str, *, headers: Mapping[str, str], notes: Sequence[str] = ()
+) -> Table:
     """A table of the leaderboard, with those of its columns that have a heading."""
     names = [name for name in headers if name in frame.columns]
     rows = []
     for row in records(frame):
         cells = []
         for name in names:
-            if isinstance(row[name], str) or row[name] is None:
+            if name in WORDS:
                 cells.append(word(row, name))
+            elif row[name] is None:
+                cells.append(Cell(text=NONE, key=math.nan))
             else:
-                value = float(row[name])
-                cells.append(Cell(text=_audited(row, name), key=value))
+                cells.append(Cell(text=_number(row, name), key=float(row[name])))
         rows.append(tuple(cells))
-    worded = ("model", "layout", "condition")
-    columns = tuple(Column(header=headers[name], numeric=name not in worded) for name in names)
-    return Table(caption=caption, columns=columns, rows=tuple(rows))
-
-
-def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Rows as mappings, with None for what is missing."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    columns = tuple(Column(header=headers[name], numeric=name not in WORDS) for name in names)
+    return Table(caption=caption, columns=columns, rows=tuple(rows), notes=tuple(notes))
 
 
 def word(row: Mapping[str, Any], name: str) -> Cell:
@@ -161,6 +167,11 @@ def interval(low: float | None, high: float | None, *, sign: bool = False) -> st
     return f" [{', '.join(ends)}]"
 
 
+def count(value: float) -> str:
+    """A number of problems; a mean over samples can have a fraction."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
+
+
 def p_value(value: float) -> str:
     """A p-value with three digits after the point."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
@@ -179,24 +190,18 @@ def _compared(row: Mapping[str, Any], name: str) -> Cell:
         text = f"{signed(number)}{interval(row['low'], row['high'], sign=True)}"
     elif name == "aa_difference":
         text = signed(number)
-    elif name == "p_adjusted":
+    elif name in ("p_adjusted", "null_p"):
         text = p_value(number)
     else:
-        text = f"{number:.0f}" if number.is_integer() and name in _WHOLE else f"{number:.1f}"
+        text = count(number) if name in _WHOLE else f"{number:.1f}"
     return Cell(text=text, key=number)
 
 
-def _audited(row: Mapping[str, Any], name: str) -> str:
+def _number(row: Mapping[str, Any], name: str) -> str:
     """A number; a grader's accuracy is followed by how many samples it takes from ours and adds to it."""
     value = row[name]
-    if isinstance(value, float) and math.isnan(value):
-        return NONE
     if f"{name}_only_ours" in row:
         return f"{value:.1f} (\N{MINUS SIGN}{row[f'{name}_only_ours']} +{row[f'{name}_only_theirs']})"
+    if name in ("format_difference", "answer_difference"):
+        return signed(value)
     return f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-def keys(table: Table, header: str) -> Iterable[float | str]:
-    """What a column is sorted by, row by row."""
-    place = [column.header for column in table.columns].index(header)
-    return [row[place].key for row in table.rows]

@@ -7,30 +7,43 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.leaderboard import LABELS
-from harness.report.tables import interval, p_value, signed
+from harness.report.tables import count, interval, p_value, signed
 
 
-def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: bool) -> list[str]:
-    """Sentences over all comparisons, for rows of `statistics.compare` with None for what is missing.
-
-    Args:
-        rows: The rows.
-        greedy: Whether all completions are greedy, so that running the baseline again draws nothing anew.
-    """
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences over all comparisons, for rows of `statistics.compare` with None for what is missing."""
     tested = [row for row in rows if row["verdict"] != "baseline"]
     if not tested:
         return ["There is one condition only, so nothing is compared."]
-    counts = Counter(str(row["verdict"]) for row in tested)
-    margin = points(tested[0]["margin"])
+    return [
+        *(
+            _count(family, [row for row in tested if row["family"] == family])
+            for family in _FAMILIES
+            if any(row["family"] == family for row in tested)
+        ),
+        *_about_noise(rows),
+    ]
+
+
+_FAMILIES = {
+    "primary": "{} with the baseline in the primary contrast",
+    "secondary": "{} besides it",
+    "all": "{} with the baseline",
+}
+
+
+def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many verdicts of each kind."""
+    counts = Counter(str(row["verdict"]) for row in rows)
     spoken = {
         "better": "{} better",
         "worse": "{} worse",
-        "equivalent": f"{{}} equivalent within {margin}",
+        "equivalent": f"{{}} equivalent within {points(rows[0]['margin'])}",
         "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
     }
     said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
-    start = "One comparison" if len(tested) == 1 else f"{len(tested)} comparisons"
-    return [f"{start} with the baseline: {said}.", *_about_noise(rows, greedy)]
+    comparisons = "One comparison" if len(rows) == 1 else f"{len(rows)} comparisons"
+    return f"{_FAMILIES[family].format(comparisons)}: {said}."
 
 
 def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -44,7 +57,7 @@ def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row is base:
             continue
-        flips = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
+        flips = f"{count(row['wrong_to_right'])} wrong to right, {count(row['right_to_wrong'])} right to wrong"
         found.append(
             f"{label(row['condition'])}: {row['accuracy']:.1f} % right, {signed(row['difference'])} points"
             f"{interval(row['low'], row['high'], sign=True)}, adjusted p {p_value(row['p_adjusted'])}; {flips}: "
@@ -72,7 +85,7 @@ def label(condition: Any) -> str:
     return LABELS.get(str(condition), str(condition))
 
 
-def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: bool) -> list[str]:
+def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     floors = [row for row in rows if row["verdict"] == "baseline" and row["aa_p"] is not None]
     if not floors:
         return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
@@ -81,7 +94,4 @@ def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: bool) -> list[str]:
         f"{row['aa_discordance']:.1f} % of problems flipped"
         for row in floors
     )
-    sentences = [f"The baseline against itself (A/A): {said}."]
-    if greedy:
-        sentences.append("Decoding is greedy, so A/A measures only what the engine does not repeat exactly.")
-    return sentences
+    return [f"The baseline against itself (A/A): {said}."]
