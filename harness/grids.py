@@ -31,18 +31,14 @@ def comparison_grid(board: Leaderboard) -> Grid:
         )
     columns: list[tuple[str, Callable[[Row], str]]] = [
         accuracy,
-        ("difference [95 %]", _difference),
+        (
+            "difference [95 %]",
+            lambda r: _difference(r) if r["aa_p"] is None or r["verdict"] != "baseline" else _noise(r),
+        ),
         ("p adj.", lambda r: _p(r["p_adjusted"])),
         ("verdict", _verdict),
-        ("+ / -", lambda r: _pair(r["wrong_to_right"], r["right_to_wrong"])),
+        ("+ / -", lambda r: _pair(r, "" if r["wrong_to_right"] is not None else "aa_")),
     ]
-    if any(row["aa_p"] is not None for row in rows):
-        columns.append(
-            (
-                "A/A, + / -",
-                lambda r: f"{_signed(r['aa_difference'])}, {_pair(r['aa_wrong_to_right'], r['aa_right_to_wrong'])}",
-            )
-        )
     if any(row["null_p"] is not None for row in rows):
         columns.append(("rank p", lambda r: _p(r["null_p"])))
     title, words = _heading(board, rows)
@@ -149,10 +145,10 @@ def audit_grid(board: Leaderboard) -> Grid:
     headers = {
         "ours": "ours",
         "math_verify": "math_verify",
-        "exact_match": "exact_match",
-        "exact_match_boxed": "...boxed",
+        "exact_match": "sentence",
+        "exact_match_boxed": "boxed",
         "authors_rule": "authors'",
-        "authors_rule_strict": "...strict",
+        "authors_rule_strict": "strict",
         "first_box": "first box",
     }
 
@@ -171,9 +167,9 @@ def audit_grid(board: Leaderboard) -> Grid:
         default=None,
     )
     notes = [
-        "Percent right by each grader, and its difference from the baseline in points. exact_match reads lm-eval's "
-        "sentence, ...boxed the box; authors' is the study's rule (the answer is a substring of the gold), ...strict "
-        "the same without substrings.",
+        "Percent right by each grader, and its difference from the baseline in points. sentence and boxed are "
+        "lm-eval's exact_match on its own sentence and on the last box; authors' is the study's rule (the answer may "
+        "be a substring of the gold), strict the same without substrings.",
     ]
     if most is not None and most[0]:
         notes.append(
@@ -331,14 +327,15 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
 
 def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     notes = []
-    if any(row["aa_p"] is not None for row in rows):
+    if again := [row for row in rows if row["aa_p"] is not None and row["verdict"] == "baseline"]:
         greedy = all(entry.get("greedy") for entry in board.receipt)
         what = (
             "under greedy decoding this measures only what the engine does not repeat exactly"
             if greedy
-            else "it was drawn with other seeds: differences of this size need no cause"
+            else "it was drawn with other seeds, so differences of this size need no cause"
         )
-        notes.append(f"A/A: the baseline run again, in another order, against itself; {what}.")
+        told = "; ".join(f"{row['model']} {_signed(row['aa_difference'])}, {_pair(row, 'aa_')}" for row in again)
+        notes.append(f"A/A: the baseline run again, in another order, against itself ({told}): {what}.")
     null = [r["difference"] for r in records(board.comparison) if r["condition"] in board.edits]
     if null:
         notes.append(
@@ -356,7 +353,7 @@ def _verdict(row: Row) -> str:
     if row["verdict"] == "baseline":
         return NONE
     if row["verdict"] in PASSED and row["within_margin"]:
-        return f"{row['verdict']}, within {row['margin']:g}"
+        return f"{row['verdict']} (< {row['margin']:g})"
     return str(row["verdict"])
 
 
@@ -374,7 +371,13 @@ def _agreement(value: bool | None) -> str:
     return "" if value is None else ", agrees" if value else ", differs"
 
 
-def _pair(up: float | None, down: float | None) -> str:
+def _noise(row: Row) -> str:
+    return f"A/A {_signed(row['aa_difference'])}"
+
+
+def _pair(row: Row, of: str) -> str:
+    """Flips, of a difference or of the baseline against itself."""
+    up, down = row[f"{of}wrong_to_right"], row[f"{of}right_to_wrong"]
     return NONE if up is None or down is None else f"{_count(up)} / {_count(down)}"
 
 

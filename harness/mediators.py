@@ -75,7 +75,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequenc
         if old is None or arm[-1] == baseline:
             continue
         table.loc[arm, ["format_changed", "format_difference", "answer_difference"]] = _split(old, new)
-    return pandas.DataFrame(table).reset_index()
+    return pandas.DataFrame(table)[list(COLUMNS)].reset_index()
 
 
 def _split(old: pandas.DataFrame, new: pandas.DataFrame) -> list[float]:

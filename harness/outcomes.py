@@ -45,8 +45,8 @@ _SCORE = {
 def loops(completion: str) -> bool:
     """Whether a completion ends in a loop: its last `LOOP_LENGTH` characters occur `LOOP_COUNT` times or more.
 
-    Occurrences do not overlap. Any block that repeats over the last 400 characters is found, however short it is; a
-    loop that the model left again is not.
+    Occurrences do not overlap. A block of up to 100 characters is found if it repeats over the last 700, a longer one
+    if it stands there four times; a loop that the model left again is not found.
     """
     text = completion.rstrip()
     return len(text) >= LOOP_LENGTH * LOOP_COUNT and text.count(text[-LOOP_LENGTH:]) >= LOOP_COUNT

@@ -1,0 +1,99 @@
+"""Run folders made without an engine: the real plan, journal, grader and export, with completions of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import yaml
+
+from harness.config import load_config
+from harness.evaluations import Evaluation
+from harness.grading import COLUMNS as GRADERS
+from harness.plan import make_plan
+from harness.run import _generation_config, _session, execute, run_identity
+from harness.run_folder import RunFolder
+from harness.samples import Request, Sample, hash_setting
+
+CONFIG = {
+    "name": "made",
+    "model": {"label": "made", "arguments": {"pretrained": "demo", "dtype": "float32", "max_model_len": 4096}},
+    "dataset": "demo",
+    "conditions": ["wo", "mless"],
+}
+
+
+def write_run(
+    folder: Path, answer: Callable[[Request, str], tuple[str, str]], *, limit: int = 6, **changes: object
+) -> Path:
+    """A finished run; `answer` makes completion and finish reason of a request and its target."""
+    file = folder.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump({**CONFIG, **changes}))
+    plan = make_plan(load_config(file), limit=limit)
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    identity = run_identity(plan, sampling)
+    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
+    setting = hash_setting(sampling=sampling, **parts)
+    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
+    with RunFolder(folder, identity, plan.prompts) as opened:
+        opened.begin_session(_session(plan))
+        for request in plan.requests(sampling):
+            text, reason = answer(request, targets[request.problem_id])
+            sample = Sample.of(
+                request, request.key(setting), text, sampling=sampling.record(), tokens=len(text) // 4, reason=reason
+            )
+            opened.journal.append(sample.record())
+    return execute(plan, output=folder, quiet=True)
+
+
+def right(request: Request, target: str) -> tuple[str, str]:
+    """The gold answer."""
+    return f"So the answer is $\\boxed{{{target}}}$.", "stop"
+
+
+def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Evaluation:
+    """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
+    rows = []
+    for name, problems in verdicts.items():
+        condition, _, again = name.partition(" ")
+        for problem, samples in enumerate(problems):
+            for index, verdict in enumerate(samples):
+                correct = verdict == "correct"
+                rows.append(
+                    {
+                        "model": model,
+                        "condition": condition,
+                        "layout": layout,
+                        "problem_id": f"p{problem}",
+                        "sample_index": index,
+                        "replicate": int(bool(again)),
+                        "subject": ("Algebra", "Geometry")[problem % 2],
+                        "level": 1 + problem % 5,
+                        "verdict": verdict,
+                        "correct": correct,
+                        "answer": "1" if correct else str(problem),
+                        "target": "1",
+                        "completion_tokens": 10,
+                        "characters": 40,
+                        "looping": verdict == "truncated",
+                        **dict.fromkeys(GRADERS, correct),
+                        "boxes_after_first": 0,
+                    }
+                )
+    frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
+    known = {"model": model, "primary": None, "edits": [], "greedy": True}
+    return Evaluation(name=f"results/{model}", frame=frame, facts={**known, **facts})
+
+
+def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[str, list[list[str]]]:
+    """Verdicts at random; a condition's value is its chance to be right, and the rest has all other verdicts."""
+    rng = np.random.default_rng(seed)
+    others = ["incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
+    return {
+        name: [
+            ["correct" if rng.random() < chance else str(rng.choice(others)) for _ in range(k)] for _ in range(problems)
+        ]
+        for name, chance in chances.items()
+    }
