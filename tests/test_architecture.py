@@ -40,6 +40,7 @@ LIGHT = [
     "harness.prompt_checks",
     "harness.prompts",
     "harness.records",
+    "harness.report",
     "harness.run_folder",
     "harness.samples",
     "harness.sampling",

@@ -218,7 +218,7 @@ def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect
 
 
 def test_the_summary_says_what_the_table_says(demo_text):
-    assert "One comparison with the baseline in the primary contrast: 1 equivalent within 1 point." in demo_text
+    assert "One comparison with the baseline in the primary contrast: equivalent within 1 point." in demo_text
     assert "2 comparisons besides it: 1 equivalent within 1 point; 1 inconclusive" in demo_text
     assert "adjusted by Holm over the primary contrast (w/ Mless), 1 test and, apart, the others, 2 tests" in demo_text
     assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; 1 wrong to right, 0 right to wrong" in demo_text

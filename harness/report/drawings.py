@@ -89,7 +89,7 @@ def dots(
 def flips(rows: Sequence[Row], *, title: str) -> Markup:
     """Problems that went from right to wrong (left: `low`) and from wrong to right (right: `high`), one row each."""
     most = max([1.0, *(abs(end) for row in rows for end in (row.low or 0, row.high or 0))])
-    scale = _Scale(low=-most, high=most, start=LEFT + 8, stop=WIDTH - RIGHT - 8)
+    scale = _Scale(low=-most, high=most, start=LEFT + 8, stop=WIDTH - RIGHT - 32)
     height = STEP * len(rows) + 8
     marks = []
     for place, row in enumerate(rows):

@@ -169,7 +169,7 @@ def interval(low: float | None, high: float | None, *, sign: bool = False) -> st
 
 def count(value: float) -> str:
     """A number of problems; a mean over samples can have a fraction."""
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def p_value(value: float) -> str:

@@ -42,6 +42,8 @@ def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
         "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
     }
     said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
+    if len(rows) == 1:
+        said = said.removeprefix("1 ")
     comparisons = "One comparison" if len(rows) == 1 else f"{len(rows)} comparisons"
     return f"{_FAMILIES[family].format(comparisons)}: {said}."
 
