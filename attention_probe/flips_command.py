@@ -12,6 +12,8 @@ import typer
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas
+
     from attention_probe.criterion import Criterion
     from attention_probe.source import Source
 
@@ -21,7 +23,12 @@ SHOWN = 1200
 
 
 def flips(
-    run: Annotated[Path, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")],
+    run: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
+        ),
+    ],
     baseline: Annotated[str, typer.Option("--from", help="A change is from this condition ...")] = "wo",
     condition: Annotated[str, typer.Option("--to", help="... to this one.")] = "mless",
     direction: Annotated[
@@ -52,10 +59,15 @@ def flips(
     from attention_probe.flip_page import FlipEntry, count_line, print_page
     from attention_probe.selection import require_verdicts, select
     from attention_probe.source import read_source
+    from harness.evaluations import read_evaluation
+    from harness.tables import locate
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r}: expected one of {', '.join(FORMATS)}.")
-    source = read_source(run, layout=layout, metric=metric)
+    path, *others = locate(run)
+    if others:
+        raise ConfigError(f"Expected one run, got {len(others) + 1}: {' '.join(run)}. Look at them one after another.")
+    source = read_source(path, layout=layout, metric=metric)
     criterion = Criterion(
         flip=direction,  # type: ignore[arg-type]
         baseline=baseline,
@@ -85,19 +97,16 @@ def flips(
     within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
     typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
     typer.echo(count_line(every.outcomes))
-    if source.kind == "run":
-        typer.echo(_comparison(run, source, criterion))
+    typer.echo(_comparison(read_evaluation(path, metric=metric).frame, source, criterion))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if save is not None:
         typer.echo(f"\nselection  {save}")
 
 
-def _comparison(run: Path, source: Source, criterion: Criterion) -> str:
+def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
     """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
-    from harness.records import load_run
     from harness.statistics import compare
 
-    frame = load_run(run)
     table = compare(frame[frame["layout"] == source.layout], baseline=criterion.baseline, draws=1000)
     row = table[table["condition"] == criterion.condition].iloc[0]
     said = (

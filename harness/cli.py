@@ -126,7 +126,7 @@ def leaderboard(
 
 @app.command()
 def plot(
-    runs: RunPaths,
+    runs: RunNames,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="bars, forest, flips, levels, subjects or lengths; repeatable; default all."),
@@ -134,12 +134,13 @@ def plot(
     width: Annotated[str, typer.Option(help="page or column.")] = "page",
     baseline: Baseline = "wo",
     margin: Margin = None,
+    metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
     """Draw accuracies, differences, flips and lengths: PNG, SVG, PDF, and the numbers as CSV."""
     from harness.plots import make_plots
 
-    files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin)
+    files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin, metric=metric)
     typer.echo("\n".join(f"{path.suffix[1:]:<4} {path}" for path in files))
 
 

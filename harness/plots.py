@@ -22,6 +22,7 @@ from harness.figures import (
     save_figure,
 )
 from harness.leaderboard import Leaderboard, make_leaderboard
+from harness.tables import locate
 
 if TYPE_CHECKING:
     import pandas
@@ -40,23 +41,25 @@ class Plot:
 
 
 def make_plots(
-    runs: Sequence[Path],
+    runs: Sequence[str],
     folder: Path,
     *,
     kinds: Sequence[str] = (),
     width: str = "page",
     baseline: str = "wo",
     margin: float | None = None,
+    metric: str | None = None,
 ) -> list[Path]:
     """Draw figures of some runs: PNG, SVG, PDF and the table that is shown as CSV, each named after its kind.
 
     Args:
-        runs: Run folders.
+        runs: See `tables.make_table`.
         folder: Where the files go.
         kinds: Of `KINDS`; none for all.
         width: `page` is 7 inches, `column` 3.3, which the names of the files then say.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.
+        metric: What in the logs of other tasks says right or wrong.
 
     Raises:
         ConfigError: a kind or width is not known, or the files cannot be written.
@@ -67,12 +70,12 @@ def make_plots(
     chosen = next((known for known in WIDTHS if known == width), None)
     if chosen is None:
         raise ConfigError(f"--width {width!r}: expected page or column.")
-    evaluations = [read_evaluation(run) for run in runs]
+    evaluations = [read_evaluation(run, metric=metric) for run in locate(runs)]
     board = partial(make_leaderboard, evaluations, baseline=baseline, margin=margin)
     whole = board()
     if whole.comparison["difference"].isna().all():
         raise ComparisonError(
-            f"{', '.join(map(str, runs))}: there is nothing to compare with {baseline}: expected a further condition "
+            f"{' '.join(runs)}: there is nothing to compare with {baseline}: expected a further condition "
             "beside it. Run one, or merge the runs that hold them."
         )
     files = []

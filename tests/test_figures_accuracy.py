@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -333,7 +334,7 @@ def test_the_studys_conditions_come_first_and_in_its_order():
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
-    files = make_plots([DEMO_RUN], tmp_path / "figures", width="column")
+    files = make_plots([str(DEMO_RUN)], tmp_path / "figures", width="column")
     assert [file.name for file in files] == [
         f"{kind}-column.{suffix}" for kind in KINDS for suffix in ("png", "svg", "pdf", "csv")
     ]
@@ -348,7 +349,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     receipt = json.loads(image.text["Description"])
     assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
     assert image.width == 990
-    again = make_plots([DEMO_RUN], tmp_path / "again", kinds=["bars"], width="column")
+    again = make_plots([str(DEMO_RUN)], tmp_path / "again", kinds=["bars"], width="column")
     assert [file.read_bytes() for file in again] == [
         (tmp_path / "figures" / file.name).read_bytes() for file in again
     ], "the same numbers give the same files"
@@ -367,3 +368,15 @@ def test_the_command_names_its_files_and_refuses_what_it_does_not_know(capsys, m
     (tmp_path / "file").write_text("")
     arguments = ("--kind", "bars", "-o", str(tmp_path / "file"))
     refused(here(capsys, monkeypatch, "plot", str(DEMO_RUN), *arguments), "cannot be written: File exists. Choose")
+
+
+def test_lm_evals_logs_are_drawn_like_the_run_they_are_of(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for file in DEMO_RUN.glob("samples_*.jsonl"):
+        shutil.copy(file, tmp_path / "logs")
+    tables = []
+    for run in (DEMO_RUN, tmp_path / "logs"):
+        *_, numbers = make_plots([str(run)], tmp_path, kinds=["forest"])
+        shown = pandas.read_csv(numbers)
+        tables.append(shown[shown["condition"].isin(["mless", "mful", "random"])][["condition", "difference", "high"]])
+    assert tables[0].to_numpy().tolist() == tables[1].to_numpy().tolist() and len(tables[0]) == 3

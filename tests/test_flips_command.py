@@ -302,7 +302,11 @@ def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):
         json.loads(flips("--to", "random", "--format", "json", path=path).stdout) for path in (DEMO_RUN, tmp_path)
     ]
     assert entries[0] == entries[1] and entries[0]
-    assert "points" not in flips("--to", "random", path=tmp_path).stdout  # its samples are not a frame of ours
+    ours, theirs = (flips("--to", "random", path=path).stdout.splitlines() for path in (DEMO_RUN, tmp_path))
+    assert ours[1:] == theirs[1:]
+    named = [f"{name}={next(tmp_path.glob(f'samples_demo_{name}_*'))}" for name in ("random", "wo")]
+    assert json.loads(flips(*named[1:], "--to", "random", "--format", "json", path=named[0]).stdout) == entries[0]
+    refused(flips(str(DEMO_RUN)), "Expected one run, got 2: ")
 
 
 @pytest.mark.parametrize(
