@@ -283,7 +283,6 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             task = config.task_name(dataset.name, condition.name, layout)
             again = config.replicates if condition.name == BASELINE else 1
             arms.append(Arm(task=task, condition=condition, layout=layout, check=check, replicates=again))
-        _refuse_equal_prompts([arm for arm in arms if arm.layout is layout])
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
 
 
@@ -294,20 +293,6 @@ def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
         name = "prompt null" if arm.condition.edit else arm.condition.name
         shown.setdefault((name, str(arm.layout)), []).append(arm)
     return shown
-
-
-def _refuse_equal_prompts(arms: Sequence[Arm]) -> None:
-    """An edit that a chat template undoes is no edit: its difference of exactly nothing would flatter the filler."""
-    seen: dict[tuple[str, ...], str] = {}
-    for arm in arms:
-        if arm.check is None:
-            continue
-        first = seen.setdefault(arm.check.prompt_sha256, arm.condition.name)
-        if first != arm.condition.name and arm.condition.edit is not None:
-            raise PromptMismatchError(
-                f"Condition {arm.condition.name!r}, layout {arm.layout}: its prompts are those of {first!r}: the chat "
-                "template undoes the edit. Expected different prompts; use a smaller prompt_null, or the layout raw."
-            )
 
 
 def task_version() -> float:

@@ -73,6 +73,17 @@ def test_set_changes_nested_keys(tmp_path):
         ({"conditions": [{"name": "x", "unit": "/", "count": True}]}, r"count: .*integer"),
         ({"conditions": [{"name": "mless", "unit": "?"}]}, r"'mless' is the study's own condition"),
         ({"instruction": "Hi", "layouts": ["as_published"]}, r"instruction cannot be changed"),
+        ({"conditions": [{"name": "edit-01", "unit": "?"}]}, r"the study's own condition or a prompt edit's"),
+        ({"conditions": [{"name": "x", "sentences": 6}]}, r"sentences: expected 1 to 5, got 6"),
+        ({"conditions": [{"name": "x", "sentence": 0}]}, r"There are 5 sentences: expected 1 to 5, got 0"),
+        ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one of unit, token_ids and sentence"),
+        ({"primary": "mful"}, r"primary is compared with wo: both must be among the conditions wo, mless"),
+        ({"primary": "wo"}, r"primary is compared with wo: both must be among"),
+        ({"replicates": 2, "conditions": ["mless"]}, r"replicates repeat the baseline wo, which is not among"),
+        ({"replicates": 0}, r"replicates: .*greater than or equal to 1"),
+        ({"prompt_null": 25}, r"prompt_null: expected 0 to 24 edits .*got 25"),
+        ({"prompt_null": 1, "conditions": ["mless"]}, r"prompt_null edits the baseline wo, which is not among"),
+        ({"prompt_null": 1, "layouts": ["as_published"]}, r"prompt_null has edits of the standard instruction only"),
         (
             {"conditions": ["wo", {"name": "wo_chat", "unit": "?"}], "layouts": ["raw", "chat"]},
             r"a condition's name ends like a layout",
@@ -89,6 +100,34 @@ def test_what_is_written_loads_again(tmp_path):
     inline = {"name": "dots", "unit": ".", "count": 10, "placement": "end"}
     config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "random", inline]}))
     assert load_config(write(tmp_path, config.as_written())) == config
+
+
+def test_several_sentences_are_conditions_of_their_own(tmp_path):
+    several = {"name": "unrelated", "sentences": 3, "count": 40}
+    config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]}))
+    names = [condition.name for condition in config.conditions]
+    assert names == ["wo", "unrelated-1", "unrelated-2", "unrelated-3", "random"]
+    texts = {condition.filler.text() for condition in config.conditions[1:4]}
+    assert len(texts) == 3 and all(condition.filler.count == 40 for condition in config.conditions[1:4])
+    assert load_config(write(tmp_path, config.as_written())) == config
+    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]})) == config
+    other = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", {**several, "seed": 5}]}))
+    assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
+
+
+def test_the_primary_contrast_is_named_in_the_identity(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL))
+    assert config.primary_condition == "mless"
+    identity = config.identity()
+    assert not {"primary", "replicates", "prompt_null"} & identity.keys(), "as it was before these keys were known"
+    assert load_config(write(tmp_path, {**MINIMAL, "primary": "mless"})).identity() == identity
+    three = {**MINIMAL, "conditions": ["wo", "mless", "mful"]}
+    changed = [load_config(write(tmp_path, {**three, **c})).identity() for c in ({}, {"primary": "mful"})]
+    assert changed[1] == {**changed[0], "primary": "mful"}
+    for change in ({"replicates": 2}, {"prompt_null": 20}):
+        assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
+    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "mful"]})).primary_condition is None
+    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["mless"]})).primary_condition is None
 
 
 def test_the_seed_reaches_the_engine(tmp_path):

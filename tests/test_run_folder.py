@@ -69,6 +69,11 @@ def filled(plan, folder):
     return execute(plan, output=folder, quiet=True)
 
 
+def test_the_committed_example_can_be_continued_under_todays_config():
+    plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"))
+    assert changes(DEMO_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+
+
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
     with RunFolder(tmp_path / "run", identity, plan.prompts):
         with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
