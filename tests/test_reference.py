@@ -1,0 +1,140 @@
+"""Published numbers: every shipped table, agreement within our interval, and what differs in the set-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from attention_probe.figure_config import BarsConfig
+from attention_probe.figure_data import read_bars
+from harness import resources
+from harness.errors import ConfigError
+from harness.leaderboard import make_leaderboard
+from harness.reference import COLUMNS, read_reference, reference_table, setup_differences
+from harness.tables import Parts, make_table
+from tests.example_runs import evaluation
+
+SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
+DEMO = Path(__file__).resolve().parent.parent / "results" / "demo"
+
+
+def verdicts(right, n=500):
+    return [["correct"]] * right + [["incorrect"]] * (n - right)
+
+
+def board(*models, **facts):
+    """Of accuracies {condition: right of 500}."""
+    ours = [evaluation({c: verdicts(r) for c, r in arms.items()}, model=name, **facts) for name, arms in models]
+    return make_leaderboard(ours)
+
+
+def beside(reference, *models):
+    made = board(*models)
+    return reference_table(made.comparison, made.audit, reference)
+
+
+def test_the_studys_numbers_are_cited_table_by_table():
+    wo = {
+        name: {row.model: row.conditions["wo"] for row in read_reference(name).accuracies if "Llama" in row.model}
+        for name in SHIPPED
+    }
+    assert {name: next(iter(found.values()), None) for name, found in wo.items()} == {
+        "seed-bar-chart": 44,
+        "study-filler-types": 35.4,
+        "study-positions": None,
+        "study-table-1": 41.8,
+        "study-table-3a": 43.0,
+    }
+    table = {row.model: row.conditions for row in read_reference("study-table-1").accuracies}
+    assert len(table) == 6 and table["Qwen2.5-Math-7B"] == {"wo": 72.3, "mless": 74.6}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_table_has_its_source_and_draws_as_bars(name):
+    reference = read_reference(name)
+    assert "arXiv 2510.01032" in reference.source and reference.dataset == "math500"
+    assert reference.uncertainty == (0.05 if reference.exact else 1)
+    bars = read_bars(BarsConfig(title="x", reference=Path(f"{name}.yaml"), conditions=("wo",)))
+    assert bars.reference == reference.source and len(bars.table) == len(reference.accuracies)
+
+
+def test_ours_agrees_where_theirs_lies_in_our_interval():
+    reference = read_reference("study-table-1")
+    found = beside(reference, ("qwen2.5-math-7b", {"wo": 360, "mless": 362}), ("Qwen2.5-32B-Instruct", {"wo": 300}))
+    assert list(found.columns) == list(COLUMNS)
+    rows = found.set_index(["model", "condition"])
+    near, far = rows.loc[("Qwen2.5-Math-7B", "wo")], rows.loc[("Qwen2.5-32B-Instruct", "wo")]
+    assert (near["accuracy"], near["reference"], near["agrees"], far["agrees"]) == (72.0, 72.3, True, False)
+    assert near["low"] < 72 < near["high"] and near["authors_rule"] == 72.0
+    change = rows.loc[("Qwen2.5-Math-7B", "mless")]
+    assert change["reference_difference"] == pytest.approx(2.3) and change["difference"] == pytest.approx(0.4)
+    assert not change["difference_agrees"] and change["difference_high"] < 2.3
+    assert rows.loc[("Qwen2.5-32B-Instruct", "mless"), "agrees"] is pandas.NA, "we have not run it"
+    assert set(found["model"]) == {"Qwen2.5-Math-7B", "Qwen2.5-32B-Instruct"}, "no other model is shown"
+
+
+def test_numbers_that_were_read_off_get_their_reading_error():
+    reference = read_reference("seed-bar-chart")
+    ours = ("Llama-3.1-8B-Instruct", {"wo": 243})
+    (row,) = beside(reference, ours)[lambda t: t["condition"] == "wo"].to_dict("records")
+    assert row["low"] - 1 < row["reference"] < row["low"] and row["agrees"]
+    exact = reference.model_copy(update={"uncertainty": 0.0})
+    assert beside(exact, ours)["agrees"].dropna().tolist() == [False]
+
+
+def test_a_model_that_is_not_in_the_reference_agrees_with_nothing():
+    reference = read_reference("study-table-3a")
+    found = beside(reference, ("mine", {"wo": 250, "mless": 250}))
+    assert len(found) == 6 and found["accuracy"].isna().all() and found["agrees"].isna().all()
+
+
+def test_what_differs_in_the_set_up_is_said():
+    reference = read_reference("study-table-1")
+    made = board(("mine", {"wo": 1}), dataset_name="demo", sampling={"temperature": 0.7, "top_p": 0.95}, greedy=False)
+    model, dataset, sampling, prompt, grader = setup_differences(reference, made.receipt, ["raw", "raw"])
+    assert (
+        model.startswith("Model: mine is not in the reference") and dataset == "Dataset: theirs is math500, ours demo."
+    )
+    assert sampling.endswith("mean of 5 runs; ours temperature 0.7, top_p 0.95.")
+    assert prompt == "Prompt: theirs is the layout as_published, ours raw."
+    assert "our completions by their rule" in grader
+    same = board(("Qwen2.5-Math-7B", {"wo": 1}), dataset_name="math500")
+    said = setup_differences(reference, same.receipt, ["as_published"])
+    assert [line.split(":")[0] for line in said] == ["Sampling", "Grader"], "what cannot be settled is stated"
+
+
+def test_the_command_shows_them_in_every_format():
+    parts = Parts(reference="study-table-1")
+    text = make_table([str(DEMO)], parts=parts)
+    assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
+    data = json.loads(make_table([str(DEMO)], form="json", parts=parts))["reference"]
+    assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
+    assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
+    assert make_table([str(DEMO)], form="csv", parts=parts).startswith("model,layout,condition,accuracy,low,high,")
+    documented = (DEMO.parent.parent / "docs" / "tables.md").read_text()
+    assert not [name for name in COLUMNS if f"- `{name}`: {COLUMNS[name]}" not in documented]
+
+
+def test_bad_references_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"'table-9' does not exist: expected a YAML file, or one of seed-bar-chart, st"
+    ):
+        read_reference("table-9")
+    with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
+        make_table([str(DEMO)], by=["level"], parts=Parts(reference="study-table-1"))
+    whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
+    for change, message in (
+        (
+            whole.replace("uncertainty", "sigma"),
+            "unknown key 'sigma'. Expected one of: source, exact, uncertainty, datas",
+        ),
+        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: Input should be a valid number"),
+        (whole.replace("source:", "source: ]"), "is not valid YAML"),
+    ):
+        path = tmp_path / "r.yaml"
+        path.write_text(change)
+        with pytest.raises(ConfigError, match=message):
+            read_reference(str(path))
