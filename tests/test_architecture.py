@@ -45,6 +45,7 @@ LIGHT = [
     "harness.samples",
     "harness.sampling",
     "harness.scores",
+    "harness.tables",
     "harness.task_links",
     "harness.tokenization",
     "harness.vllm_adapter",
