@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -41,3 +43,23 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
 def test_the_table_of_columns_is_that_of_the_file():
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
     assert {name: (kind, meaning) for name, kind, meaning in rows} == COLUMNS
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
+    spec = importlib.util.spec_from_file_location("execute", ROOT / "docs/notebooks/execute.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = module.code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    figures = 0
+    for cell, found in zip(cells, module.execute(notebook, path.parent), strict=True):
+        kept = cell["outputs"]
+        again = "it shows other numbers: python docs/notebooks/execute.py docs/notebooks/" + path.name
+        texts = [[one["text"] for one in outputs if "text" in one] for outputs in (kept, found)]
+        assert texts[0] == texts[1], again
+        pictures = [[one for one in outputs if "image/png" in one.get("data", {})] for outputs in (kept, found)]
+        assert len(pictures[0]) == len(pictures[1]), again
+        figures += len(pictures[0])
+    assert figures >= 3 and path.stat().st_size < 300 * 1024
