@@ -75,8 +75,8 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 
 def _from_run(path: Path) -> Evaluation:
     receipt = read_receipt(path)
-    frame = read_outcomes(path)
     config = receipt["config"]
+    frame = read_outcomes(path, label=config["model"]["label"] or receipt["model"]["name"])
     names = [str(name) for name in frame["condition"].cat.categories]
     facts = {
         "source": "run",

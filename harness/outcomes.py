@@ -13,13 +13,13 @@ import numpy.typing as npt
 from harness.errors import RunError
 from harness.grading import COLUMNS as GRADERS
 from harness.journal import read_journal
-from harness.run_folder import JOURNAL, SCORES, read_config, read_identity, read_prompts
+from harness.run_folder import JOURNAL, SCORES, read_prompts
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-BLOCK = 1 << 24
+BLOCK = 1 << 21
 """Bytes that are parsed at once; no line may be longer, or the slow reader takes over."""
 LOOP_LENGTH, LOOP_COUNT = 100, 4
 """A completion loops if its last so many characters occur so many times in it."""
@@ -52,8 +52,12 @@ def loops(completion: str) -> bool:
     return len(text) >= LOOP_LENGTH * LOOP_COUNT and text.count(text[-LOOP_LENGTH:]) >= LOOP_COUNT
 
 
-def read_outcomes(folder: Path) -> pandas.DataFrame:
+def read_outcomes(folder: Path, *, label: str) -> pandas.DataFrame:
     """The samples of a run folder with their verdicts, in the order of `records.read_frame`.
+
+    Args:
+        folder: A run folder.
+        label: The model's label.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are
@@ -68,7 +72,7 @@ def read_outcomes(folder: Path) -> pandas.DataFrame:
 
     prompts = read_prompts(folder)
     samples = _read_samples(folder / JOURNAL)
-    scores = _read(folder / SCORES, _SCORE, lambda batch: batch.filter(batch["key"].is_valid())).combine_chunks()
+    scores = _read(folder / SCORES, _SCORE, _shorten_keys).combine_chunks()
     if not samples.num_rows:
         raise RunError(f"{folder} holds no sample. Continue it with the command that began it.")
     place = _prompt_places(samples, prompts)
@@ -83,7 +87,6 @@ def read_outcomes(folder: Path) -> pandas.DataFrame:
         )
     scores = scores.drop_columns("key").take(found)
     numbers = {name: samples[name].to_numpy() for name in ("sample_index", "replicate")}
-    label = read_config(folder)["model"]["label"] or read_identity(folder)["model"]["name"]
     columns: dict[str, Any] = {
         "model": pandas.Categorical.from_codes(np.zeros(len(place), dtype=np.int8), pandas.Index([label])),
         **{name: _of_prompts([row[name] for row in prompts], place) for name in ("condition", "layout")},
@@ -111,7 +114,7 @@ def _read_samples(path: Path) -> pyarrow.Table:
     import pyarrow
 
     def measure(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        rows = batch.filter(batch["task"].is_valid())  # the header and the sessions have none
+        rows = _shorten_keys(batch.filter(batch["task"].is_valid()))  # the header and the sessions have none
         texts = rows["completion"].to_pylist()
         kept = {name: rows[name] for name in _SAMPLE if name != "completion"}
         kept |= {name: kept[name].dictionary_encode() for name in ("task", "problem_id")}
@@ -122,6 +125,14 @@ def _read_samples(path: Path) -> pyarrow.Table:
         return pyarrow.RecordBatch.from_pydict(kept | measured)
 
     return _read(path, _SAMPLE, measure).unify_dictionaries().combine_chunks()
+
+
+def _shorten_keys(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The records with 96 bits of their keys, which are as different as all 256."""
+    import pyarrow.compute
+
+    rows = batch.filter(batch["key"].is_valid())
+    return rows.set_column(0, "key", pyarrow.compute.utf8_slice_codeunits(rows["key"], 0, 24))
 
 
 def _prompt_places(samples: pyarrow.Table, prompts: list[dict[str, Any]]) -> npt.NDArray[np.int64]:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import JournalError, RunError
-from harness.outcomes import LOOP_COUNT, LOOP_LENGTH, loops, read_outcomes
+from harness.outcomes import LOOP_COUNT, LOOP_LENGTH, loops
+from harness.outcomes import read_outcomes as read_labelled
 from harness.records import read_frame
 from harness.run_folder import JOURNAL, SCORES
 
@@ -22,6 +23,10 @@ DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
 def demo_run(tmp_path):
     shutil.copytree(DEMO_RUN, tmp_path / "demo")
     return tmp_path / "demo"
+
+
+def read_outcomes(folder):
+    return read_labelled(folder, label="mless-demo")
 
 
 def assert_same(folder):
