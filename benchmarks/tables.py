@@ -1,0 +1,130 @@
+"""What a table of many samples costs: one run of a million, and twenty models' runs that have a million together.
+
+The runs are the committed example with its samples multiplied: other keys, completions of 2,000 characters, one verdict
+in ten turned round so that the statistics have something to count. Each figure is the command in a fresh process, its
+start and imports included.
+
+    python -m benchmarks.tables [--small]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.report import Figures, row, section
+from benchmarks.runs import ROOT, say, work_folder, write_json
+from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
+
+SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
+MODELS = 20
+CHARACTERS = 2_000
+SECONDS, GIGABYTES = 20.0, 1.0
+EXAMPLE = ROOT / "results" / "demo"
+
+
+def main() -> None:
+    """Measure, print a Markdown section, and write the figures as JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="few samples, to see that it works")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--step", nargs=2, metavar=("COMMAND", "FIGURES"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step:
+        command, measured = json.loads(Path(arguments.step[0]).read_text(encoding="utf-8")), arguments.step[1]
+        started = time.perf_counter()
+        subprocess.run([str(Path(sys.executable).with_name("mless")), *command], check=True, capture_output=True)
+        seconds = time.perf_counter() - started
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        write_json(Path(measured), {"seconds": seconds, "bytes": peak})
+        return
+    figures = measure(small=arguments.small)
+    write_json(arguments.json, figures)
+    print(section(figures))
+
+
+def measure(*, small: bool = False) -> Figures:
+    """All figures, JSON-ready."""
+    folder = work_folder(small) / "tables"
+    shutil.rmtree(folder, ignore_errors=True)
+    samples = SMALL if small else SAMPLES
+    rows, measured = [], {}
+    for models, command in ((1, "table"), (MODELS, "leaderboard")):
+        say(f"tables: writing {samples:,} samples")
+        runs = [multiply(folder / f"model-{number}", samples // models) for number in range(models)]
+        say(f"tables: mless {command}")
+        flags = ["--mediators", "--audit"] if command == "table" else []
+        written = folder / f"{command}.json"
+        write_json(folder / "command.json", [command, *map(str, runs), *flags])
+        step = [sys.executable, "-m", "benchmarks.tables", "--step", str(folder / "command.json"), str(written)]
+        subprocess.run(step, cwd=ROOT, check=True)
+        found = json.loads(written.read_text(encoding="utf-8"))
+        measured[command] = found
+        what = f"mless {' '.join([command, *flags])}, {samples:,} samples of {models} model{'s' * (models > 1)}"
+        met = found["seconds"] <= SECONDS, found["bytes"] <= GIGABYTES * 1e9
+        rows += [
+            row(f"{what}: time", f"{found['seconds']:.1f} s", target=f"at most {SECONDS:.0f} s", met=met[0]),
+            row(f"{what}: memory", f"{found['bytes'] / 1e9:.2f} GB", target=f"at most {GIGABYTES:g} GB", met=met[1]),
+        ]
+        size = sum(file.stat().st_size for run in runs for file in run.iterdir())
+        for run in runs:
+            shutil.rmtree(run)
+    return {
+        "title": "Tables",
+        "what": f"Journals, scores and prompts of {size / 1e9:.1f} GB, completions of {CHARACTERS:,} characters.",
+        "rows": rows,
+        "notes": ["Memory is the command's greatest resident memory."],
+        "measured": measured,
+    }
+
+
+def multiply(folder: Path, samples: int) -> Path:
+    """A finished run folder of so many samples, made of the committed example."""
+    folder.mkdir(parents=True)
+    label, rng = folder.name, random.Random(folder.name)
+    lines = (EXAMPLE / JOURNAL).read_text(encoding="utf-8").splitlines()
+    scores = [json.loads(line) for line in (EXAMPLE / SCORES).read_text(encoding="utf-8").splitlines()]
+    by_key = {score["key"]: score for score in scores[1:]}
+    records = [json.loads(line) for line in lines[1:]]
+    session = next(record for record in records if record["key"].startswith("session"))
+    session["config"]["model"]["label"] = label
+    receipt = json.loads((EXAMPLE / RECEIPT).read_text(encoding="utf-8"))
+    receipt["config"]["model"]["label"] = label
+    (folder / RECEIPT).write_text(json.dumps(receipt), encoding="utf-8")
+    shutil.copy(EXAMPLE / PROMPTS, folder / PROMPTS)
+    filler = " ".join(map(str, range(CHARACTERS)))
+    base = [record for record in records if "task" in record]
+    with (
+        (folder / JOURNAL).open("w", encoding="utf-8") as journal,
+        (folder / SCORES).open("w", encoding="utf-8") as out,
+    ):
+        journal.write(f"{lines[0]}\n{json.dumps(session)}\n")
+        out.write(json.dumps(scores[0]) + "\n")
+        for number in range(samples):
+            repeat, place = divmod(number, len(base))
+            sample, score = dict(base[place]), dict(by_key[base[place]["key"]])
+            score["key"] = sample["key"] = hashlib.sha256(f"{label} {number}".encode()).hexdigest()
+            sample["sample_index"] = sample["seed"] = repeat
+            working = f"{sample['completion']} Once more, in other words ({rng.random()}):"
+            sample["completion"] = (
+                (working * CHARACTERS)[-CHARACTERS:]
+                if number % 50 == 0
+                else working + f" {filler[: CHARACTERS - len(working) - 1]}"
+            )
+            if rng.random() < 0.1:
+                score["verdict"] = "incorrect" if score["verdict"] == "correct" else "correct"
+            journal.write(json.dumps(sample, separators=(",", ":")) + "\n")
+            out.write(json.dumps(score, separators=(",", ":")) + "\n")
+    return folder
+
+
+if __name__ == "__main__":
+    main()
