@@ -11,6 +11,7 @@ from harness.figures.style import (
     INK,
     MUTED,
     Width,
+    adjustment,
     colour,
     in_order,
     label,
@@ -186,11 +187,10 @@ def _baseline(table: pandas.DataFrame) -> str:
 
 
 def _note(table: pandas.DataFrame, margin: float, alpha: float, kinds: set[str]) -> str:
-    tests = table["tests"].dropna()
     sentences = [
         f"Thin: {100 * (1 - alpha):g} % score interval; thick: {100 * (1 - 2 * alpha):g} %, from which equivalence is "
-        f"read. Shaded: the margin of {margin:g} point{'s' * (margin != 1)}. Filled dots: adjusted p < {alpha:g}"
-        + (f" (Holm, {int(tests.max())} tests)." if len(tests) else "."),
+        f"read. Shaded: the margin of {margin:g} point{'s' * (margin != 1)}. Filled dots: adjusted p < {alpha:g} "
+        f"({adjustment(table)}).",
     ]
     if "noise" in kinds:
         sentences.append("Diamonds: the baseline run a second time less the first.")

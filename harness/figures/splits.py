@@ -11,6 +11,7 @@ from harness.figures.style import (
     MUTED,
     Width,
     add_note,
+    adjustment,
     colour,
     in_order,
     label,
@@ -101,11 +102,10 @@ def _draw(
 
 
 def _note(compared: pandas.DataFrame, by: str, alpha: float) -> str:
-    tests = compared["tests"].dropna()
     passed = int(compared["verdict"].isin(["better", "worse"]).sum())
     found = {0: "none passes", 1: "one passes"}.get(passed, f"{passed} pass")
     return (
         f"Lines: {100 * (1 - alpha):g} % score intervals; shaded: the margin; in brackets: problems. Of "
-        f"{int(tests.max()) if len(tests) else 0} tests by {by}, {found} at adjusted p < {alpha:g} (Holm)"
+        f"{len(compared)} tests by {by}, {found} at adjusted p < {alpha:g} ({adjustment(compared)})"
         + ("; those have a thick edge." if passed else ".")
     )

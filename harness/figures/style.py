@@ -75,7 +75,19 @@ def shorten(name: str, letters: int) -> str:
 def legend_columns(names: Sequence[str], width: Width) -> int:
     """How many names of a legend stand beside each other."""
     room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
-    return next((n for n in (4, 3, 2) if n * (max(map(len, names)) + 6) < room), 1) if names else 1
+    longest = sorted(map(len, names), reverse=True)
+    return next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
+
+
+def adjustment(table: pandas.DataFrame) -> str:
+    """How p-values were adjusted: over how many tests, in which families."""
+    tested = table[table["tests"].notna()]
+    sizes = sorted(
+        {str(family): int(size) for family, size in zip(tested["family"], tested["tests"], strict=True)}.values()
+    )
+    if len(sizes) > 1:
+        return f"Holm in families of {' and '.join(map(str, sizes))}"
+    return f"Holm, {sizes[0]} test{'s' * (sizes[0] != 1)}" if sizes else "Holm"
 
 
 def signed(value: float) -> str:
