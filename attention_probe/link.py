@@ -212,7 +212,8 @@ def link(
 def _accuracy_change(run: Path, traces: AttentionTraces, condition: str, problems: Sequence[str]) -> dict[str, float]:
     """Per problem of the traces that the run has too."""
     frame = load_run(run)
-    frame = frame[frame["layout"] == traces.header.layout]
+    # the baseline's replicates measure noise: no table compares them
+    frame = frame[(frame["layout"] == traces.header.layout) & (frame["replicate"] == 0)]
     accuracy = {}
     for name in (condition, traces.header.baseline):
         rows = frame[frame["condition"] == name]
@@ -293,6 +294,11 @@ def _notes(traces: AttentionTraces, traced: int, linked: int) -> list[str]:
     notes = []
     if traces.header.random_weights:
         notes.append("the traces are of random weights: a link with them says nothing about the model")
+    if traces.header.queries == "completion":
+        notes.append(
+            "the masses are of the completion's queries: a completion comes with its outcome, not before it, so that "
+            "such a link predicts nothing"
+        )
     if linked < traced:
         notes.append(f"{traced - linked} of {traced} traced problems are not in the run")
     return notes

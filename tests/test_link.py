@@ -191,3 +191,26 @@ def test_equal_seeds_give_equal_results():
     outcome = np.random.default_rng(1).normal(size=30)
     one, again, other = (regress(columns, outcome, controls=(), permutations=30, seed=seed) for seed in (1, 1, 2))
     assert one == again != other
+
+
+def test_replicates_of_the_baseline_do_not_count(tmp_path, demo, flipped_run):
+    run = tmp_path / "run"
+    shutil.copytree(DEMO, run)
+    journal = [json.loads(line) for line in (DEMO / "journal.jsonl").read_text().splitlines()]
+    keys = {sample["key"] for sample in journal if sample.get("task") == "demo_wo"}
+    for name, changes in (("journal.jsonl", {"replicate": 1}), ("scores.jsonl", {"verdict": "no_box"})):
+        rows = [json.loads(line) for line in (DEMO / name).read_text().splitlines()]
+        again = [row | changes | {"key": f"again {row['key']}"} for row in rows if row.get("key") in keys]
+        (run / name).write_text("".join(json.dumps(row) + "\n" for row in [*rows, *again]))
+    assert set(load_run(run)["replicate"]) == {0, 1}
+    _, change = flipped_run
+    with traced(tmp_path / "t.traces", demo, planted=change) as traces:
+        again, once = (link(path, traces, "mless", permutations=20) for path in (run, DEMO))
+    assert (again.mean_change, again.changed) == (once.mean_change, once.changed)
+
+
+def test_masses_of_completions_are_told_to_predict_nothing(tmp_path, demo):
+    with traced(tmp_path / "t.traces", demo, queries="completion") as traces:
+        assert (
+            "note: the masses are of the completion's queries" in link(DEMO, traces, "mless", permutations=20).as_text()
+        )
