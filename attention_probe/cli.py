@@ -130,8 +130,15 @@ def probe(
         device=device,
     )
     over: CurveDefinition = _one_of("--definition", definition, ("common", "published"))
-    opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    selection = choose(prompts, opened) if select is None else Selection.load(select)
+    saved = None if select is None else Selection.load(select)
+    if saved is not None and (flip or subject or level is not None or ids or n is not None or controls):
+        raise ConfigError(
+            f"--select {select} names the problems: leave out --flip, --subject, --level, --ids, --n, ..."
+        )
+    # a selection is of prompts under the conditions of its source, which are all proven to be the same ones
+    selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
+    opened = open_source(prompts, tuple(dict.fromkeys((*settings.conditions, *selected))), settings.load_tokenizer)
+    selection = saved or choose(prompts, opened)
     if save_selection is not None:
         selection.save(save_selection)
     with _progress(f"probe {len(selection.problems)} problems") as advance:
@@ -156,7 +163,7 @@ def curves(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the screen.")] = None,
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
-    from attention_probe.curves import aligned_curve, as_frame, full_curve, shared_problems
+    from attention_probe.curves import aligned_curve, as_frame, chosen_problems, full_curve
     from attention_probe.figure_config import leaves_out_first_token
     from attention_probe.traces import AttentionTraces
 
@@ -165,6 +172,7 @@ def curves(
         header = opened.header
         names = _words(conditions) or opened.conditions
         chosen = range(header.head_count) if head == "all" else _indices(head, "--head")
+        problems = chosen_problems(opened, names)
         first = leaves_out_first_token(str(header.options.get("model_type", "")))
         drawn = [
             curve(
@@ -174,12 +182,13 @@ def curves(
                 head=index,
                 definition=_one_of("--definition", definition, ("common", "published")),
                 exclude_first=first if exclude_first is None else exclude_first,
-                problem_ids=shared_problems(opened, names),
+                problem_ids=problems,
             )
             for index in chosen
             for name in names
         ]
-    _emit(as_frame(drawn), _one_of("--format", form, ("csv", "json")), output)
+    frame = as_frame(drawn).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
+    _emit(frame, _one_of("--format", form, ("csv", "json")), output)
 
 
 def heads(
@@ -297,6 +306,8 @@ def _indices(text: str, option: str) -> tuple[int, ...]:
         if match is None:
             raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
         low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            raise ConfigError(f"{option} {text}: expected ranges from low to high such as 11-13, got {part!r}.")
         found += range(low, high + 1)
     if not found:
         raise ConfigError(f"{option} {text!r}: expected at least one index, such as 0.")

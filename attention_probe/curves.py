@@ -21,7 +21,18 @@ from attention_probe.curve import DRAWS, SEED, Curve, Definition, View, as_frame
 from attention_probe.traces import AttentionTraces, Trace
 from harness.errors import ConfigError
 
-__all__ = ["Curve", "aligned_curve", "as_frame", "bootstrap_band", "difference_curve", "full_curve", "shared_problems"]
+__all__ = [
+    "Curve",
+    "aligned_curve",
+    "as_frame",
+    "bootstrap_band",
+    "chosen_problems",
+    "difference_curve",
+    "full_curve",
+    "shared_problems",
+]
+
+_OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
 
 
 def aligned_curve(
@@ -46,7 +57,7 @@ def aligned_curve(
         definition: Over which queries.
         exclude_first: Leave the first token out, which in some models takes most of the attention.
         problem_ids: Which prompts; all of the condition by default. To set two conditions side by side, give both the
-            same, from `shared_problems`.
+            same, from `chosen_problems`.
         draws: Bootstrap draws for the band.
         seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
 
@@ -56,7 +67,8 @@ def aligned_curve(
     chosen = _chosen(traces, condition, problem_ids)
     ask = _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
     texts = _texts(ask, traces.get(chosen[0], condition)) if len(chosen) == 1 else None
-    return _curve(ask, condition, _table(ask, traces, condition, chosen), draws, seed, texts=texts)
+    note = _OF_COMPLETIONS if traces.header.queries == "completion" else None
+    return _curve(ask, condition, _table(ask, traces, condition, chosen), draws, seed, texts=texts, note=note)
 
 
 def full_curve(
@@ -88,20 +100,20 @@ def full_curve(
         if entry.condition == condition and entry.problem_id in wanted
     }
     (span, most), *_ = Counter(spans.values()).most_common(1)
-    note = None
+    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
     if most < len(chosen):
         if 2 * most <= len(chosen):
             raise ConfigError(
                 f"the filler of {condition} stands at different positions: no region is shared by more than half of "
                 f"the {len(chosen)} prompts (the commonest by {most}). Draw one prompt, or use the aligned view."
             )
-        note = f"mean over the {most} of {len(chosen)} prompts whose filler stands at the shaded positions"
+        notes.append(f"mean over the {most} of {len(chosen)} prompts whose filler stands at the shaded positions")
         chosen = [problem_id for problem_id in chosen if spans[problem_id] == span]
     ask = _Ask(layer=layer, head=head, definition=definition, view="full", exclude_first=exclude_first)
     texts = _texts(ask, traces.get(chosen[0], condition)) if len(chosen) == 1 else None
     region = None if span is None else (span[0] - 0.5, span[1] - 0.5)
     table = _table(ask, traces, condition, chosen)
-    return _curve(ask, condition, table, draws, seed, texts=texts, region=region, note=note)
+    return _curve(ask, condition, table, draws, seed, texts=texts, region=region, note="; ".join(notes) or None)
 
 
 def difference_curve(
@@ -125,16 +137,16 @@ def difference_curve(
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    chosen = shared_problems(traces, (condition, baseline)) if problem_ids is None else problem_ids
+    chosen = chosen_problems(traces, (condition, baseline)) if problem_ids is None else problem_ids
     ask = _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
     with_filler, without = (_table(ask, traces, name, _chosen(traces, name, chosen)) for name in (condition, baseline))
     width = min(with_filler.shape[1], without.shape[1])
     table = with_filler[:, :width] - without[:, :width]
     filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
-    note = None
+    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
     if (condition in filled) != (baseline in filled):
-        note = "the sum over all tokens differs by the filler's mass: softmax guarantees it, whatever is inserted"
-    return _curve(ask, f"{condition} - {baseline}", table, draws, seed, note=note)
+        notes.append("all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted")
+    return _curve(ask, f"{condition} - {baseline}", table, draws, seed, note="; ".join(notes) or None)
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -152,6 +164,19 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
             f"{', '.join(traces.conditions) or 'no condition'}. Probe the missing ones, or ask for others."
         )
     return shared
+
+
+def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
+    """The shared problems without the controls, which are matched to them and never averaged with them.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    controls = {entry.problem_id for entry in traces.entries() if entry.control}
+    chosen = [name for name in shared_problems(traces, conditions) if name not in controls]
+    if not chosen:
+        raise ConfigError(f"{traces.path} holds only controls. Probe the problems that they are matched to, too.")
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from attention_probe.curve import Curve, as_frame
-from attention_probe.curves import aligned_curve, full_curve, shared_problems
+from attention_probe.curves import aligned_curve, chosen_problems, full_curve, shared_problems
 from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness import resources
@@ -99,8 +99,8 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    controls = {entry.problem_id for entry in traces.entries() if entry.control}
-    shared = shared_problems(traces, panel.shows.series)
+    chosen = chosen_problems(traces, panel.shows.series)
+    matched = [name for name in shared_problems(traces, panel.shows.series) if name not in set(chosen)]
     curve = aligned_curve if panel.shows.view == "aligned" else full_curve
 
     def over(problem_ids: list[str]) -> tuple[Curve, ...]:
@@ -117,10 +117,6 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
             for condition in panel.shows.series
         )
 
-    chosen = [name for name in shared if name not in controls]
-    if not chosen:
-        raise ConfigError(f"{traces.path} holds only controls. Probe the problems that they are matched to, too.")
-    matched = [name for name in shared if name in controls]
     return PanelCurves(
         panel=panel,
         curves=over(chosen),

@@ -84,7 +84,7 @@ def _measure(
     )
     source = open_source(wanted.prompts, wanted.conditions, settings.load_tokenizer)
     selection = choose(wanted.prompts, source)
-    chosen = [problem.problem_id for problem in selection.problems]
+    chosen = [(problem.problem_id, problem.outcome, problem.control) for problem in selection.problems]
     parts = [
         settings.model,
         str(settings.architecture),
@@ -92,6 +92,7 @@ def _measure(
         wanted.conditions,
         source.prompts_sha256,
         chosen,
+        selection.on_outcome,
     ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     path = folder / f"{name}.traces"

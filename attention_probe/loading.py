@@ -109,7 +109,9 @@ def load_model(
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer or
             token lies outside of it.
+        ConfigError: there is no such device.
     """
+    _check_device(device)
     checkpoint = open_checkpoint(name, revision=revision)
     config = _read_config(checkpoint)
     chosen = check_layers(config, layers, name=name)
@@ -147,9 +149,10 @@ def random_model(
         device: Where the model goes; the weights are drawn on the CPU, so they do not depend on it.
 
     Raises:
-        ConfigError: the YAML is missing or not an architecture.
+        ConfigError: the YAML is missing or not an architecture, or there is no such device.
         ModelError: a layer or token lies outside of it.
     """
+    _check_device(device)
     facts = read_architecture(architecture)
     from transformers import CONFIG_MAPPING
 
@@ -165,6 +168,21 @@ def random_model(
     fill_at_random(skeleton, seed)
     fingerprint = {"name": facts.name, "architecture_sha256": facts.sha256, "seed": seed, **_describe(skeleton)}
     return _finish(skeleton, device, bytes_read=0, random_weights=True, fingerprint=fingerprint)
+
+
+def _check_device(device: str | torch.device) -> None:
+    """Refuse a device that torch does not know or cannot reach, before anything is read.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"--device {device} cannot be used: {said[:200]} Expected cpu, or cuda where there is one."
+        ) from None
 
 
 def check_layers(config: PretrainedConfig, layers: Iterable[int], *, name: str) -> tuple[int, ...]:

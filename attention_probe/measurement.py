@@ -48,7 +48,8 @@ class Measurement:
         count: [definition, position].
         measures: [layer, head] each.
         activations: Of the first MLP, over the problem's tokens.
-        residual: What the decomposition leaves of the first layer's outputs, as a share; None if there is none.
+        residual: What the decomposition leaves of the first layer's outputs, as a share, in the worst head; None if
+            there is none, or that layer is not asked.
     """
 
     mean: NDArray[np.float32]
@@ -104,7 +105,9 @@ def measure_group(
                 count=count,
                 measures={key: np.stack([layer[key] for layer in heads]) for key in heads[0] if key != "residual"},
                 activations=statistics,
-                residual=float(heads[0]["residual"].max()) if "residual" in heads[0] else None,
+                residual=float(heads[0]["residual"].max())
+                if loaded.layers[0] == 0 and "residual" in heads[0]
+                else None,
             )
     return found
 

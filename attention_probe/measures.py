@@ -17,7 +17,7 @@ SHARE = "share of one query's attention"
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence."),
     "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
-    "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens."),
+    "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens, the very first token left out."),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
     "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, completion."),
     "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
@@ -36,7 +36,9 @@ MEASURES: dict[str, Quantity] = {
         "Effective rank of the filler's value vectors: exp of the entropy of their singular values' shares.",
     ),
 }
-"""Every measure of a head, by name. All are means over the common queries after the filler: the problem's tokens.
+"""Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
+`--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
+is not seen by the queries before it: they count as giving it nothing, and have no entropy.
 
 The five masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
 output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted

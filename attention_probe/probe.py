@@ -13,6 +13,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from attention_probe.architectures import read_architecture
+from attention_probe.capture import capture
 from attention_probe.decomposition import inserted_tokens
 from attention_probe.loading import LoadedModel, check_heads, load_model, random_model
 from attention_probe.measurement import Measurement, Record, measure_group
@@ -24,7 +25,7 @@ from attention_probe.token_table import TokenTable
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
 from harness import receipts, resources
-from harness.errors import ConfigError, ModelError
+from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.prompts import Layout
 from harness.tokenization import load_tokenizer
 
@@ -145,7 +146,8 @@ def probe(
         advance: Told how many of how many problems are done.
 
     Raises:
-        PromptMismatchError: a prompt is not the one that was run, or does not fit the model.
+        PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
+            that the file holds.
         ModelError: the model cannot be loaded, or gives no attention.
         JournalError: the file holds other traces, or cannot be written.
         ConfigError: a condition is not in the source.
@@ -168,13 +170,14 @@ def probe(
     loaded = settings.load_model(every_id.tolist())
     if settings.heads is not None:
         check_heads(loaded.config, settings.heads, name=loaded.name)
-    checks = _self_check(loaded, prompts, settings)
+    table = _token_table(loaded)
+    checks = _self_check(loaded, prompts, settings, table)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
+        _refuse_other_records(traces, prompts, chosen)
         missing = [p for p in problems if not all(traces.has(p.id, name) for name in settings.conditions)]
         advance(len(problems) - len(missing), len(problems))
         done = len(problems) - len(missing)
-        table = _token_table(loaded) if missing else None
         for group in _groups(missing, prompts):
             rows = [prompts[problem.id] for problem in group]
             measured = measure_group(loaded, rows, settings.record, table=table)
@@ -185,6 +188,31 @@ def probe(
             done += len(group)
             advance(done, len(problems))
     return receipt
+
+
+def _refuse_other_records(
+    traces: AttentionTraces,
+    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    chosen: Mapping[str, SelectedProblem],
+) -> None:
+    """Raise if the file holds a selected problem with another prompt, other tokens, or chosen for another reason."""
+    for entry in traces.entries():
+        prompt = prompts.get(entry.problem_id, {}).get(entry.condition)
+        if prompt is None:
+            continue
+        wanted = chosen[entry.problem_id]
+        if entry.prompt_sha256 != prompt.sha256:
+            what = f"with another prompt: expected SHA-256 {prompt.sha256[:12]}..., got {entry.prompt_sha256[:12]}..."
+        elif not np.array_equal(traces.get(entry.problem_id, entry.condition).token_ids, prompt.token_ids):
+            what = "as another tokenizer or completion has it: the same prompt, other token ids."
+        elif (entry.outcome, entry.control) != (wanted.outcome, wanted.control):
+            expected, got = (f"{one.outcome}{', a control' if one.control else ''}" for one in (wanted, entry))
+            what = f"from another selection: expected the outcome {expected}, got {got}."
+        else:
+            continue
+        raise PromptMismatchError(
+            f"{traces.path} holds problem {entry.problem_id} under {entry.condition} {what} Choose another --output."
+        )
 
 
 def _token_table(loaded: LoadedModel) -> TokenTable | None:
@@ -240,7 +268,8 @@ def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement
 def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:
     record = asdict(settings.record)
     options = {name: value for name, value in record.items() if name != "completion"}
-    if str(source.layout) == Layout.AS_PUBLISHED:  # where each filler merges other tokens, fewer are common to more
+    # where each filler merges other tokens, fewer are common to more; nobody has checked the prompts of other tasks
+    if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
         model=loaded.name,
@@ -259,24 +288,31 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
 
 
 def _self_check(
-    loaded: LoadedModel, prompts: Mapping[str, Mapping[str, TokenizedPrompt]], settings: ProbeSettings
+    loaded: LoadedModel,
+    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    settings: ProbeSettings,
+    table: TokenTable | None,
 ) -> dict[str, Any]:
-    """One prompt by other ways: eager attention, the first layer's identity, and float32 if that is not what runs."""
+    """One prompt by other ways: eager attention, the first layer's identity, and float32 if that is not what runs.
+
+    Ours is computed as it is recorded, with the token table if there is one.
+    """
     longest = [max(by_condition.values(), key=_length) for by_condition in prompts.values()]
     prompt = max(longest, key=lambda p: (_length(p) <= CHECKED_TOKENS, -abs(_length(p) - CHECKED_TOKENS)))
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     checks: dict[str, Any] = {
         "condition": prompt.condition,
         "prompt_tokens": len(token_ids),
-        "eager_error": eager_error(loaded, token_ids[None]),
+        "eager_error": eager_error(loaded, token_ids[None], table=table),
         "bytes_read": loaded.bytes_read,
         "keys_missing": len(loaded.missing),
         "keys_unexpected": len(loaded.unexpected),
+        "notices": list(capture(loaded, token_ids[None, :1]).notices),
     }
     inserted = np.flatnonzero(inserted_tokens(prompt))
     span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
     if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(token_ids):
-        checks["identity_error"] = identity_error(loaded, token_ids, span)
+        checks["identity_error"] = identity_error(loaded, token_ids, span, table=table)
     if settings.dtype != "float32":
         exact = settings.load_model(prompt.token_ids.tolist(), dtype="float32")
         checks["dtype_error"] = curve_error(loaded, exact, token_ids[None])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.curves import shared_problems
+from attention_probe.curves import chosen_problems
 from attention_probe.measures import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
@@ -47,7 +47,7 @@ def rank_heads(
         measure: A name of `measures.MEASURES`.
         baseline: What is subtracted; another filler, as a rule.
         condition: What it is subtracted from.
-        problem_ids: Which prompts; all that were traced under both conditions by default.
+        problem_ids: Which prompts; all but controls that were traced under both conditions by default.
         draws: Sign flips. All 2^(n-1) distinct ones are taken instead where they are no more.
         seed: Of the flips.
 
@@ -66,7 +66,7 @@ def rank_heads(
         raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
     if baseline == condition:
         raise ConfigError(f"{condition} cannot be contrasted with itself. Choose two conditions.")
-    chosen = list(shared_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
+    chosen = list(chosen_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
     filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
@@ -124,7 +124,9 @@ def rank_heads(
         "exact": exact,
         "seed": seed,
         "smallest_p": None if guaranteed else (1 / count if exact else 1 / (1 + count)),
-        "note": _note(measure, baseline, condition, guaranteed, count, exact, len(chosen)),
+        "note": "; ".join(
+            [_note(measure, baseline, condition, guaranteed, count, exact, len(chosen)), *traces.header.stamps]
+        ),
     }
     return frame
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.curve import Definition, bootstrap_band
-from attention_probe.curves import shared_problems
+from attention_probe.curves import chosen_problems
 from attention_probe.figure_config import leaves_out_first_token
 from attention_probe.spans import ROLES
 from attention_probe.trace import Trace, TraceHeader
@@ -19,13 +19,16 @@ from harness.report import AttentionFile, MeanCurve, PromptCurves
 _EXPLAINED = {
     "common": "Mean attention that each token gets from later tokens of the prompt without filler (common queries).",
     "published": "Mean attention that each token gets from all later tokens, inserted ones too (as published).",
+    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
 }
 
 
 def read_attention(
     path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
 ) -> AttentionFile:
-    """The curves of some heads of one layer, averaged over the problems that all conditions have, and one by one.
+    """The curves of some heads of one layer, one by one and averaged over the problems that all conditions have.
+
+    Controls are in no average.
 
     Args:
         path: The trace file.
@@ -44,7 +47,7 @@ def read_attention(
         chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
         labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
         left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
-        shared = set(shared_problems(traces, traces.conditions))
+        shared = set(chosen_problems(traces, traces.conditions))
         means: list[MeanCurve] = []
         prompts: list[PromptCurves] = []
         for condition in traces.conditions:
@@ -121,7 +124,7 @@ def _listed(values: NDArray[np.floating]) -> tuple[float | None, ...]:
 
 def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bool) -> list[str]:
     """What a reader must be told."""
-    notes = [_EXPLAINED[definition]]
+    notes = [_EXPLAINED["completion" if header.queries == "completion" else definition]]
     if left_out:
         notes.append("The first token, which takes most of this model's attention, is left out; nothing is rescaled.")
     if len(header.layers) > 1:

@@ -14,6 +14,7 @@ from attention_probe.capture import Capture, capture
 
 if TYPE_CHECKING:
     from attention_probe.loading import LoadedModel
+    from attention_probe.token_table import TokenTable
 
 SAMPLED_QUERIES = 64
 
@@ -24,20 +25,27 @@ def curve_error(loaded: LoadedModel, exact: LoadedModel, token_ids: Int[Tensor, 
 
 
 def eager_error(
-    loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"], *, attention_mask: Int[Tensor, "batch seq"] | None = None
+    loaded: LoadedModel,
+    token_ids: Int[Tensor, "batch seq"],
+    *,
+    attention_mask: Int[Tensor, "batch seq"] | None = None,
+    table: TokenTable | None = None,
 ) -> float:
     """Largest difference between captured column means and those of eager `output_attentions`, over layers and heads.
 
-    Keeps whole attention matrices for the loaded layers, so the prompt should be an ordinary one.
+    Keeps whole attention matrices for the loaded layers, so the prompt should be an ordinary one. With `table` ours is
+    what looking projections up gives, eager's never is.
 
     Raises:
         ModelError: the model gives no attention weights.
     """
-    ours = capture(loaded, token_ids, attention_mask=attention_mask)
+    ours = capture(loaded, token_ids, attention_mask=attention_mask, table=table)
     return _largest(ours, capture(loaded, token_ids, attention_mask=attention_mask, eager=True))
 
 
-def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int]) -> float:
+def identity_error(
+    loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int], *, table: TokenTable | None = None
+) -> float:
     """Largest error of A_with = (1 - m) A_gap in Layer 1, over heads, keys and a sample of later queries.
 
     A_gap is the prompt without its filler but with the positions as they are with it, and m the mass that a query
@@ -49,6 +57,7 @@ def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: 
         loaded: A model whose layer 0 is loaded.
         token_ids: One prompt, with its filler.
         filler: Half-open span of the filler.
+        table: The first layer's projections, if they are looked up.
 
     Raises:
         ValueError: no token follows the filler.
@@ -64,13 +73,14 @@ def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: 
     queries[0, torch.arange(len(chosen)), chosen] = True
     inside = torch.zeros(1, 1, length, dtype=torch.bool)
     inside[..., start:end] = True
-    with_filler = capture(loaded, token_ids[None], layers=[0], query_sets=queries, key_regions=inside)[0]
+    with_filler = capture(loaded, token_ids[None], layers=[0], query_sets=queries, key_regions=inside, table=table)[0]
     gap = capture(
         loaded,
         token_ids[None, original],
         layers=[0],
         position_ids=original[None],
         query_sets=queries[..., original],
+        table=table,
     )[0]
     lam = 1 - with_filler.region_mass[0, :, chosen.to(with_filler.region_mass.device), 0].T
     expected = lam[..., None] * gap.column_mean[0]

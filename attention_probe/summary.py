@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from attention_probe.curve import Definition
-from attention_probe.curves import aligned_curve, shared_problems
+from attention_probe.curves import aligned_curve, chosen_problems, shared_problems
+from attention_probe.figure_config import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other")
@@ -28,7 +29,8 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     import pandas
 
     header = traces.header
-    problems = shared_problems(traces, traces.conditions)
+    problems = chosen_problems(traces, traces.conditions)
+    left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
     rows = []
     for place, layer in enumerate(header.layers):
         for head in [None] if heads is None else [header.check_head(head) for head in heads]:
@@ -36,28 +38,38 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
                 row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
                 for name in MASSES:
                     values = traces.measure(name, condition, problems)[1][:, place]
-                    row[name] = float(values.mean() if head is None else values[:, head].mean())
+                    values = values if head is None else values[:, head]
+                    there = values[np.isfinite(values)]  # an empty completion has no queries
+                    row[name] = float(there.mean()) if there.size else np.nan
                 if head is not None:
                     curve = aligned_curve(
-                        traces, condition=condition, layer=layer, head=head, definition=definition, problem_ids=problems
+                        traces,
+                        condition=condition,
+                        layer=layer,
+                        head=head,
+                        definition=definition,
+                        exclude_first=left_out,
+                        problem_ids=problems,
                     )
-                    peak = int(np.nanargmax(curve.mean))
-                    row |= {"head": f"Head {head + 1}", "peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
+                    row["head"] = f"Head {head + 1}"
+                    if len(curve.x):
+                        peak = int(curve.mean.argmax())
+                        row |= {"peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
                 rows.append(row)
     queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
     title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"
     if heads is not None:
-        title += f"; peak of the aligned curve ({definition} queries) and its position"
-    stamps = [
-        text
-        for text, on in (("random weights", header.random_weights), ("selected on outcome", header.on_outcome))
-        if on
-    ]
-    return "\n".join([title, *stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)])
+        over = f"{definition} queries" if header.queries == "prompt" else "the completion's"
+        title += f"; peak of the aligned curve ({over}{', first token left out' if left_out else ''}) and its position"
+    if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
+        title += f"; {controls} controls are in the file and left out here"
+    return "\n".join(
+        [title, *header.stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)]
+    )
 
 
 def told(checks: Mapping[str, Any]) -> str:
-    """The self-check in one line."""
+    """The self-check in one line, and one for each thing that must be known of the architecture."""
     parts = [f"eager {checks['eager_error']:.1e}"]
     parts += [
         f"{name} {checks[key]:.1e}"
@@ -65,4 +77,5 @@ def told(checks: Mapping[str, Any]) -> str:
         if key in checks
     ]
     read = f"{checks['bytes_read']:,} bytes read, {checks['keys_missing']} keys missing"
-    return f"self-check (largest error): {', '.join(parts)}; {read}"
+    line = f"self-check (largest error): {', '.join(parts)}; {read}"
+    return "\n".join([line, *(f"note: {notice}" for notice in checks.get("notices", ()))])

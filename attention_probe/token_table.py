@@ -42,7 +42,8 @@ class TokenTable:
         """Project every token that is loaded.
 
         Raises:
-            ModelError: the projections depend on the position too, as with learned position embeddings.
+            ModelError: the projections depend on the position too, as with learned position embeddings, or the model
+                does not call the registered attention function.
         """
         token_ids = (loaded.token_rows >= 0).nonzero()[:, 0]
         first = token_ids[:1].expand(1, 2)
@@ -87,8 +88,13 @@ def _projections(loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> di
         if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim == 2
     ]
     try:
-        capture(loaded, token_ids, layers=[0])
+        eager = capture(loaded, token_ids, layers=[0]).eager
     finally:
         for handle in attached:
             handle.remove()
+    if eager:  # the whole layer ran: what follows the attention is among the outputs, and depends on the context
+        raise ModelError(
+            f"{loaded.name} does not call the registered attention function, so its projections cannot be told from "
+            "what follows the attention. Run without a token table."
+        )
     return found

@@ -28,7 +28,7 @@ class Trace:
         tokens: The text of each token, for people.
         filler_span: Half-open positions of the filler; None without one.
         measures: Name to [layer, head] array; a name of MEASURES each.
-        activations: First-MLP statistics of the whole prompt, by name.
+        activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
         self_check: Largest errors against other ways to compute the same, by name.
 
     Raises:
@@ -113,6 +113,12 @@ class TraceHeader:
             raise ValueError(f"layers must be ascending indices from 0, got {self.layers}")
         if self.head_count < 1:
             raise ValueError(f"head_count must be at least 1, got {self.head_count}")
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """What must be said wherever numbers of these traces are shown."""
+        said = (("random weights", self.random_weights), ("selected on outcome", self.on_outcome))
+        return tuple(text for text, on in said if on)
 
     def layer_index(self, layer: int) -> int:
         """Where a layer stands on the layer axis.

@@ -13,6 +13,7 @@ from attention_probe.curves import (
     aligned_curve,
     as_frame,
     bootstrap_band,
+    chosen_problems,
     difference_curve,
     full_curve,
     shared_problems,
@@ -101,6 +102,21 @@ def test_conditions_set_side_by_side_are_of_the_same_problems(traces):
         ConfigError, match=r"has no problem under all of wo, mful; it has traces under wo, mless, random"
     ):
         shared_problems(traces, ["wo", "mful"])
+
+
+def test_controls_are_not_among_the_problems_chosen(tmp_path):
+    records = [make_trace(f"p{n}", name, seed=n, control=n == 1) for n in range(3) for name in ("wo", "mless")]
+    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records)) as traces:
+        assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
+        ask = {"condition": "mless", "baseline": "wo", "layer": 0, "head": 0}
+        assert difference_curve(traces, **ask).prompts == 2
+
+
+def test_curves_over_completions_say_that_their_queries_are_not_common(tmp_path):
+    records = [make_trace("p0", name) for name in ("wo", "mless")]
+    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records, queries="completion")) as traces:
+        for draw in (aligned_curve, full_curve):
+            assert "completion" in draw(traces, condition="mless", layer=0, head=0).note
 
 
 def test_the_difference_is_paired_by_problem_whatever_the_order(traces):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,13 @@ from attention_probe.criterion import Criterion
 from attention_probe.measurement import Record
 from attention_probe.probe import ProbeSettings, probe
 from attention_probe.selection import select
-from attention_probe.source import read_source
+from attention_probe.source import build_source, read_source
 from attention_probe.spans import ROLES
 from attention_probe.summary import MASSES, summary, told
 from attention_probe.traces import AttentionTraces
 from harness import resources
+from harness.conditions import named_condition
+from harness.config import open_dataset
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
 
 RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
@@ -222,12 +225,59 @@ def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_
         probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
 
 
+def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
+    path, settings = tmp_path / "t.traces", ProbeSettings(model="demo", conditions=("mless",))
+    conditions, tokenizer = [named_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
+    built = [
+        build_source(open_dataset("demo"), conditions, tokenizer, "raw", instruction=instruction)
+        for instruction in (None, "Solve it.")
+    ]
+    probe(built[0], select(built[0], Criterion(n=2)), settings, path)
+    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt: expected SHA"):
+        probe(built[1], select(built[1], Criterion(n=4)), settings, path)
+    judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
+    with pytest.raises(PromptMismatchError, match=r"from another selection: expected the outcome both_\w+, got None"):
+        probe(source, select(source, Criterion(ids=judged)), settings, path)
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 4
+
+
+def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tmp_path):
+    settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
+    probe(source, selection, settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        for trace in traces.select("mless"):
+            assert "bias" in trace.measures and trace.self_check == {}
+
+
+def test_an_untested_architecture_is_told_beside_the_self_check(source, tmp_path):
+    from tests.capture_errors import build_whole
+
+    chosen = select(source, Criterion(n=1))
+    vocabulary = json.loads(Path(resources.demo_model(), "config.json").read_text())
+    build_whole("olmo2", vocab_size=vocabulary["vocab_size"]).save_pretrained(tmp_path / "olmo2")
+    settings = ProbeSettings(model=str(tmp_path / "olmo2"), tokenizer="demo", layers=(0,), conditions=("mless",))
+    receipt = probe(source, chosen, settings, tmp_path / "t.traces")
+    assert "note: olmo2 is not among the tested architectures" in told(receipt["self_check"])
+
+
+def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
+    first = source.problems[0]
+    prompts = {name: replace(prompt, completions=("",)) for name, prompt in first.prompts.items()}
+    emptied = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+    probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        assert "NaN" in summary(traces, heads=(0,))
+
+
 @pytest.mark.parametrize(
     ("chosen", "error", "message"),
     [
         ({"layers": (4,)}, ModelError, r"has no layer 4 \(labelled Layer 5\)"),
         ({"heads": (6,)}, ModelError, r"has no head 6 \(labelled Head 7\)"),
         ({"conditions": ("dots",)}, ConfigError, "has no condition 'dots': expected one of wo, mless, mful, random"),
+        ({"device": "abacus"}, ConfigError, "--device abacus cannot be used: "),
         ({"model": "/no/such"}, ModelError, "Model folder /no/such does not exist"),
     ],
 )
@@ -277,6 +327,25 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
         command("link", RUN, traces)
 
 
+def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):
+    chosen = tmp_path / "chosen.json"
+    built = ("probe", "--dataset", "demo", "--model", "demo")
+    command(*built, "--n", 2, "--save-selection", chosen, "-o", tmp_path / "a.traces")
+    command(*built, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "b.traces")
+    with AttentionTraces.open(tmp_path / "a.traces") as one, AttentionTraces.open(tmp_path / "b.traces") as other:
+        assert other.conditions == ("wo", "mless") and other.problem_ids == one.problem_ids
+    with pytest.raises(ConfigError, match=r"--select .*chosen.json names the problems: leave out --flip"):
+        command(*built, "--select", chosen, "--n", 1, "-o", tmp_path / "c.traces")
+
+
+def test_controls_are_averaged_with_nothing(command, tmp_path):
+    flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
+    printed = command("probe", RUN, *flags, "-o", tmp_path / "t.traces")
+    assert ", 1 problems;" in printed and "1 controls are in the file and left out here" in printed
+    rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
+    assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)
+
+
 def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
     logs = {name: next(RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
     flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
@@ -304,6 +373,10 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
         (["probe", RUN, "--dataset", "demo"], "exactly one of `run`, `logs` and `dataset`, got run and dataset"),
         (["probe", "--dataset", "demo"], "Name the model with --model"),
         (["probe", RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
+        (
+            ["probe", RUN, "--layers", "0,3-1"],
+            r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
+        ),
         (["probe", RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
         (["curves", "none.traces"], "none.traces does not exist"),
         (["probe", "nowhere"], "nowhere"),

@@ -169,3 +169,10 @@ def test_draws_are_seeded(traces):
         for seed in (1, 1, 2)
     )
     assert one == again != other
+
+
+def test_controls_are_not_ranked_and_the_selection_is_told(tmp_path):
+    records = [make_trace(f"p{n}", name, seed=n, control=n > 3) for n in range(6) for name in ("mless", "random")]
+    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records, on_outcome=True)) as traces:
+        frame = rank_heads(traces, "mass_filler", "random", "mless")
+    assert set(frame["n"]) == {4} and frame.attrs["note"].endswith("selected on outcome")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attention_probe.capture import capture
+from attention_probe.self_check import eager_error, identity_error
 from attention_probe.token_table import TokenTable
 from harness.errors import ModelError
 from tests.capture_errors import ARCHITECTURES, LAYERS, PADDINGS, ask, build, largest_error, prompts
@@ -40,3 +41,18 @@ def test_the_projections_are_not_computed_and_are_put_back():
 def test_learned_positions_cannot_be_looked_up_by_token():
     with pytest.raises(ModelError, match=r"tiny gpt2: .*c_attn.* of the first layer gives a token other values"):
         TokenTable.of(build("gpt2"))
+
+
+def test_where_the_whole_layer_runs_nothing_is_looked_up():
+    with pytest.raises(ModelError, match="does not call the registered attention function, so its projections"):
+        TokenTable.of(build("gptj", rotary_dim=8))
+
+
+def test_the_self_check_is_of_what_is_looked_up():
+    loaded = build("qwen2")
+    table = TokenTable.of(loaded)
+    ids, mask = prompts("none")
+    assert eager_error(loaded, ids, attention_mask=mask, table=table) < 1e-5
+    table.outputs["self_attn.q_proj"].mul_(5)
+    assert eager_error(loaded, ids, attention_mask=mask, table=table) > 0.01
+    assert identity_error(loaded, ids[0], (2, 5), table=table) < 1e-5, "the identity holds for any queries"
