@@ -96,11 +96,12 @@ def decompose(
         "position_shift": size(gap - without) / original,
         "scale": size(scale) / original,
         "bias": size(bias) / original,
-        "bias_cosine": torch.nn.functional.cosine_similarity(bias, gap, dim=-1),
+        # a query that sees nothing of what was inserted has no bias to point anywhere
+        "bias_cosine": torch.nn.functional.cosine_similarity(bias, gap, dim=-1).masked_fill(mass == 0, torch.nan),
         "bias_relative_norm": size(bias) / shifted,
     }
     residual = size(with_filler - (gap - scale) - bias) / size(with_filler).clamp_min(tiny)
-    return {name: values.mean(1) for name, values in measures.items()}, residual.mean(1)
+    return {name: values.nanmean(1) for name, values in measures.items()}, residual.mean(1)
 
 
 def value_measures(values: Float[Tensor, "kv_head token head_dim"], heads: int) -> dict[str, Float[Tensor, " head"]]:

@@ -38,7 +38,7 @@ MEASURES: dict[str, Quantity] = {
 }
 """Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
 `--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
-is not seen by the queries before it: they count as giving it nothing, and have no entropy.
+is not seen by the queries before it: they count as giving it nothing, and have no entropy and no cosine.
 
 The five masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
 output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted
@@ -73,8 +73,8 @@ GUARANTEED = frozenset(
     }
 )
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
-from the other tokens whatever is inserted, and a norm that is 0 without filler can only grow. Between two fillers they
-are findings."""
+from the other tokens whatever is inserted, later positions shift by its length (so that a single region's mass may even
+grow), and a norm that is 0 without filler can only grow. Between two fillers they are findings."""
 
 FILLER_ONLY = ("filler_", "bias_")
 """How the names of measures begin that mean nothing without a filler."""

@@ -190,8 +190,8 @@ def _flips(size: int, count: int, exact: bool, seed: int) -> Iterator[NDArray[np
 def _note(measure: str, baseline: str, condition: str, guaranteed: bool, count: int, exact: bool, prompts: int) -> str:
     if guaranteed:
         return (
-            f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax "
-            "guarantees the difference whatever is inserted. Contrast two fillers."
+            f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax and "
+            "the shift of positions change it whatever is inserted. Contrast two fillers."
         )
     done = f"{prompts} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
     return f"{done}; no p below {1 / count:.2g} is possible, probe at least 6" if exact and count < 20 else done
