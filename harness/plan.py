@@ -100,6 +100,11 @@ class Plan:
         each = len(self.dataset.problems) * self.config.samples_per_problem
         return {arm.task: arm.replicates * each for arm in self.arms}
 
+    @property
+    def lines(self) -> dict[str, str]:
+        """Under what name each task is shown while it runs: all edits of a prompt null are one line."""
+        return {arm.task: "prompt null" if arm.condition.edit else arm.task for arm in self.arms}
+
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
         """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside.

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -177,7 +178,8 @@ def _generate_and_grade(
     )
     keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
     keys = {id(request): key for request, key in keyed}
-    tasks = {key: request.task for request, key in keyed}
+    lines = plan.lines
+    tasks = {key: lines[request.task] for request, key in keyed}
     if strange := folder.sample_keys - tasks.keys():
         raise JournalError(
             f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {min(strange)}: they "
@@ -190,14 +192,17 @@ def _generate_and_grade(
     parameters = sampling.record()
     folder.begin_session(_session(plan))
     with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
-        progress = Progress(plan.totals, quiet=quiet)
+        totals = Counter[str]()
+        for task, total in plan.totals.items():
+            totals[lines[task]] += total
+        progress = Progress(totals, quiet=quiet)
 
         def collect() -> None:
             for score in scorer.poll():
                 progress.score(tasks[score["key"]], score["verdict"])
 
         for number, sample in enumerate(read_samples(folder.path)):
-            progress.known(sample["task"])
+            progress.known(lines[sample["task"]])
             scorer.submit(sample)
             if number % 64 == 0:
                 collect()  # the workers must not wait until all are read
@@ -220,7 +225,7 @@ def _generate_and_grade(
                         ).record()
                         folder.journal.append(sample)
                         scorer.submit(sample)
-                        progress.sample(request.task, done.completion_tokens)
+                        progress.sample(lines[request.task], done.completion_tokens)
                         timing["samples"] += 1
                         timing["tokens"] += done.completion_tokens or 0
                     collect()
