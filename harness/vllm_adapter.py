@@ -91,6 +91,7 @@ class VLLMEngine:
             ) from error
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
+        given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         others = set(multiprocessing.active_children())
         try:
             # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
