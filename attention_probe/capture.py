@@ -183,7 +183,7 @@ def capture(
     batch, length = token_ids.shape
     real = _real_positions(token_ids, attention_mask)
     positions = (real.long().cumsum(-1) - 1).clamp_min(0) if position_ids is None else position_ids.to(model.device)
-    _refuse_long_prompt(loaded, int(positions[real].max()) + 1)
+    refuse_long_prompt(loaded, int(positions[real].max()) + 1)
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
     readout = Readout(
@@ -242,11 +242,12 @@ def _real_positions(token_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     return attention_mask.to(token_ids.device).bool()
 
 
-def _refuse_long_prompt(loaded: LoadedModel, length: int) -> None:
+def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt") -> None:
+    """Raise PromptMismatchError if `what`, which has so many tokens, is longer than the model's context."""
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     if context is not None and length > context:
         raise PromptMismatchError(
-            f"A prompt reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
+            f"{what} reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
             "problem out, or use a model with a longer context."
         )
 

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from attention_probe.architectures import read_architecture
-from attention_probe.capture import capture
+from attention_probe.capture import capture, refuse_long_prompt
 from attention_probe.decomposition import inserted_tokens
 from attention_probe.loading import LoadedModel, check_heads, load_model, random_model
 from attention_probe.measurement import Measurement, Record, measure_group
@@ -168,6 +168,8 @@ def probe(
     }
     every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
     loaded = settings.load_model(every_id.tolist())
+    for prompt in (prompt for by_name in prompts.values() for prompt in by_name.values()):
+        refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
     if settings.heads is not None:
         check_heads(loaded.config, settings.heads, name=loaded.name)
     table = _token_table(loaded)

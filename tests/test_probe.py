@@ -289,6 +289,16 @@ def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path,
     assert not (tmp_path / "t.traces").exists()
 
 
+def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
+    first = source.problems[0]
+    prompts = {name: replace(prompt, completions=("one two " * 3000,)) for name, prompt in first.prompts.items()}
+    talkative = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+    with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo', reaches position \d+, and"):
+        probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
 def test_another_tokenizer_is_refused(source, selection, tmp_path):
     from tests.conftest import build_tokenizer
 
