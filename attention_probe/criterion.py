@@ -28,7 +28,7 @@ class Criterion:
             or any of them.
         subject, level, ids: Only these.
         n: So many of what is left, drawn by `seed`; None for all.
-        controls: Add for each flipped problem one that did not flip, of the same subject and the nearest level.
+        controls: Add for each flipped problem one that did not flip: see `flips.match_controls`.
 
     Raises:
         ConfigError: an unknown flip or rule, a condition compared with itself, n below 1, or controls without a flip.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from attention_probe.problems import Problem, RunPrompt
@@ -33,11 +33,12 @@ def outcome(problem: Problem, *, baseline: str, condition: str, repeats: Repeats
 
 
 def match_controls(
-    flipped: Sequence[Problem], unflipped: Sequence[Problem], draw: random.Random
+    flipped: Sequence[Problem], unflipped: Sequence[Problem], outcomes: Mapping[str, str], draw: random.Random
 ) -> list[tuple[Problem, Problem]]:
     """Pairs of a control and the flipped problem that it stands beside; no control twice.
 
-    A control has its problem's subject and, of those left, the nearest level; `draw` decides between equally near.
+    A control has its problem's subject. Of those left it is one that began as its problem did, right or wrong without
+    filler, if there is one, and of these the one of the nearest level; `draw` decides between equally near.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
@@ -55,7 +56,8 @@ def match_controls(
                 f"Subject {problem.subject!r}: {wanted} flipped problems need as many controls that did not flip, and "
                 f"there are {there}. Lower n, choose another subject, or leave the controls out."
             )
-        nearest = min(pool, key=lambda other: abs(other.level - problem.level))
+        stayed = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
+        nearest = min(pool, key=lambda p: (outcomes[p.id] != stayed, abs(p.level - problem.level)))
         pool.remove(nearest)
         pairs.append((nearest, problem))
     return pairs

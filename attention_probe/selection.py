@@ -129,7 +129,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
     rows: list[tuple[Problem, str | None]] = [(problem, None) for problem in matching]
     if criterion.controls:
         unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
-        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, draw)]
+        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, outcomes, draw)]
     return Selection(
         source=source.name,
         kind=source.kind,

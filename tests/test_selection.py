@@ -452,8 +452,8 @@ def test_what_the_grader_could_not_settle_is_neither_right_nor_wrong():
     }
 
 
-def test_controls_have_the_subject_and_the_nearest_level_and_stand_once():
-    flipped = [made("f1", WRONG, RIGHT, level=3), made("f2", WRONG, RIGHT, level=3)]
+def test_controls_have_the_subject_began_alike_where_they_can_and_stand_once():
+    flipped = [made(name, WRONG, RIGHT, level=3) for name in ("f1", "f2", "f3")]
     rest = [
         made("near", RIGHT, RIGHT, level=4),
         made("far", WRONG, WRONG, level=1),
@@ -465,11 +465,13 @@ def test_controls_have_the_subject_and_the_nearest_level_and_stand_once():
     assert [(p.problem_id, p.matched_to) for p in chosen.problems] == [
         ("f1", None),
         ("f2", None),
+        ("f3", None),
         ("exact", "f1"),
-        ("near", "f2"),
+        ("far", "f2"),
+        ("near", "f3"),
     ]
-    assert [p.control for p in chosen.problems] == [False, False, True, True]
-    assert [p.outcome for p in chosen.problems[2:]] == ["both_wrong", "both_right"]
+    assert [p.control for p in chosen.problems] == [False] * 3 + [True] * 3
+    assert [p.outcome for p in chosen.problems[3:]] == ["both_wrong", "both_wrong", "both_right"]
 
 
 def test_equally_near_controls_are_drawn_by_the_seed():
