@@ -24,7 +24,8 @@ def comparison_grid(board: Leaderboard) -> Grid:
     """One row a condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = _shown(board, board.comparison)
     accuracy: tuple[str, Callable[[Row], str]] = ("accuracy %", lambda r: f"{r['accuracy']:.1f}")
-    if not board.by:  # with subjects the table would be too wide
+    ranked = any(row["null_p"] is not None for row in rows)
+    if not board.by and not ranked:  # with either the table would be too wide
         accuracy = (
             "accuracy % [95 %]",
             lambda r: f"{r['accuracy']:.1f} {_interval(r['accuracy_low'], r['accuracy_high'])}",
@@ -39,7 +40,7 @@ def comparison_grid(board: Leaderboard) -> Grid:
         ("verdict", _verdict),
         ("+ / -", lambda r: _pair(r, "" if r["wrong_to_right"] is not None else "aa_")),
     ]
-    if any(row["null_p"] is not None for row in rows):
+    if ranked:
         columns.append(("rank p", lambda r: _p(r["null_p"])))
     title, words = _heading(board, rows)
     return Grid(
@@ -339,7 +340,7 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     null = [r["difference"] for r in records(board.comparison) if r["condition"] in board.edits]
     if null:
         notes.append(
-            f"Prompt null: {len(set(board.edits))} harmless edits of the prompt, without filler, move the accuracy by "
+            f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)}): they move the accuracy by "
             f"{_signed(min(null))} to {_signed(max(null))} points; rank p: (1 + edits at least as far) / (1 + edits)."
         )
     return notes

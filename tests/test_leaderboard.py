@@ -115,7 +115,7 @@ def test_edits_of_the_prompt_are_a_note_and_a_rank():
     change = board.comparison.set_index("condition")["difference"]
     edits = change[[c for c in chances if "edit" in c]].abs()
     assert rows(grid)["w/ Mless"]["rank p"].text == f"{(1 + (edits >= abs(change['mless'])).sum()) / 6:.3f}"
-    assert any("5 harmless edits of the prompt" in note for note in grid.notes)
+    assert any("harmless edits of the prompt, without filler: 5" in note for note in grid.notes)
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless"]
 
