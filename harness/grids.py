@@ -23,7 +23,7 @@ PASSED = ("better", "worse")
 def comparison_grid(board: Leaderboard) -> Grid:
     """One row a condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = _shown(board, board.comparison)
-    accuracy: tuple[str, Callable[[Row], str]] = ("accuracy %", lambda r: f"{r['accuracy']:.1f}")
+    accuracy: tuple[str, Callable[[Row], str]] = ("acc. %", lambda r: f"{r['accuracy']:.1f}")
     ranked = any(row["null_p"] is not None for row in rows)
     if not board.by and not ranked:  # with either the table would be too wide
         accuracy = (
@@ -340,7 +340,7 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     null = [r["difference"] for r in records(board.comparison) if r["condition"] in board.edits]
     if null:
         notes.append(
-            f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)}): they move the accuracy by "
+            f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)}): accuracy moves by "
             f"{_signed(min(null))} to {_signed(max(null))} points; rank p: (1 + edits at least as far) / (1 + edits)."
         )
     return notes
