@@ -6,7 +6,8 @@ Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the bundle
 
     python -m benchmarks.probe [--small] [--python PATH]
 
-TransformerLens and nnsight are measured where the interpreter has them; --python names another one that does.
+TransformerLens and nnsight are measured where the interpreter has them; --python, or the variable PEERS_PYTHON, names
+another one that does.
 """
 
 from __future__ import annotations
