@@ -68,12 +68,6 @@ class Cell:
     discordance: float
     effect: float
 
-    @property
-    def bootstrapped(self) -> bool:
-        """Whether the bootstrap, four fifths of the work, is looked at here."""
-        plain = self.population == "undecided" and (self.effect != MARGIN or self.discordance == 0.05)
-        return self.effect == 0 or plain
-
     def __str__(self) -> str:
         points = f"discordance {100 * self.discordance:g} %, effect {100 * self.effect:.2f} points"
         return f"{self.population}, n {self.n}, k {self.k}, {points}"
@@ -90,7 +84,7 @@ class Rates:
         false_any: Any condition has an adjusted p < 0.05; counts as false where there is no effect.
         found: The first condition has an unadjusted p < 0.05 in the direction of its effect.
         score_covers: Its score interval holds the effect.
-        bootstrap_covers: Its bootstrap interval holds the effect; NaN where it was not asked.
+        bootstrap_covers: Its bootstrap interval holds the effect.
         equivalent: It is called equivalent to the baseline.
     """
 
@@ -117,7 +111,7 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
         significant, means = p_values[0] < ALPHA, changes[0] / cell.k
         found = significant and cell.effect > 0 and means.sum() > 0
         bounds = difference_bounds(changes[0], cell.k)
-        low, high = bootstrap_interval(means, rng=rng) if cell.bootstrapped else (math.nan, math.nan)
+        low, high = bootstrap_interval(changes[0], rng=rng)
         hits += (
             significant and not found,
             bool((holm(p_values) < ALPHA).any()),
@@ -125,13 +119,10 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
             # score_interval holds a value exactly if its statistic there is within the critical value
             abs(score_statistic(means, cell.effect, bounds=bounds)) <= Z,
             # closed ends: an end that is the effect must count, however each was rounded
-            low - ROUNDING <= cell.effect <= high + ROUNDING,
+            low - ROUNDING <= cell.effect * cell.k <= high + ROUNDING,
             equivalence_p(means, MARGIN, bounds=bounds) < ALPHA,
         )
-    shares = (hits / experiments).tolist()
-    if not cell.bootstrapped:
-        shares[4] = math.nan
-    return Rates(cell, experiments, *shares)
+    return Rates(cell, experiments, *(hits / experiments).tolist())
 
 
 def p_value(changes: npt.NDArray[np.int64], k: int, rng: np.random.Generator) -> float:

@@ -148,7 +148,7 @@ def _formula(one: Rates) -> float:
 
 
 def _percent(rate: float) -> str:
-    return "-" if math.isnan(rate) else f"{100 * rate:.2f}"
+    return f"{100 * rate:.2f}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

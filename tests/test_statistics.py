@@ -211,16 +211,26 @@ def test_equivalence_is_the_shorter_interval_inside_the_margin(changes, margin):
 
 
 def test_the_bootstrap_agrees_with_scipys_and_repeats_with_its_seed():
-    values = rng(5).integers(-5, 6, 300) / 5
-    found = bootstrap_interval(values, rng=rng(1))
-    theirs = stats.bootstrap(
-        (values,), np.mean, method="percentile", n_resamples=10_000, rng=rng(2)
-    ).confidence_interval
-    assert found == pytest.approx((theirs.low, theirs.high), abs=0.006)
-    assert bootstrap_interval(values[::-1], rng=rng(1)) == found
+    changes = rng(5).integers(-5, 6, 300)
+    found = bootstrap_interval(changes, rng=rng(1))
+    theirs = stats.bootstrap((changes,), np.mean, method="percentile", n_resamples=10_000, rng=rng(2))
+    assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.03)
+    assert bootstrap_interval(changes[::-1], rng=rng(1)) == found
+    assert bootstrap_interval(changes / 7, rng=rng(1)) == pytest.approx(np.array(found) / 7, abs=0.03 / 7)
     lengths = rng(6).normal(500, 100, 2000)  # each value distinct: drawn in parts
     low, high = bootstrap_interval(lengths, rng=rng(1))
     assert high - low == pytest.approx(2 * 1.96 * lengths.std() / math.sqrt(2000), rel=0.05)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=5))
+def test_the_bootstraps_ends_are_those_of_all_resamples(changes):
+    sums = np.array([sum(resample) for resample in itertools.product(changes, repeat=len(changes))])
+    exact = np.quantile(sums, [0.05, 0.95], method="inverted_cdf") / len(changes)
+    nearby = np.quantile(sums, [0.047, 0.053, 0.947, 0.953], method="inverted_cdf") / len(changes)
+    low, high = bootstrap_interval(changes, rng=rng(), level=0.9, draws=100_000)
+    assert nearby[0] <= low <= nearby[1] and nearby[2] <= high <= nearby[3]
+    assert (low, high) == pytest.approx(exact) or nearby[0] < nearby[1] or nearby[2] < nearby[3]
 
 
 def test_without_flips_the_bootstrap_is_sure_and_the_score_interval_is_not():
