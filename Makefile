@@ -11,7 +11,7 @@ demo: .venv/installed
 	.venv/bin/mless figure configs/figures/flipped-demo.yaml --set prompts.run=results/bundled -o results/bundled
 
 # Two processes: one starts engines, the other does all the rest meanwhile.
-TWO = -n 2 --dist loadgroup
+TWO = -n 2 --no-loadscope-reorder
 
 test: .venv/installed
 	.venv/bin/python -m pytest $(TWO) -m "not slow and not gpu"

@@ -18,6 +18,25 @@ os.environ.setdefault("MATH500_PATH", "demo")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+
+def pytest_collection_modifyitems(items):
+    """Tests that start engines take longest: they come first."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """In several processes: all engine tests in one, where they share a run; the rest file by file in the others."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class EnginesTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return "engines" if Path(file).name in ("test_engine.py", "test_faults.py") else file
+
+    return EnginesTogether(config, log)
+
+
 LIMIT = 60
 BUDGET = 48  # short of some solutions, so that truncation occurs
 ENGINE_FLAGS = ["--limit", str(LIMIT), "--set", f"max_gen_toks={BUDGET}", "--set", "layouts=[raw, chat]"]

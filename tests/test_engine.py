@@ -26,7 +26,7 @@ from harness.prompts import Layout
 from harness.run_folder import read_identity
 from tests.conftest import BUDGET, LIMIT
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("engine")]  # one worker, one shared run
+pytestmark = pytest.mark.engine
 
 DEMO = str(resources.demo_model())
 ENGINE = (
