@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.curve import Definition, View
+from attention_probe.flips import CHANGED, CHANGES
 from harness.conditions import DEFAULT_SEED, named_conditions
 from harness.config import DatasetConfig, explain, read_values
 from harness.errors import ConfigError
@@ -224,6 +225,11 @@ class FigureConfig(_Strict):
             prompts = head.prompts or self.prompts
             if prompts is None:
                 raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
+            if prompts.flip in (*CHANGES, CHANGED) and not prompts.controls:
+                raise ValueError(
+                    f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
+                    "expected `controls: true` in `prompts`"
+                )
             unknown = [name for name in self.conditions if name not in named_conditions()]
             if prompts.dataset is not None and unknown:
                 raise ValueError(

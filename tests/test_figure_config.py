@@ -163,6 +163,7 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
         ),
         (("prompts", "dataset: demo", "n: 3"), r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
         (("prompts", "dataset: demo", "dataset: demo, flip: both_right"), r"`flip` selects by what a model answered"),
+        (("prompts", "dataset: demo", "run: x, flip: changed"), r"expected `controls: true` in `prompts`"),
         (("prompts", "dataset: demo", "run: x, controls: true"), r"`controls` are matched to problems that flipped"),
         (("prompts", "prompts: {dataset: demo}\n", ""), r"heads.0: needs `prompts`, here or for the whole figure"),
         (("model", "model: demo\n", ""), r"heads.0: needs `model` or `architecture`, here or for the whole figure"),
