@@ -8,7 +8,8 @@ OLDEST_VLLM = 0.28.0
 
 demo: .venv/installed
 	.venv/bin/mless run configs/runs/demo.yaml --fork
-	.venv/bin/mless figure configs/figures/flipped-demo.yaml --set prompts.run=results/bundled -o results/bundled
+	.venv/bin/mless figure configs/figures/flipped-demo.yaml -o results/bundled
+	.venv/bin/mless report results/bundled -o results/bundled/report.html
 
 # Two processes: one starts engines, the other does all the rest meanwhile.
 TWO = -n 2 --no-loadscope-reorder
