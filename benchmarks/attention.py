@@ -48,7 +48,9 @@ def ours(architecture: Path, length: int, layers: int) -> dict[str, Any]:
     from attention_probe.capture import capture
     from attention_probe.decomposition import REGIONS
     from attention_probe.loading import random_model
+    from attention_probe.memory import keep_freed_memory
 
+    keep_freed_memory()  # as `mless probe` does
     vocabulary = range(1000)
     loaded = random_model(architecture, layers=range(layers), token_ids=vocabulary)
 
