@@ -71,13 +71,14 @@ def descendants(run):
 
 
 def verdicts(folder):
-    """The whole table, byte for byte, and every verdict with what it is about."""
+    """The whole table, line for line, and every verdict with what it is about."""
     from harness import load_run
 
     frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
     columns = ["layout", "condition", "problem_id", "verdict", "answer", "completion", "completion_tokens"]
-    command = [MLESS, "table", str(folder), "--format", "csv"]  # without a receipt, which names the folder
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [MLESS, "table", str(folder), "--format", "csv"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    table = [line for line in lines if not line.startswith("#")]  # the receipt names the folder
     return table, frame[columns].to_csv(index=False)
 
 
