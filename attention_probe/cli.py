@@ -90,6 +90,7 @@ def probe(
     """Rerun chosen prompts through the first layers and record every head; one trace file."""
     from attention_probe.figure_config import prompts_config
     from attention_probe.measurement import Record
+    from attention_probe.memory import keep_freed_memory
     from attention_probe.probe import ProbeSettings
     from attention_probe.probe import probe as run_probe
     from attention_probe.prompt_choice import choose, open_source
@@ -141,6 +142,7 @@ def probe(
     selection = saved or choose(prompts, opened)
     if save_selection is not None:
         selection.save(save_selection)
+    keep_freed_memory()
     with _progress(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
@@ -226,7 +228,9 @@ def figure(
     """Measure what is missing and draw a figure: PNG, SVG, PDF and its numbers as CSV."""
     from attention_probe.figure_config import load_figure_config
     from attention_probe.figure_run import make_figure
+    from attention_probe.memory import keep_freed_memory
 
+    keep_freed_memory()
     with _progress("figure") as advance:
         files = make_figure(
             load_figure_config(config, overrides or ()),
