@@ -182,7 +182,7 @@ def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
 
 
 def test_the_committed_example_run_is_compared():
-    frame = load_run(ROOT / "results" / "demo")
+    frame = load_run(ROOT / "tests" / "greedy_run")
     table = compare(frame)
     assert table["condition"].to_list() == list(frame["condition"].cat.categories)
     assert (table["n"] == 500).all()

@@ -30,7 +30,7 @@ from harness.plots import KINDS, make_plots
 from harness.statistics import compare
 from tests.test_cli import here, refused
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 EDITS = tuple(f"edit_{number}" for number in range(6))
 MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}
 

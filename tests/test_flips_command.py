@@ -21,7 +21,7 @@ from harness.prompts import Segment, hash_text
 from harness.statistics import compare
 from tests.test_cli import here, refused
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "

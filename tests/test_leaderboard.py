@@ -24,7 +24,7 @@ from harness.statistics import COLUMNS
 from harness.tables import Parts, make_leaderboard_page, make_table
 from tests.example_runs import drawn, evaluation, right, write_run
 
-DEMO = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO = Path(__file__).resolve().parent / "greedy_run"
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
 

@@ -18,7 +18,7 @@ from harness import load_run
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from tests.example_traces import make_trace, write_traces
 
-DEMO = Path(__file__).resolve().parent.parent / "results/demo"
+DEMO = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 

@@ -16,7 +16,7 @@ from harness.outcomes import read_outcomes as read_labelled
 from harness.records import read_frame
 from harness.run_folder import JOURNAL, SCORES
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from harness.parquet import COLUMNS, export_parquet, read_receipt_of
 from harness.records import read_receipt
 from tests.test_cli import here, refused
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The probe on the bundled model and the committed run, against Hugging Face's own eager attention."""
+"""The probe on the bundled model and a committed run, against Hugging Face's own eager attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from harness.conditions import named_condition
 from harness.config import open_dataset
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
 
-RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+RUN = Path(__file__).resolve().parent / "greedy_run"
 LAYERS = (0, 2)
 ARCHITECTURE = Path("qwen2.5-math-1.5b")
 

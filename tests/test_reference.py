@@ -18,7 +18,7 @@ from harness.tables import Parts, make_table
 from tests.example_runs import evaluation
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
-DEMO = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO = Path(__file__).resolve().parent / "greedy_run"
 
 
 def verdicts(right, n=500):

@@ -26,7 +26,7 @@ from harness.statistics import compare
 from tests.chromium import find_chromium, open_chromium
 from tests.example_traces import make_trace, write_traces
 
-DEMO = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 HOSTILE = (

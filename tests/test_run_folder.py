@@ -33,7 +33,7 @@ from harness.run_folder import (
 from harness.samples import hash_setting
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO_RUN = ROOT / "results" / "demo"
+DEMO_RUN = ROOT / "tests" / "greedy_run"
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def identity(plan):
 
 @pytest.fixture
 def demo_run(tmp_path):
-    """A copy of the committed example run."""
+    """A copy of the committed greedy run."""
     shutil.copytree(DEMO_RUN, tmp_path / "demo")
     return tmp_path / "demo"
 
 
 def filled(plan, folder):
-    """The run of a plan, its samples taken from the committed example: keys do not depend on limit and shard."""
+    """The run of a plan, its samples taken from the committed greedy run: keys do not depend on limit and shard."""
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
     parts = {name: identity[name] for name in ("task_version", "model", "engine")}
@@ -69,7 +69,7 @@ def filled(plan, folder):
     return execute(plan, output=folder, quiet=True)
 
 
-def test_the_committed_example_can_be_continued_under_todays_config():
+def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"))
     assert changes(DEMO_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 

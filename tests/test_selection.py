@@ -27,7 +27,7 @@ from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import RunFolder, read_prompts, read_samples
 from harness.samples import Sample, hash_setting
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 

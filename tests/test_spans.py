@@ -23,7 +23,7 @@ from harness.prompts import Segment, hash_text
 from harness.tokenization import encode, hash_token_ids
 from tests.conftest import build_tokenizer
 
-DEMO_RUN = Path(__file__).resolve().parent.parent / "results" / "demo"
+DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 WO = Condition(name="wo")
 PLACED = {
     f"at {place}": Condition(name=f"at {place}", filler=Filler(unit="/", count=20), placement=place)
