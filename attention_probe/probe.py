@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from attention_probe.problems import Problem
 
-GROUP_TOKENS = 4096
-"""Tokens to a forward pass, padding included: enough to keep matrix products busy, little enough to hold."""
+GROUP_TOKENS = 1024
+"""Tokens to a forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
 
 CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
