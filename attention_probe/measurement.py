@@ -45,7 +45,7 @@ class Measurement:
 
     Attributes:
         mean: [definition, layer, head, position]: over all later queries, and over the common ones.
-        count: [definition, position].
+        count: [definition, layer, position].
         measures: [layer, head] each.
         activations: Of the first MLP, over the problem's tokens.
         residual: What the decomposition leaves of the first layer's outputs, as a share, in the worst head; None if
@@ -192,11 +192,11 @@ def _pass(
 def _curves(
     whole: Capture, layers: Sequence[int], place: int, row: _Row, *, visible: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """The average attention weights of one prompt; counts are those of the first layer asked."""
+    """The average attention weights of one prompt, and over how many queries."""
     size = len(row.kept)
     captures = [whole[layer] for layer in layers]
     means = torch.stack([(c.visible_mean if visible else c.column_mean)[place, ..., :size] for c in captures], 1)
-    counts = (captures[0].visible_count if visible else captures[0].column_count)[place, :, :size]
+    counts = torch.stack([(c.visible_count if visible else c.column_count)[place, :, :size] for c in captures], 1)
     return means.cpu().numpy().astype(np.float32), counts.cpu().numpy().astype(np.int32)
 
 

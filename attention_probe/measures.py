@@ -15,7 +15,7 @@ class Quantity(NamedTuple):
 SHARE = "share of one query's attention"
 
 MEASURES: dict[str, Quantity] = {
-    "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence."),
+    "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence, be it a filler's."),
     "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
     "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens, the very first token left out."),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
@@ -60,8 +60,11 @@ ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
         ("layer", "head", "position"),
         Quantity(SHARE, "The same over those later queries that the prompt without filler has too."),
     ),
-    "count_all": (("position",), Quantity("queries", "How many later queries mean_all is over.")),
-    "count_common": (("position",), Quantity("queries", "How many later queries mean_common is over.")),
+    "count_all": (
+        ("layer", "position"),
+        Quantity("queries", "How many later queries mean_all is over; layers differ in it with `--visible` alone."),
+    ),
+    "count_common": (("layer", "position"), Quantity("queries", "How many later queries mean_common is over.")),
 }
 """Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
 layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""

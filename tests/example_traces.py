@@ -40,8 +40,8 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "original_pos": original,
         "mean_all": curves[0],
         "mean_common": curves[1],
-        "count_all": later,
-        "count_common": common,
+        "count_all": np.tile(later, (len(LAYERS), 1)),
+        "count_common": np.tile(common, (len(LAYERS), 1)),
         "measures": {"mass_filler": random.random((len(LAYERS), HEADS), dtype=np.float32)},
     }
     return Trace(**facts | changes)

@@ -58,8 +58,8 @@ def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=F
                     original_pos=positions,
                     mean_all=0.5 * mean if inserted else mean,
                     mean_common=mean,
-                    count_all=later,
-                    count_common=later,
+                    count_all=np.tile(later, (LAYERS, 1)),
+                    count_common=np.tile(later, (LAYERS, 1)),
                 )
             )
     return traces

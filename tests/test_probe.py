@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+import yaml
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -102,8 +103,8 @@ def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(t
         np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
         np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)
         later = [(everyone > key).sum() for key in everyone]
-        assert trace.count_all.tolist() == later
-        assert trace.count_common.tolist() == [(common > key).sum() for key in everyone]
+        assert trace.count_all.tolist() == [later] * len(LAYERS)
+        assert trace.count_common.tolist() == [[(common > key).sum() for key in everyone]] * len(LAYERS)
 
 
 def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
@@ -218,6 +219,22 @@ def test_random_weights_are_stamped_and_seeded(source, tmp_path):
         assert "random weights" in summary(one)
         for trace in one:
             assert (other.get(trace.problem_id, trace.condition).mean_all[..., :-1] == trace.mean_all[..., :-1]).all()
+
+
+def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see(source, tmp_path):
+    facts = yaml.safe_load(Path("configs/architectures/gemma-3-4b-it.yaml").read_text(encoding="utf-8"))
+    facts["config"] |= {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "sliding_window": 16}
+    architecture = tmp_path / "narrow.yaml"
+    architecture.write_text(yaml.safe_dump(facts), encoding="utf-8")
+    settings = ProbeSettings(
+        architecture=architecture, layers=(4, 5), conditions=("mless",), record=Record(visible=True)
+    )
+    probe(source, select(source, Criterion(n=1)), settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        (trace,) = traces.select("mless")
+    later = np.arange(len(trace.tokens))[::-1]
+    assert (trace.count_all[0] == np.minimum(later, 15)).all()  # the fifth layer slides,
+    assert (trace.count_all[1] == later).all()  # every sixth sees everything
 
 
 def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
