@@ -21,6 +21,7 @@ from jaxtyping import Float
 
 from attention_probe.measures import Quantity
 from attention_probe.token_classes import CLASSES, classify
+from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class Reference:
         if not self.factors or min(self.factors) <= 0 or self.bins < 1:
             raise ValueError(f"factors must be positive and bins at least 1, got {self.factors} and {self.bins}")
         if not (np.isfinite(self.mad) and np.isfinite(self.top)):
-            raise ValueError("the activations are not all finite numbers")
+            raise _not_finite()
 
     @classmethod
     def of(
@@ -71,7 +72,8 @@ class Reference:
         """From the chosen tokens of the prompt without filler. Holds one copy of the activations in float32.
 
         Raises:
-            ValueError: there is no token, or a value is not finite.
+            ValueError: there is no token.
+            ModelError: a value is not finite.
         """
         _check_shape(activations)
         magnitude = np.empty(tuple(activations.shape), dtype=np.float32)
@@ -142,7 +144,8 @@ def measure(activations: Float[Tensor, "token width"], reference: Reference, tok
         tokens: The text of these tokens; see `token_classes`.
 
     Raises:
-        ValueError: shapes do not fit each other, or a value is not finite.
+        ValueError: shapes do not fit each other.
+        ModelError: a value is not finite.
     """
     _check_shape(activations)
     count, width = activations.shape
@@ -163,7 +166,7 @@ def measure(activations: Float[Tensor, "token width"], reference: Reference, tok
         histogram[:-1] += counts
         histogram[-1] += block.size - counts.sum()
     if not np.isfinite(norms).all():
-        raise ValueError("the activations are not all finite numbers")
+        raise _not_finite()
     if reference.mad == 0:
         near_zero[:] = np.nan
     classes = classify(tokens)
@@ -180,6 +183,13 @@ def measure(activations: Float[Tensor, "token width"], reference: Reference, tok
     found |= {f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)}
     found |= {f"threshold_c{c:g}": t for c, t in zip(reference.factors, reference.thresholds, strict=True)}
     return found
+
+
+def _not_finite() -> ModelError:
+    return ModelError(
+        "The first MLP's activations are not all finite: expected numbers, got infinity or NaN, as where float16 "
+        "overflows. Probe with --dtype float32, or without --activations."
+    )
 
 
 def _check_shape(activations: Tensor) -> None:

@@ -91,8 +91,8 @@ def probe(
     from attention_probe.figure_config import prompts_config
     from attention_probe.measurement import Record
     from attention_probe.memory import keep_freed_memory
-    from attention_probe.probe import ProbeSettings
     from attention_probe.probe import probe as run_probe
+    from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompt_choice import choose, open_source
     from attention_probe.selection import Selection
     from attention_probe.summary import summary, told

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import pandas
 
 CONTROLS = ("prompt_length", "level")
+NEAR_ZERO = "near_zero_c0.1"
+"""Near zero by the study's c for Qwen2.5-Math-7B: one of the shares is enough, they rise and fall together."""
 FEWEST, FEWEST_PER_FEATURE, FEWEST_CHANGED = 30, 10, 10
 """Below any of these the result is marked as from too few problems."""
 
@@ -272,10 +274,11 @@ def _features(
         of_layer = values[:, traces.header.layer_index(layer)]
         columns[name] = of_layer.mean(axis=1) if head is None else of_layer[:, head]
     filled, original = (_of_prompts(traces, name, problems) for name in (condition, traces.header.baseline))
-    shares = next((name for name in filled[0].activations if name.startswith("near_zero")), None) if filled else None
-    if shares is not None and all(shares in prompt.activations for prompt in (*filled, *original)):
+    if all(NEAR_ZERO in prompt.activations for prompt in (*filled, *original)):
         pairs = zip(filled, original, strict=True)
-        columns[f"{shares}_change"] = np.array([a.activations[shares] - b.activations[shares] for a, b in pairs])
+        columns[f"{NEAR_ZERO}_change"] = np.array(
+            [a.activations[NEAR_ZERO] - b.activations[NEAR_ZERO] for a, b in pairs]
+        )
     else:
         absent["near_zero_change"] = "activations were not recorded for every prompt; probe with --activations"
     columns["prompt_length"] = np.array([prompt.tokens for prompt in filled], dtype=np.float64)

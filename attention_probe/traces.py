@@ -78,7 +78,8 @@ class AttentionTraces:
                     connection.execute(
                         "UPDATE header SET value = ?", [trace_file.to_text(known | {"conditions": joined}, "header")]
                     )
-                if about != trace_file.read_texts(path, connection, "receipt")[-1]:
+                last = trace_file.read_texts(path, connection, "receipt")[-1]
+                if about | {"created": None} != last | {"created": None}:  # else nothing is new
                     connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about, "receipt")])
                 return cls(path, connection)
 

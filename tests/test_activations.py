@@ -14,6 +14,7 @@ from attention_probe.activations import ACTIVATION_MEASURES, Reference, activati
 from attention_probe.token_classes import CLASSES, LEXICON, classify, read_lexicon
 from harness import resources
 from harness.datasets import load_demo
+from harness.errors import ModelError
 
 
 def letters(text):
@@ -148,7 +149,7 @@ def test_what_does_not_fit_is_refused():
     a = torch.ones(3, 8)
     with pytest.raises(ValueError, match=r"must be \[token, width\], neither of them 0; got \[0, 8\]"):
         Reference.of(a[:0])
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
         Reference.of(torch.full((3, 8), torch.nan))
     with pytest.raises(ValueError, match=r"factors must be positive and bins at least 1, got \(0.0,\) and 100"):
         Reference.of(a, factors=(0.0,))
@@ -157,7 +158,7 @@ def test_what_does_not_fit_is_refused():
         measure(a, reference, ["x", "y"])
     with pytest.raises(ValueError, match="3 tokens and width 7 do not fit 3 tokens and a reference of width 8"):
         measure(a[:, :7], reference, ["x", "y", "z"])
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
         measure(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
 
 

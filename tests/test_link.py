@@ -132,7 +132,7 @@ def test_traces_that_cannot_be_linked_are_refused(tmp_path, demo):
     other = few.assign(prompt_sha256="another")
     with traced(tmp_path / "other", other) as traces:
         with pytest.raises(
-            PromptMismatchError, match=r"is not of .*demo's prompts: problem .* under mless has another hash"
+            PromptMismatchError, match=r"is not of .*greedy_run's prompts: problem .* under mless has another hash"
         ):
             link(DEMO, traces, "mless")
     with traced(tmp_path / "chat", few, layout="chat") as traces:

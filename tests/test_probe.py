@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from attention_probe.cli import register
 from attention_probe.criterion import Criterion
 from attention_probe.measurement import Record
-from attention_probe.probe import ProbeSettings, probe
+from attention_probe.probe import probe
+from attention_probe.probe_settings import ProbeSettings
 from attention_probe.selection import select
 from attention_probe.source import build_source, read_source
 from attention_probe.spans import ROLES
@@ -304,6 +305,12 @@ def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path,
     with pytest.raises(error, match=message):
         probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_source_without_the_baseline_says_how_to_add_it(source, selection, tmp_path):
+    without = replace(source, conditions=("mless", "mful"))
+    with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo', .* with --log wo=FILE"):
+        probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
 
 
 def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
