@@ -1,11 +1,7 @@
 """The first layers run once, and their attention reduced while it runs.
 
-Hugging Face models ask a registry for their attention function and another for their mask. Ours is in both under one
-name: the function computes the weights of a few queries at a time, reduces them (`reduction`), and returns the normal
-attention output; the mask stays a rule, evaluated a block at a time. What is asked travels with the call, as a keyword
-argument that models hand through to their attention. The pass ends as soon as the last thing asked is recorded.
-
-Source: https://huggingface.co/docs/transformers/en/attention_interface
+With our attention function (`attention_function`) where the architecture calls it; else with whole matrices from
+`output_attentions`, and said so.
 """
 
 from __future__ import annotations
@@ -15,24 +11,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from attention_probe.reduction import LayerCapture, Readout, Reduction, Region, blocks
-from attention_probe.weight_blocks import CausalMask, block_size, causal_mask, weight_blocks
+from attention_probe.attention_function import ATTENTION, Done, OutOfReach, Pass
+from attention_probe.reduction import LayerCapture, Readout, Reduction, blocks
 from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
     from attention_probe.loading import LoadedModel
     from attention_probe.token_table import TokenTable
-
-ATTENTION = "mless_capture"
-"""Our name in both registries."""
 
 TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
 """Model types whose capture the tests compare with eager attention."""
@@ -57,83 +49,6 @@ class Capture:
 
     def __getitem__(self, layer: int) -> LayerCapture:
         return self.layers[layer]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pass:
-    """One forward pass: what is asked of it, and what it has given so far."""
-
-    readout: Readout
-    regions: tuple[Region, ...]
-    layers: tuple[int, ...]
-    chunk: int | None
-    activations_asked: bool
-    recorded: dict[int, LayerCapture] = field(default_factory=dict)
-    activations: Tensor | None = None
-
-    def stop_if_done(self) -> None:
-        if len(self.recorded) == len(self.layers) and (self.activations is not None or not self.activations_asked):
-            raise _Done
-
-
-class _Done(Exception):
-    """Everything asked is recorded; ends the forward pass and never leaves this module."""
-
-
-class _OutOfReach(Exception):
-    """The architecture calls our function without what it needs; leads to the eager fallback."""
-
-
-def attend(
-    module: nn.Module,
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
-    value: Float[Tensor, "batch kv_head key head_dim"],
-    attention_mask: CausalMask | Tensor | None,
-    *,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Float[Tensor, " head"] | None = None,
-    capture: _Pass | None = None,
-    **_: Any,
-) -> tuple[Float[Tensor, "batch query head head_dim"], None]:
-    """The registered attention function: the normal output, reduced on the way if its layer is asked."""
-    layer = getattr(module, "layer_idx", None)
-    if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
-        raise _OutOfReach
-    batch, heads, length, head_dim = query.shape
-    asked = layer in capture.layers
-    last = layer == capture.layers[-1]
-    wants_output = not last or capture.readout.output or (capture.activations_asked and capture.activations is None)
-    output = value.new_empty(batch, length, heads, value.shape[-1]) if wants_output else None
-    flat_value = value.reshape(batch * value.shape[1], length, -1)
-    reduction = Reduction(capture.readout, capture.regions, heads, value.shape[-1]) if asked else None
-    size = capture.chunk or block_size(batch * heads * length, query.device)
-    for queries, keys, weights, visible in weight_blocks(
-        query,
-        key,
-        attention_mask,
-        scaling=head_dim**-0.5 if scaling is None else scaling,
-        softcap=softcap,
-        sinks=s_aux,
-        size=size,
-    ):
-        if output is not None:
-            rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
-            mixed = torch.bmm(rows, flat_value[:, keys])
-            output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
-        if reduction is not None:
-            reduction.add(weights, queries, keys, visible=visible, values=value)
-    if reduction is not None:
-        kept = output.transpose(1, 2) if output is not None else None
-        capture.recorded[layer] = reduction.finish(output=kept, values=value)
-        capture.stop_if_done()
-    assert output is not None  # the last layer asked either stopped the pass or was needed further
-    return output, None
-
-
-AttentionInterface.register(ATTENTION, attend)
-AttentionMaskInterface.register(ATTENTION, causal_mask)
 
 
 def capture(
@@ -195,7 +110,7 @@ def capture(
         output=output,
         values=values,
     )
-    state = _Pass(
+    state = Pass(
         readout=readout,
         regions=readout.regions(),
         layers=tuple(sorted(loaded.layers if layers is None else layers)),
@@ -252,7 +167,7 @@ def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt")
         )
 
 
-def _run_registered(model: Any, inputs: dict[str, Any], state: _Pass) -> bool:
+def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
     """One pass with our functions; False if the architecture does not call them, or not with what they need."""
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
         return False
@@ -261,14 +176,14 @@ def _run_registered(model: Any, inputs: dict[str, Any], state: _Pass) -> bool:
             return False
         try:
             model(**inputs, capture=state)
-        except _Done:
+        except Done:
             return True
-        except _OutOfReach:
+        except OutOfReach:
             return False
     return False
 
 
-def _run_eager(model: Any, inputs: dict[str, Any], state: _Pass, *, positions_given: bool) -> None:
+def _run_eager(model: Any, inputs: dict[str, Any], state: Pass, *, positions_given: bool) -> None:
     """One pass that keeps whole attention matrices, as every Hugging Face model can that shows them at all."""
     readout = state.readout
     if readout.output or readout.values or readout.output_region is not None:
@@ -312,7 +227,7 @@ def _attention(model: Any, name: str) -> Iterator[bool]:
 
 
 @contextmanager
-def _hooked(loaded: LoadedModel, state: _Pass) -> Iterator[None]:
+def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
     """Record the first MLP's activations, if they are asked."""
     if not state.activations_asked:
         yield

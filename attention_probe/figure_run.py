@@ -10,7 +10,8 @@ from typing import Any
 
 from attention_probe.figure_config import FigureConfig, Probe
 from attention_probe.figure_data import PanelCurves, panel_curves, read_bars
-from attention_probe.figures import Width, write_figure
+from attention_probe.figure_layout import Width
+from attention_probe.figures import write_figure
 from attention_probe.probe import probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompt_choice import choose, open_source

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from attention_probe.curve import Curve
 from attention_probe.figure_config import FigureConfig
 from attention_probe.figure_data import Bars, PanelCurves, figure_table
+from attention_probe.figure_layout import Width, columns, lay_out, make_room
 from harness.errors import ConfigError
 from harness.figures import plot_accuracy_bars, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
-
-Width = Literal["column", "page"]
 
 COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
 """The seeds' colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
@@ -71,7 +69,7 @@ def draw_figure(
     style: Any = _style(size)
     with matplotlib.rc_context(style):
         figure = Figure(layout="constrained")
-        places, bar_axes = _lay_out(figure, config, width)
+        places, bar_axes = lay_out(figure, config, width)
         for place, axes in places.items():
             _draw_panel(axes, by_place[place], size)
         _label_axes(places, by_place, config, size, figure.get_figwidth())
@@ -83,7 +81,7 @@ def draw_figure(
         note = _note(config, [by_place[place] for place in expected], bars)
         letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
         figure.supxlabel(textwrap.fill(note, letters), x=0.01, ha="left", fontsize=size - 1, color="#444444")
-        _make_room(figure, places, by_place, bar_axes)
+        make_room(figure, places, by_place, bar_axes)
     return figure
 
 
@@ -133,32 +131,6 @@ def _style(size: float) -> dict[str, Any]:
     }
 
 
-def _lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[tuple[int, int], Axes], Axes | None]:
-    """Axes by row and head, and the bars'. In a column heads go down; one head's rows go down too."""
-    rows, heads = len(config.rows), len(config.heads)
-    turned = width == "column" and heads > 1
-    down, across = (heads, rows) if turned else (rows, heads)
-    beside = config.bars is not None and width == "page"
-    above = config.bars is not None and not beside
-    grid = figure.add_gridspec(
-        down + above,
-        across + beside,
-        width_ratios=[*([1.0 * across] if beside else []), *[1.0] * across],
-        height_ratios=[*([1.35] if above else []), *[1.0] * down],
-    )
-    places = {
-        (row, head): figure.add_subplot(
-            grid[(head if turned else row) + above, (row if turned else head) + beside],
-        )
-        for row in range(rows)
-        for head in range(heads)
-    }
-    bar_axes = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
-    inches = 7.0 if width == "page" else 3.3
-    figure.set_size_inches(inches, 0.35 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
-    return places, bar_axes
-
-
 def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
     panel, shows = drawn.panel, drawn.panel.shows
     if drawn.region is not None:
@@ -205,7 +177,7 @@ def _label_axes(
 
     for place, axes in places.items():
         drawn = by_place[place]
-        letters = int(inches / _columns(axes) * 72 / (_GLYPH * size))
+        letters = int(inches / columns(axes) * 72 / (_GLYPH * size))
         _stamp(axes, drawn.panel.title, drawn.stamps, size)
         left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
         left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
@@ -225,13 +197,6 @@ def _is_left_of(one: Axes, other: Axes) -> bool:
     return a.rowspan == b.rowspan and a.colspan.start < b.colspan.start
 
 
-def _columns(axes: Axes) -> int:
-    """How many columns the grid of these axes has."""
-    spec = axes.get_subplotspec()
-    assert spec is not None
-    return int(spec.get_gridspec().ncols)
-
-
 def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
     """The title, and under it the stamps."""
     axes.set_title(title, pad=3 + len(stamps) * (size + 0.5))
@@ -249,78 +214,6 @@ def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
             color=_STAMP,
             linespacing=1.0,
         )
-
-
-def _make_room(
-    figure: Figure,
-    places: Mapping[tuple[int, int], Axes],
-    by_place: Mapping[tuple[int, int], PanelCurves],
-    bar_axes: Axes | None,
-) -> None:
-    """Break titles that are too wide, and raise each y axis so that legend and region label stand above the data."""
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    for place, axes in places.items():
-        entries = len(axes.get_legend_handles_labels()[0])
-        axes.legend(loc=by_place[place].panel.shows.legend, ncols=entries).set_in_layout(False)
-    engine.execute(figure)
-    too_wide = any(
-        axes.title.get_window_extent().x1 > figure.bbox.x1
-        or axes.title.get_window_extent().width > 0.97 * figure.bbox.width / _columns(axes)
-        for axes in places.values()
-    )
-    for place, axes in places.items():
-        panel = by_place[place].panel
-        if _legend(axes).get_window_extent().width > axes.get_window_extent().width:
-            axes.legend(loc=panel.shows.legend, ncols=1).set_in_layout(False)
-        if too_wide:
-            axes.title.set_text(panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
-    engine.execute(figure)
-    for place, axes in places.items():
-        legend, box = _legend(axes), axes.get_window_extent()
-        taken = legend.get_window_extent().height / box.height + 0.03
-        drawn = by_place[place]
-        if drawn.region is not None:
-            low, high = drawn.panel.shows.limits
-            middle = (max(drawn.region[0], low) + min(drawn.region[1], high)) / 2
-            word = axes.annotate(
-                drawn.panel.shows.region or "",
-                (middle, 1 - taken),
-                xycoords=axes.get_xaxis_transform(),
-                ha="center",
-                va="top",
-                fontstyle="italic",
-                fontsize=legend.get_texts()[0].get_fontsize(),
-                color="#444444",
-            )
-            if word.get_window_extent().x0 < box.x0:
-                word.set(x=low + 0.01 * (high - low), ha="left")
-            taken += word.get_window_extent().height / box.height + 0.03
-        axes.set_ylim(0, _highest(drawn) / (1 - taken))
-    if bar_axes is not None:
-        low, high = bar_axes.get_ylim()
-        taken = _legend(bar_axes).get_window_extent().height / bar_axes.get_window_extent().height
-        bar_axes.set_ylim(low, low + (high - low) / (1 - taken))
-
-
-def _legend(axes: Axes) -> Legend:
-    legend = axes.get_legend()
-    assert legend is not None
-    return legend
-
-
-def _highest(drawn: PanelCurves) -> float:
-    """The highest point shown, bands included."""
-    low, high = drawn.panel.shows.limits
-    tops = [
-        line[(curve.x >= low) & (curve.x <= high)]
-        for curve in (*drawn.curves, *drawn.controls)
-        for line in (curve.mean, curve.high)
-        if line is not None
-    ]
-    values = np.concatenate(tops)
-    values = values[np.isfinite(values)]
-    return float(values.max()) if values.size and values.max() > 0 else 1.0
 
 
 def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None) -> str:

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_probe.capture import ATTENTION, TESTED, capture
+from attention_probe.attention_function import ATTENTION
+from attention_probe.capture import TESTED, capture
 from attention_probe.self_check import eager_error, identity_error
 from harness.errors import ModelError, PromptMismatchError
 from tests.capture_errors import (
