@@ -20,6 +20,9 @@ from benchmarks.runs import ROOT, say, work_folder, write_json
 MINUTES = {"grading": 1, "journal": 1, "tables": 3, "probe": 15, "stock": 9, "engine": 13}
 """In their order, with about how long each takes on two cores."""
 
+FIGURES = Path(__file__).resolve().parent / "figures"
+"""What the page is made of, committed with it: measuring one again leaves the others as they are."""
+
 
 def main() -> None:
     """Run what was asked for and write the page."""
@@ -31,12 +34,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MINUTES]:
         parser.error(f"no benchmark {unknown[0]!r}; expected any of {', '.join(MINUTES)}")
-    folder = work_folder(arguments.small)
+    folder = work_folder(True) if arguments.small else FIGURES
     for name in arguments.names or MINUTES:
         say(f"{name}: about {'a minute or two' if arguments.small else f'{MINUTES[name]} minutes on two cores'}")
         run(name, folder / f"{name}.json", small=arguments.small)
     sections = [json.loads(path.read_text("utf-8")) for name in MINUTES if (path := folder / f"{name}.json").is_file()]
-    page = (folder if arguments.small else Path(__file__).parent) / "RESULTS.md"
+    page = (folder if arguments.small else FIGURES.parent) / "RESULTS.md"
     title = "Benchmarks, cut short: no measure of speed" if arguments.small else "Benchmark results"
     page.write_text(report.page(title, sections, "make bench"), encoding="utf-8")
     say(f"written: {page.relative_to(ROOT)}")
@@ -53,12 +56,13 @@ def run(name: str, path: Path, *, small: bool) -> None:
         SystemExit: it failed; it has said why.
     """
     flags = ["--small"] if small else []
-    path.unlink(missing_ok=True)
+    measured = work_folder(small) / f"{name}-measured.json"
+    measured.unlink(missing_ok=True)
     facts = report.facts(" ".join(["python -m", f"benchmarks.{name}", *flags]))
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(path)], cwd=ROOT)
+    done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags, "--json", str(measured)], cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"benchmark {name} failed")
-    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "facts": facts})
+    write_json(path, {**json.loads(measured.read_text(encoding="utf-8")), "facts": facts})
 
 
 if __name__ == "__main__":
