@@ -16,7 +16,7 @@ from attention_probe.probe import probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompt_choice import choose, open_source
 from attention_probe.traces import AttentionTraces
-from harness import receipts, resources
+from harness import receipts
 from harness.errors import ConfigError
 
 TRACES = "traces"
@@ -112,5 +112,5 @@ def _note(receipt: dict[str, Any], settings: ProbeSettings) -> str | None:
     used = str(receipt["tokenizer"])
     if used == facts.tokenizer:
         return None
-    name = "the bundled tokenizer" if Path(used) == resources.demo_model() else Path(used).name
+    name = "the bundled tokenizer" if used == "demo" else Path(used).name
     return f"Read by {name}, not {facts.tokenizer}'s"

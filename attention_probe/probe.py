@@ -23,7 +23,7 @@ from attention_probe.spans import TokenizedPrompt, tokenize
 from attention_probe.token_table import TokenTable
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
-from harness import receipts
+from harness import receipts, resources
 from harness.errors import ModelError, PromptMismatchError
 from harness.prompts import Layout
 
@@ -185,7 +185,7 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
     if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
-        model=loaded.name,
+        model=resources.name_model(loaded.name),
         fingerprint=loaded.fingerprint,
         layers=loaded.layers,
         head_count=loaded.head_count,
@@ -243,7 +243,7 @@ def _receipt(
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": chosen,
-        "tokenizer": tokenizer.name_or_path,
+        "tokenizer": resources.name_model(tokenizer.name_or_path),
         "source": {
             "name": source.name,
             "kind": source.kind,

@@ -28,7 +28,10 @@ def versions() -> dict[str, str | None]:
 
 
 def git_revision() -> str | None:
-    """The checkout's revision, with `+changed` if files differ from it; None outside a checkout."""
+    """The checkout's revision, with `+changed` if files differ from it; None outside a checkout.
+
+    Results do not count: to make committed ones again changes nothing that makes them.
+    """
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -38,7 +41,8 @@ def git_revision() -> str | None:
     try:
         # an installed wheel may lie inside somebody else's repository: only a tracked file proves that it is ours
         git("ls-files", "--error-unmatch", Path(__file__).name)
-        return git("rev-parse", "HEAD") + ("+changed" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("+changed" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

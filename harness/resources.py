@@ -31,3 +31,8 @@ def demo_model() -> Path:
 def resolve_model(name: str) -> str:
     """A model's name as loaders take it: `demo` is the bundled model, everything else is itself."""
     return str(demo_model()) if name == "demo" else name
+
+
+def name_model(name: str) -> str:
+    """The reverse, for receipts: they should not say where somebody's checkout lies."""
+    return "demo" if name == str(demo_model()) else name
