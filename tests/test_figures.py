@@ -241,7 +241,7 @@ def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flip
         assert len(dashed) == len(solid) > 0
         assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
         assert "not flipped (controls)" in [text.get_text() for text in axes.get_legend().get_texts()]
-    assert "wrong to right. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
+    assert "Selected on outcome: changed. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
     table = figure_table(config, drawn)
     assert set(table["kind"]) == {"curve", "control"} and table["random_weights"].all() and table["on_outcome"].all()
     assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces)).axes[:3])
@@ -265,7 +265,7 @@ def test_bars_of_runs_have_errors_and_no_stamp(traces):
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "standard error" in axes.get_ylabel()
-    assert "Bars: 500 problems." in " ".join(figure.get_supxlabel().split())
+    assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
 
 
 def test_files_carry_the_receipt(traces, tmp_path):

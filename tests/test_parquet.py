@@ -65,7 +65,7 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, exported):
     with pytest.raises(ConfigError, match=r"s\.parquet cannot be written: No such file or directory\. Choose another"):
         export_parquet(DEMO_RUN, tmp_path / "nowhere" / "s.parquet")
     with pytest.raises(ConfigError, match=r"README\.md is no Parquet file: .* Expected one of `mless export`"):
-        read_receipt_of(DEMO_RUN.parent / "README.md")
+        read_receipt_of(DEMO_RUN / "README.md")
     pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
     with pytest.raises(ConfigError, match=r"other\.parquet holds no receipt: expected a file of `mless export`"):
         read_receipt_of(tmp_path / "other.parquet")
