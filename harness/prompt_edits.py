@@ -10,15 +10,13 @@ from harness import resources
 from harness.conditions import Condition, Edit
 from harness.errors import ConfigError
 
-PREFIX = "edit-"
-
 
 @cache
 def all_edits() -> tuple[Condition, ...]:
     """Every edit as a condition, in the order in which `prompt_null` takes them: `edit-01`, `edit-02`, ..."""
     entries = yaml.safe_load(resources.prompt_edits().read_text(encoding="utf-8"))
     return tuple(
-        Condition(name=f"{PREFIX}{number:02}", edit=Edit(**entry)) for number, entry in enumerate(entries, start=1)
+        Condition(name=f"edit-{number:02}", edit=Edit(**entry)) for number, entry in enumerate(entries, start=1)
     )
 
 
@@ -36,4 +34,4 @@ def first_edits(count: int) -> tuple[Condition, ...]:
 
 def is_edit(condition: str) -> bool:
     """Whether a condition is no condition but an edit of the prompt null."""
-    return condition.startswith(PREFIX)
+    return condition in {edit.name for edit in all_edits()}

@@ -23,6 +23,7 @@ def test_there_are_enough_and_no_two_are_alike():
     assert len({edit.edit.instruction for edit in EDITS} | {INSTRUCTION}) == len(EDITS) + 1
     assert [edit.name for edit in first_edits(3)] == ["edit-01", "edit-02", "edit-03"]
     assert all(is_edit(edit.name) for edit in EDITS) and not is_edit("mless")
+    assert not any(map(is_edit, ("edit-mine", "edit-00", "edit-1", f"edit-{len(EDITS) + 1:02}"))), "names of conditions"
     with pytest.raises(ConfigError, match=f"prompt_null: expected 0 to {len(EDITS)} edits .* got 99"):
         first_edits(99)
 
