@@ -1,9 +1,9 @@
-"""Ways to the attention weights of a model's first layers, one a process: CPU-seconds of a forward pass, peak memory.
+"""Ways to the attention weights of a model's first layers, one a process: seconds of a forward pass, peak memory.
 
 Drawing the weights is not counted in the seconds. Only the way that is asked for is imported, so that an interpreter
 with TransformerLens or nnsight needs nothing of ours:
 
-    python benchmarks/attention.py WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES
+    python benchmarks/attention.py WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES [--device cuda]
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
     parser.add_argument("--layers", type=int, required=True, help="how many of the first layers are asked for")
     parser.add_argument("--json", type=Path, required=True, help="write the figures here")
+    parser.add_argument("--device", default="cpu", help="of ours and of Hugging Face's ways: cpu or cuda")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers)
+    device = torch.device(arguments.device)
+    figures = WAYS[arguments.way](arguments.config, arguments.length, arguments.layers, device)
     figures |= {"way": arguments.way, "length": arguments.length, "layers": arguments.layers, "peak": peak_memory()}
+    if device.type == "cuda":
+        figures["gpu_peak"] = torch.cuda.max_memory_allocated()
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def ours(architecture: Path, length: int, layers: int) -> dict[str, Any]:
+def ours(architecture: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from attention_probe.capture import capture
@@ -52,7 +56,7 @@ def ours(architecture: Path, length: int, layers: int) -> dict[str, Any]:
 
     keep_freed_memory()  # as `mless probe` does
     vocabulary = range(1000)
-    loaded = random_model(architecture, layers=range(layers), token_ids=vocabulary)
+    loaded = random_model(architecture, layers=range(layers), token_ids=vocabulary, device=str(device))
 
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)
@@ -73,38 +77,43 @@ def ours(architecture: Path, length: int, layers: int) -> dict[str, Any]:
         mass = found[layers - 1].region_mass[..., :5].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
-    return timed(run, length)
+    return timed(run, length, device)
 
 
-def full_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
+def full_eager(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """Hugging Face as documented: the whole model, `output_attentions=True`; the logits' part of it also by itself."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_config(_config(path), dtype=torch.float32, attn_implementation="eager")
-    model = model.eval()
+    model = model.eval().to(device)
 
     def run(tokens: int) -> None:
-        _check(model(_ids(model.config, tokens), output_attentions=True, use_cache=False).attentions[:layers], tokens)
+        _check(
+            model(_ids(model.config, tokens).to(device), output_attentions=True, use_cache=False).attentions[:layers],
+            tokens,
+        )
 
-    figures = timed(run, length)
-    hidden = torch.randn(1, length, model.config.hidden_size)
-    return figures | {"logits_cpu_seconds": timed(lambda tokens: model.lm_head(hidden[:, :tokens]), length)["cpu"]}
+    figures = timed(run, length, device)
+    hidden = torch.randn(1, length, model.config.hidden_size, device=device)
+    logits = timed(lambda tokens: model.lm_head(hidden[:, :tokens]), length, device)
+    return figures | {"logits_cpu_seconds": logits["cpu"]}
 
 
-def truncated_eager(path: Path, length: int, layers: int) -> dict[str, Any]:
+def truncated_eager(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """Hugging Face with a config of no more layers than asked, without a head."""
     from transformers import AutoModel
 
     config = _config(path, num_hidden_layers=layers)
     model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = model.to(device)
 
     def run(tokens: int) -> None:
-        _check(model(_ids(config, tokens), output_attentions=True, use_cache=False).attentions, tokens)
+        _check(model(_ids(config, tokens).to(device), output_attentions=True, use_cache=False).attentions, tokens)
 
-    return timed(run, length)
+    return timed(run, length, device)
 
 
-def transformer_lens(path: Path, length: int, layers: int) -> dict[str, Any]:
+def transformer_lens(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """TransformerLens at its best: the patterns alone are cached, and the pass stops after the layers asked."""
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -120,10 +129,10 @@ def transformer_lens(path: Path, length: int, layers: int) -> dict[str, Any]:
         _, cache = model.run_with_cache(ids, stop_at_layer=layers, names_filter=lambda name: name in names)
         _check([cache[name] for name in names], tokens)
 
-    return timed(run, length) | {"version": version("transformer-lens")}
+    return timed(run, length, device) | {"version": version("transformer-lens")}
 
 
-def nnsight(path: Path, length: int, layers: int) -> dict[str, Any]:
+def nnsight(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """Nnsight at its best: eager weights of the layers asked are saved, and the pass stops after them."""
     from nnsight import NNsight
     from transformers import AutoModelForCausalLM
@@ -140,10 +149,10 @@ def nnsight(path: Path, length: int, layers: int) -> dict[str, Any]:
             tracer.stop()
         _check(found, tokens)
 
-    return timed(run, length) | {"version": version("nnsight")}
+    return timed(run, length, device) | {"version": version("nnsight")}
 
 
-WAYS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
+WAYS: dict[str, Callable[[Path, int, int, torch.device], dict[str, Any]]] = {
     "ours": ours,
     "full_eager": full_eager,
     "truncated_eager": truncated_eager,
@@ -152,16 +161,23 @@ WAYS: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
 }
 
 
-def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
-    """The least CPU-seconds of a few runs, and its wall seconds, after a short one that warms up."""
+def timed(run: Callable[[int], object], length: int, device: torch.device) -> dict[str, Any]:
+    """The least seconds of a few runs after a short one that warms up: of the CPU, or on a GPU of the wall."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
     with torch.inference_mode():
         run(min(WARM_UP_TOKENS, length))
         runs: list[tuple[float, float]] = []
         while not runs or (len(runs) < MOST_RUNS and sum(wall for _, wall in runs) < ENOUGH_SECONDS):
+            wait()
             cpu, wall = time.process_time(), time.perf_counter()
             run(length)
+            wait()
             runs.append((time.process_time() - cpu, time.perf_counter() - wall))
-    cpu, wall = min(runs)
+    cpu, wall = min(runs, key=lambda one: one[device.type == "cuda"])
     return {"cpu": cpu, "wall": wall, "runs": len(runs), "threads": torch.get_num_threads()}
 
 

@@ -19,32 +19,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+import yaml
+
+from benchmarks import probe_gpu, report
 from benchmarks.runs import ENVIRONMENT, ROOT, run_logged, say, work_folder
 from harness import resources
 
 TARGET_ENGINE = 0.97
 TARGET_LOOP = 50
 STUDY_REQUESTS = 3 * 500
-QWEN_MATH_7B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151643,
-    "torch_dtype": "bfloat16",
-}
+SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-7b.yaml"
 SMALL_SHAPE = {
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -84,17 +68,21 @@ def main() -> None:
     if small:
         settings |= CPU_ARGUMENTS
 
-    say("gpu: 1 of 3, mless run against raw vLLM")
+    say("gpu: 1 of 4, mless run against raw vLLM")
     engine = _engine(settings, arguments, folder / "engine.json")
-    say("gpu: 2 of 3, the batch-1 loop in fp32 and bf16")
+    say("gpu: 2 of 4, the batch-1 loop in fp32 and bf16")
     loops = [_loop(model, dtype, arguments, folder) for dtype in ("float32", "bfloat16")]
-    say("gpu: 3 of 3, vLLM's own throughput benchmark")
+    say("gpu: 3 of 4, vLLM's own throughput benchmark")
     ceiling = _ceiling(settings, arguments, engine["rounds"][0]["raw"], folder)
+    say("gpu: 4 of 4, the probe against eager attention")
+    device, shape = ("cpu", SMALL_SHAPE) if small else ("cuda", {})
+    attention = probe_gpu.measure(SHAPE, folder / "probe", device=device, small=small, **shape)
 
     command = " ".join(["bash benchmarks/gpu.sh", *sys.argv[1:]])
     facts = report.facts(command)
     sections = [
-        {**one, "facts": facts} for one in (engine, _against_loop(engine, loops), _against_ceiling(engine, ceiling))
+        {**one, "facts": facts}
+        for one in (engine, _against_loop(engine, loops), _against_ceiling(engine, ceiling), attention)
     ]
     name = arguments.model or "a model of Qwen2.5-Math-7B's shape with dummy weights"
     title = "GPU benchmarks, cut short: no measure of speed" if small else f"GPU benchmark results: {name}"
@@ -124,7 +112,10 @@ def model_folder(folder: Path, shape: Mapping[str, Any]) -> Path:
     """A model's config and the bundled tokenizer, without weights."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({**QWEN_MATH_7B, **shape}, indent=2), encoding="utf-8")
+    facts = yaml.safe_load(SHAPE.read_text(encoding="utf-8"))["config"]
+    (folder / "config.json").write_text(
+        json.dumps({**facts, "torch_dtype": "bfloat16", **shape}, indent=2), encoding="utf-8"
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(resources.demo_model() / name, folder / name)
     return folder
