@@ -88,10 +88,8 @@ def full_eager(path: Path, length: int, layers: int, device: torch.device) -> di
     model = model.eval().to(device)
 
     def run(tokens: int) -> None:
-        _check(
-            model(_ids(model.config, tokens).to(device), output_attentions=True, use_cache=False).attentions[:layers],
-            tokens,
-        )
+        found = model(_ids(model.config, tokens).to(device), output_attentions=True, use_cache=False)
+        _check(found.attentions[:layers], tokens)
 
     figures = timed(run, length, device)
     hidden = torch.randn(1, length, model.config.hidden_size, device=device)

@@ -1,4 +1,4 @@
-"""The benchmarks that need a GPU: a model of Qwen2.5-Math-7B's shape, with mless, raw vLLM, the study's loop.
+"""The benchmarks that need a GPU: a model of Qwen2.5-Math-7B's shape, with mless, raw vLLM, the study's loop, and the probe.
 
 Weights are vLLM's dummy ones and the tokenizer is the bundled model's, so nothing is downloaded; every completion runs
 to the limit but for the rare one that draws the end token. With --model a real model takes their place.
@@ -32,7 +32,7 @@ SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-7b.yaml"
 SMALL_SHAPE = {
     "hidden_size": 128,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
