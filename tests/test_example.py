@@ -16,7 +16,9 @@ from harness.prompt_edits import is_edit
 from harness.receipts import model_fingerprint
 from harness.run_folder import read_identity, read_prompts, read_samples, read_scores, scores_version
 from harness.samples import hash_prompts
+from harness.statistics import compare
 from harness.tables import make_table
+from tests.test_figures_accuracy import covered, cut_off, drawn
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "results" / "demo"
@@ -88,3 +90,14 @@ def test_the_readme_shows_its_table():
     printed = make_table([str(EXAMPLE)]).partition("mless-demo, raw")[2]
     before, receipt = (text.partition("receipt: ")[0] for text in (shown, printed))
     assert before == receipt and "w/ Mless" in shown
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_every_word_of_its_figures_is_on_the_page(width):
+    frame = load_run(EXAMPLE)
+    edits = [name for name in frame["condition"].unique() if is_edit(name)]
+    table, kept = compare(frame, draws=1000, edits=edits), frame[~frame["condition"].isin(edits)]
+    splits = {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
+    for kind, figure in drawn(table, splits, kept, width).items():
+        assert not cut_off(figure), kind
+        assert kind == "bars" or not covered(figure), kind

@@ -129,7 +129,7 @@ def _draw(axes: Axes, matrix: FlipMatrix, scale: float, size: float, *, first: b
         )
     axes.set_xlim(0, 2)
     axes.set_ylim(2, 0)
-    axes.set_aspect("equal")
+    axes.set_aspect("equal", anchor="N")  # room for the name is kept above the cells
     axes.set_xticks([0.5, 1.5], ["right", "wrong"])
     axes.set_yticks([0.5, 1.5], ["right", "wrong"] if first else ["", ""])
     axes.tick_params(length=0, pad=1)
