@@ -185,9 +185,10 @@ class RunConfig(_Strict):
     """One experiment.
 
     Attributes:
-        primary: The condition whose difference from `wo` the experiment is about, named before it is run: its tests
-            (one a layout and model) are adjusted among themselves, all others are a second family. By default `mless`
-            if it is among the conditions.
+        primary: The condition whose difference from `wo` the experiment is about, named before it is run. By default
+            `mless` if it is among the conditions.
+        family: The conditions whose differences from `wo` are tested, all as one family; others are exploratory. By
+            default all of the run's.
         replicates: How often the baseline is run: 2 gives a noise floor (A/A).
         prompt_null: So many harmless edits of the prompt are run too, without a filler.
     """
@@ -199,6 +200,7 @@ class RunConfig(_Strict):
         tuple[Annotated[Any, BeforeValidator(_as_condition)], ...], BeforeValidator(_draw_sentences)
     ] = Field(min_length=1)
     primary: str | None = None
+    family: tuple[str, ...] | None = None
     replicates: int = Field(default=1, ge=1)
     prompt_null: int = Field(default=0, ge=0)
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
@@ -227,6 +229,15 @@ class RunConfig(_Strict):
             raise ValueError(
                 f"primary is compared with {BASELINE}: both must be among the conditions {', '.join(names)}"
             )
+        compared = [name for name in names if name != BASELINE]
+        if unknown := [name for name in self.family or () if name not in compared]:
+            raise ValueError(f"family: expected some of the conditions {', '.join(compared)}, got {unknown[0]}")
+        if self.primary is not None and self.primary not in self.tested:
+            raise ValueError(f"primary is one of the family's conditions, which are {', '.join(self.tested) or 'none'}")
+        if self.replicates > 2:
+            raise ValueError(
+                f"replicates: expected 1, or 2 for a noise floor, got {self.replicates}: no table reads a third"
+            )
         if self.replicates > 1 and BASELINE not in names:
             raise ValueError(f"replicates repeat the baseline {BASELINE}, which is not among the conditions")
         if self.prompt_null:
@@ -249,10 +260,16 @@ class RunConfig(_Strict):
         return self.output / self.name
 
     @property
+    def tested(self) -> tuple[str, ...]:
+        """The conditions of the family, in the run's order."""
+        names = [condition.name for condition in self.conditions if condition.name != BASELINE]
+        return tuple(name for name in names if self.family is None or name in self.family)
+
+    @property
     def primary_condition(self) -> str | None:
-        """The condition of the primary contrast; None if there is none, and all tests are one family."""
+        """The condition of the primary contrast; None if there is none."""
         names = {condition.name for condition in self.conditions}
-        return self.primary or ("mless" if {BASELINE, "mless"} <= names else None)
+        return self.primary or ("mless" if BASELINE in names and "mless" in self.tested else None)
 
     @property
     def sampling_words(self) -> str:
@@ -289,9 +306,9 @@ class RunConfig(_Strict):
         """
         values = {k: v for k, v in self.as_written().items() if k not in ("output", "audit", "name", "dataset")}
         # what is as it was before these keys were known is left out: runs of that time can be continued
-        if self.primary == self.model_copy(update={"primary": None}).primary_condition:
-            values["primary"] = None
         values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
+        # always there, defaults too: what is tested must not be chosen, by a later default either, after the result
+        values |= {"primary": self.primary_condition, "family": list(self.tested)}
         arguments = {k: v for k, v in self.model.arguments.items() if k not in _FREE_ARGUMENTS}
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
@@ -324,7 +341,7 @@ class RunConfig(_Strict):
         return arguments
 
 
-_LATER = ("primary", "replicates", "prompt_null")
+_LATER = ("replicates", "prompt_null")
 """Keys that enter a run's identity only where they change something."""
 
 

@@ -43,7 +43,7 @@ class RunFolder:
             opened.callback(lock(path).release)
             if not known_identity(path):
                 write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
-            self.journal = opened.enter_context(Journal(path / JOURNAL, identity))
+            self.journal = opened.enter_context(Journal(path / JOURNAL, _as_begun(path, identity)))
             read_prompts(path)
             set_old_scores_aside(path)
             self.scores = opened.enter_context(Journal(path / SCORES, {"grader_version": GRADER_VERSION}))
@@ -195,7 +195,16 @@ def beside(path: Path, identity: Mapping[str, Any]) -> Path:
 def changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
     """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
     known = known_identity(path)
-    return differences(known, json.loads(json.dumps(identity))) if known else []
+    return differences(known, json.loads(json.dumps(_as_begun(path, identity)))) if known else []
+
+
+def _as_begun(path: Path, identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The wanted identity, less the contrasts if the begun run registered none: continuing it registers none either."""
+    known = known_identity(path).get("config")
+    if known is None or "family" in known:
+        return identity
+    config = {k: v for k, v in identity["config"].items() if k in known or k not in ("primary", "family")}
+    return {**identity, "config": config}
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

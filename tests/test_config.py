@@ -80,6 +80,10 @@ def test_set_changes_nested_keys(tmp_path):
         ({"primary": "mful"}, r"primary is compared with wo: both must be among the conditions wo, mless"),
         ({"primary": "wo"}, r"primary is compared with wo: both must be among"),
         ({"replicates": 2, "conditions": ["mless"]}, r"replicates repeat the baseline wo, which is not among"),
+        ({"family": ["mless", "mful"]}, r"family: expected some of the conditions mless, got mful"),
+        ({"family": ["wo"]}, r"family: expected some of the conditions mless, got wo"),
+        ({"family": [], "primary": "mless"}, r"primary is one of the family's conditions, which are none"),
+        ({"replicates": 3}, r"replicates: expected 1, or 2 for a noise floor, got 3: no table reads a third"),
         ({"replicates": 0}, r"replicates: .*greater than or equal to 1"),
         ({"prompt_null": 25}, r"prompt_null: expected 0 to 24 edits .*got 25"),
         ({"prompt_null": 1, "conditions": ["mless"]}, r"prompt_null edits the baseline wo, which is not among"),
@@ -115,19 +119,34 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
 
 
-def test_the_primary_contrast_is_named_in_the_identity(tmp_path):
+def test_primary_and_family_are_always_in_the_identity(tmp_path):
     config = load_config(write(tmp_path, MINIMAL))
-    assert config.primary_condition == "mless"
+    assert (config.primary_condition, config.tested) == ("mless", ("mless",))
     identity = config.identity()
-    assert not {"primary", "replicates", "prompt_null"} & identity.keys(), "as it was before these keys were known"
-    assert load_config(write(tmp_path, {**MINIMAL, "primary": "mless"})).identity() == identity
-    three = {**MINIMAL, "conditions": ["wo", "mless", "mful"]}
-    changed = [load_config(write(tmp_path, {**three, **c})).identity() for c in ({}, {"primary": "mful"})]
-    assert changed[1] == {**changed[0], "primary": "mful"}
+    assert (identity["primary"], identity["family"]) == ("mless", ["mless"]), "resolved, defaults too"
+    assert not {"replicates", "prompt_null"} & identity.keys(), "as it was before these keys were known"
+    spelled = load_config(write(tmp_path, {**MINIMAL, "primary": "mless", "family": ["mless"]}))
+    assert spelled.identity() == identity
     for change in ({"replicates": 2}, {"prompt_null": 20}):
         assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
-    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "mful"]})).primary_condition is None
-    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["mless"]})).primary_condition is None
+
+
+@pytest.mark.parametrize(
+    ("change", "primary", "family"),
+    [
+        ({}, "mless", ["mless", "mful", "random"]),
+        ({"primary": "mful", "replicates": 2, "prompt_null": 2}, "mful", ["mless", "mful", "random"]),
+        ({"family": ["random", "mless"]}, "mless", ["mless", "random"]),
+        ({"family": ["mful"]}, None, ["mful"]),
+        ({"family": []}, None, []),
+        ({"conditions": ["wo", "mful"]}, None, ["mful"]),
+        ({"conditions": ["mless"]}, None, ["mless"]),
+    ],
+)
+def test_the_family_is_all_conditions_unless_named(tmp_path, change, primary, family):
+    values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **change}
+    identity = load_config(write(tmp_path, values)).identity()
+    assert (identity["primary"], identity["family"]) == (primary, family)
 
 
 def test_the_seed_reaches_the_engine(tmp_path):
@@ -152,6 +171,6 @@ def test_missing_and_broken_files(tmp_path):
 
 def test_every_shipped_config_loads():
     paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
-    assert len(paths) == 9
+    assert len(paths) == 10
     for path in paths:
-        assert load_config(path).name == {"demo": "bundled"}.get(path.stem, path.stem)
+        assert load_config(path).name == {"demo": "bundled", "example": "demo"}.get(path.stem, path.stem)

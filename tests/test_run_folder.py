@@ -74,6 +74,18 @@ def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     assert changes(DEMO_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 
 
+def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
+    assert identity["config"]["family"] == ["mless", "mful", "random"]
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    other = {**identity, "config": {**identity["config"], "family": ["mless"]}}
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.family: .* -> \[\"mless\"\]"):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+    before = {k: v for k, v in identity["config"].items() if k not in ("primary", "family")}
+    RunFolder(tmp_path / "old", {**identity, "config": before}, plan.prompts).__exit__()
+    RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
+    assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
+
+
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
     with RunFolder(tmp_path / "run", identity, plan.prompts):
         with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
