@@ -1,4 +1,4 @@
-"""The benchmarks that need a GPU: a model of Qwen2.5-Math-7B's shape, with mless, raw vLLM, the study's loop, and the probe.
+"""The benchmarks that need a GPU: with a 7B model's shape, mless, raw vLLM, the study's loop, and the probe.
 
 Weights are vLLM's dummy ones and the tokenizer is the bundled model's, so nothing is downloaded; every completion runs
 to the limit but for the rare one that draws the end token. With --model a real model takes their place.
