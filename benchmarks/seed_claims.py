@@ -1,0 +1,250 @@
+"""The measured numbers of docs/seeds.md: makes or continues the traces they stand on, and prints a table a figure.
+
+    MATH500_PATH=FILE.jsonl python -m benchmarks.seed_claims
+
+Where MATH-500 can be had neither from the hub nor from a file, the bundled problems stand in, and the page says so.
+
+Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
+Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
+as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
+A cell with one number for a model has the median over its heads of what the function of that number says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_probe.curve import Definition, View
+from attention_probe.figure_config import PromptsConfig
+from attention_probe.probe import probe
+from attention_probe.probe_settings import ProbeSettings
+from attention_probe.prompt_choice import choose, open_source
+from attention_probe.spans import ROLES
+from attention_probe.traces import AttentionTraces, Trace
+from benchmarks.runs import say, work_folder
+from harness import receipts, resources
+from harness.errors import DataError, HarnessError
+
+Floats = NDArray[np.float64]
+
+FILLED = ("mless", "mful", "random")
+DEFINITIONS: tuple[Definition, ...] = ("published", "common")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What stands in for a trained model: the bundled one, or an architecture with drawn weights; layers from 0."""
+
+    name: str
+    architecture: str | None = None
+    layers: tuple[int, ...] = (0,)
+    dataset: str = "math500"
+    layout: str = "as_published"
+    n: int = 8
+
+
+BUNDLED = Model(name="bundled", layers=(0, 1, 2), dataset="demo", layout="raw", n=100)
+MODELS = (
+    Model(name="Qwen2.5-Math-7B, drawn", architecture="qwen2.5-math-7b", layers=(0, 1, 2)),
+    Model(name="Llama-3.1-8B-Instruct, drawn", architecture="llama-3.1-8b-instruct"),
+    Model(name="Gemma3-4b-it, drawn", architecture="gemma-3-4b-it"),
+    BUNDLED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curves:
+    """The mean curves of one layer: by condition [head, x], over the same positions x, whose roles are the same."""
+
+    means: dict[str, Floats]
+    x: NDArray[np.int64]
+    roles: NDArray[np.int8]
+
+    def at(self, condition: str, role: str, *, outside: bool = False) -> Floats:
+        """Only the positions of one role, or only the others."""
+        return self.means[condition][:, (self.roles == ROLES.index(role)) != outside]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StandIn:
+    """What was measured of a model: by condition one trace a prompt, and what prompts they are."""
+
+    model: Model
+    traces: dict[str, list[Trace]]
+    about: str
+
+    def curves(self, definition: Definition, view: View = "aligned", *, layer: int = 0) -> Curves:
+        """All conditions; in the full view those with a filler, which must stand at the same positions in all."""
+        conditions = FILLED if view == "full" else ("wo", *FILLED)
+        width = max(len(trace.tokens) for name in conditions for trace in self.traces[name])
+        means, kept, roles = {}, np.ones(width, bool), np.full((len(conditions), width), -1, np.int8)
+        for name, role in zip(conditions, roles, strict=True):
+            rows = []
+            for trace in sorted(self.traces[name], key=lambda trace: len(trace.tokens)):
+                place = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
+                values = (trace.mean_all if definition == "published" else trace.mean_common)[
+                    self.model.layers.index(layer)
+                ]
+                rows.append(np.full((len(values), width), np.nan))
+                rows[-1][:, place[place > 0]] = values[:, place > 0]
+                role[place[place >= 0]] = trace.roles[place >= 0]
+            kept &= 2 * np.isfinite(rows).all(axis=1).sum(axis=0) >= len(rows)
+            means[name] = np.array(rows)
+        assert (roles[:, kept] == roles[0, kept]).all(), "the conditions' positions are not of the same tokens"
+        averaged = {name: np.nanmean(rows[..., kept], axis=0) for name, rows in means.items()}
+        return Curves(means=averaged, x=np.flatnonzero(kept), roles=roles[0, kept])
+
+
+def load(model: Model, folder: Path) -> StandIn:
+    """The model's traces; what is missing is measured first.
+
+    Raises:
+        HarnessError: the traces there are of something else, or cannot be made.
+    """
+    settings = ProbeSettings(
+        model=None if model.architecture else "demo",
+        architecture=Path(model.architecture) if model.architecture else None,
+        layers=model.layers,
+        conditions=("wo", *FILLED),
+    )
+    prompts = PromptsConfig.model_validate({"dataset": model.dataset, "layout": model.layout, "n": model.n})
+    try:
+        source = open_source(prompts, FILLED, settings.load_tokenizer)
+    except DataError as error:
+        say(f"{model.name}: bundled problems instead of MATH-500. {error}")
+        prompts = prompts.model_copy(update={"dataset": "demo"})
+        source = open_source(prompts, FILLED, settings.load_tokenizer)
+    selection = choose(prompts, source)
+    path = folder / f"{model.architecture or 'bundled'}-{source.prompts_sha256[:8]}.traces"
+    say(f"{model.name}: {path}")
+    probe(source, selection, settings, path)
+    ids = [problem.problem_id for problem in selection.problems]
+    with AttentionTraces.open(path) as traces:
+        read = {name: [traces.get(problem_id, name) for problem_id in ids] for name in settings.conditions}
+        tokenizer = str(traces.receipt["tokenizer"])
+    named = "the bundled tokenizer" if tokenizer == str(resources.demo_model()) else tokenizer
+    about = f"{len(ids)} problems of {source.name.partition(' (')[0]}, layout {model.layout}, read by {named}"
+    return StandIn(model=model, traces=read, about=about)
+
+
+def peak(curves: Curves, condition: str) -> Floats:
+    """A head's highest point with the filler over that without, wherever each stands; the table counts those over 1."""
+    return np.asarray(curves.means[condition].max(axis=1) / curves.means["wo"].max(axis=1))
+
+
+def remains(curves: Curves, condition: str) -> Floats:
+    """A head's mean over the positions with the filler, over that without."""
+    return np.asarray(curves.means[condition].mean(axis=1) / curves.means["wo"].mean(axis=1))
+
+
+def higher(curves: Curves, role: str, condition: str = "mless", than: str = "wo") -> Floats:
+    """The share of a head's positions of the role at which the one mean curve is above the other."""
+    return np.asarray((curves.at(condition, role) > curves.at(than, role)).mean(axis=1))
+
+
+def alike(curves: Curves, role: str) -> Floats:
+    """Pearson correlation of a head's curves without filler and with Mless over the positions of the role."""
+    pairs = zip(curves.at("wo", role), curves.at("mless", role), strict=True)
+    return np.array([np.corrcoef(one, other)[0, 1] for one, other in pairs])
+
+
+def filler_weight(full: Curves) -> Floats:
+    """A head's mean over Mless's positions, over its mean over all others."""
+    return np.asarray(full.at("mless", "filler").mean(axis=1) / full.at("mless", "filler", outside=True).mean(axis=1))
+
+
+def taken(full: Curves, condition: str, than: str) -> Floats:
+    """A head's mean over the one filler's positions, over its mean over the other's."""
+    return np.asarray(full.at(condition, "filler").mean(axis=1) / full.at(than, "filler").mean(axis=1))
+
+
+def spread(full: Curves, condition: str) -> Floats:
+    """A head's standard deviation over the filler's positions, over its mean there."""
+    return np.asarray(full.at(condition, "filler").std(axis=1) / full.at(condition, "filler").mean(axis=1))
+
+
+def greatest(curves: Curves) -> Floats:
+    """A head's greatest ratio, with Mless over without, at any position of the problem; the table has the greatest."""
+    return np.asarray((curves.at("mless", "problem") / curves.at("wo", "problem")).max(axis=1))
+
+
+def stretches(full: Curves) -> list[Floats]:
+    """A head's mean with Mless over positions 1 to 10, over the filler's, and over those behind it."""
+    inside = full.x[full.roles == ROLES.index("filler")]
+    parts = (full.x <= 10, np.isin(full.x, inside), full.x > inside[-1])
+    return [np.asarray(full.means["mless"][:, part].mean(axis=1)) for part in parts]
+
+
+def median(values: Floats, *, places: int = 2, percent: bool = False) -> str:
+    """The median over heads, for people."""
+    return f"{100 * np.median(values):.0f} %" if percent else f"{np.median(values):.{places}f}"
+
+
+def count(ratios: Floats) -> str:
+    """In how many heads it is more."""
+    return f"{(ratios > 1).sum()} of {len(ratios)}"
+
+
+def rows(one: StandIn, definition: Definition) -> Iterator[tuple[str, str, str]]:
+    """Every number of a model: its table, its name, and its value."""
+    curves, full = one.curves(definition), one.curves(definition, "full")
+    layers = [one.curves(definition, layer=layer) for layer in one.model.layers]
+    left, more = remains(curves, "mless"), taken(full, "mful", "mless")
+    shares = (median(higher(curves, role), percent=True) for role in ("instruction", "problem"))
+    yield "First, d, e", "heads whose highest peak is higher with Mless", count(peak(curves, "mless"))
+    yield "First", "positions of the instruction, of the problem, where it is higher", ", ".join(shares)
+    yield "First", "mean with Mless / without", f"{median(left)} ({left.min():.2f} to {left.max():.2f})"
+    filler = full.x[full.roles == ROLES.index("filler")]
+    yield "a", "positions of the filler", f"{filler[0]} to {filler[-1]}"
+    yield "a", "places at which heads have their highest peak", str(len({*curves.means["mless"].argmax(axis=1)}))
+    yield "a, d", "weight in the filler / outside", median(filler_weight(full))
+    yield "b", "highest point with Mless, full", median(full.means["mless"].max(axis=1), places=3)
+    for role in ("problem", "filler"):
+        above = higher(full, role, than="random")
+        yield "b", f"positions of the {role} where Mless is above the sentence", median(above, percent=True)
+    yield "b", "weight in the filler, Mless / sentence", median(taken(full, "mless", "random"))
+    spreads = ", ".join(median(spread(full, name)) for name in ("mless", "random"))
+    yield "b", "standard deviation / mean in the filler: Mless, sentence", spreads
+    yield "c", "mean with Mless / without, by layer", ", ".join(median(remains(c, "mless")) for c in layers)
+    for role in ("instruction", "problem"):
+        yield "First, c, e", f"correlation over the {role}, by layer", ", ".join(median(alike(c, role)) for c in layers)
+    yield "d", "greatest with / without of a token of the problem", f"{greatest(curves).max():.2f}"
+    stretch = ", ".join(median(part, places=3) for part in stretches(full))
+    yield "d", "mean at positions 1 to 10, in the filler, behind it", stretch
+    yield "e", "mean with Mful / without", median(remains(curves, "mful"))
+    yield "e", "heads whose highest peak is higher with Mful", count(peak(curves, "mful"))
+    yield "e", "weight in the filler, Mful / Mless (heads with more)", f"{median(more)} ({count(more)})"
+
+
+def page(stand_ins: Sequence[StandIn]) -> Iterator[str]:
+    """The tables in Markdown, one a figure, a line a number and definition."""
+    columns = [[list(rows(one, definition)) for definition in DEFINITIONS] for one in stand_ins]
+    for figure in ("First", "a", "b", "c", "d", "e"):
+        lines = [["number", "queries", *(one.model.name for one in stand_ins)], ["---"] * (2 + len(stand_ins))]
+        for line, (figures, name, _) in enumerate(columns[0][0]):
+            for place, definition in enumerate(DEFINITIONS if figure in figures.split(", ") else ()):
+                lines.append([name, definition, *(column[place][line][2] for column in columns)])
+        yield "\n".join([f"## {figure}", "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def main() -> None:
+    """Measure what is missing and print what was measured of what."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    try:
+        stand_ins = [load(model, work_folder(small=False) / "seed-claims") for model in MODELS]
+    except HarnessError as error:
+        raise SystemExit(f"error: {error}") from None
+    about = [f"- {one.model.name}: {one.about}" for one in stand_ins]
+    about.append(f"- git revision {receipts.git_revision() or 'unknown: not a checkout'}")
+    print("\n\n".join(["\n".join(about), *page(stand_ins)]))
+
+
+if __name__ == "__main__":
+    main()
