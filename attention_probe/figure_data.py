@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import yaml
 
 from attention_probe.curve import Curve, as_frame
 from attention_probe.curves import aligned_curve, chosen_problems, full_curve, shared_problems
 from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
-from harness import resources
 from harness.errors import ConfigError
 from harness.leaderboard import LABELS
+from harness.reference import read_reference
 
 if TYPE_CHECKING:
     import pandas
@@ -167,25 +166,13 @@ def read_bars(config: BarsConfig) -> Bars:
 def _read_reference(path: Path) -> tuple[pandas.DataFrame, str]:
     import pandas
 
-    found = path if path.is_file() else resources.folder("results") / "reference" / path.name
-    try:
-        values = yaml.safe_load(found.read_text(encoding="utf-8"))
-        source = str(values["source"])
-        rows = [
-            {"model": str(row["model"]), "layout": "", "condition": condition, "accuracy": float(accuracy)}
-            for row in values["accuracies"]
-            for condition, accuracy in row["conditions"].items()
-        ]
-    except FileNotFoundError:
-        raise ConfigError(
-            f"Reference numbers {path} do not exist. Expected a YAML file as in results/reference/."
-        ) from None
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path}: expected `source` and `accuracies`, a list of {{model, conditions: {{wo: percent, ...}}}}, "
-            f"got {type(error).__name__}: {error}. See results/reference/."
-        ) from None
-    return pandas.DataFrame(rows).assign(standard_error=np.nan, n=0), source
+    reference = read_reference(str(path))
+    rows = [
+        {"model": entry.model, "layout": "", "condition": condition, "accuracy": accuracy}
+        for entry in reference.accuracies
+        for condition, accuracy in entry.conditions.items()
+    ]
+    return pandas.DataFrame(rows).assign(standard_error=np.nan, n=0), reference.source
 
 
 def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None = None) -> pandas.DataFrame:

@@ -27,12 +27,12 @@ COLUMNS = {
     "high": "upper end",
     "authors_rule": "ours, as the study's own grading rule has it",
     "reference": "the reference's accuracy, percent",
-    "agrees": "whether it lies in our interval, give or take its own rounding or reading error",
+    "agrees": "whether it lies in our interval, give or take its own rounding or reading error; missing on other data",
     "difference": "ours from the baseline, points",
     "difference_low": "lower end of its interval",
     "difference_high": "upper end",
     "reference_difference": "the reference's difference from its baseline",
-    "difference_agrees": "whether that lies in our interval, give or take twice its rounding or reading error",
+    "difference_agrees": "whether that lies in our interval, give or take twice that error; missing on other data",
 }
 """What each column of `reference_table` is."""
 
@@ -77,19 +77,19 @@ class Reference(_Strict):
 
 
 def read_reference(name: str) -> Reference:
-    """The reference numbers of a name in results/reference/, or of a YAML file.
+    """The reference numbers of a name in results/reference/, with or without `.yaml`, or of a YAML file.
 
     Raises:
         ConfigError: there are none, or the file is not of that form.
     """
     shipped = resources.folder("results") / "reference"
-    path = Path(name) if Path(name).is_file() else shipped / f"{name}.yaml"
+    path = Path(name) if Path(name).is_file() else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r} does not exist: expected a YAML file, or one of {known}.")
     try:
         return Reference.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         nested: dict[str, type[BaseModel]] = {"setup": Setup, "accuracies": ModelAccuracies}
@@ -97,20 +97,28 @@ def read_reference(name: str) -> Reference:
 
 
 def reference_table(
-    comparison: pandas.DataFrame, audit: pandas.DataFrame, reference: Reference, *, baseline: str = BASELINE
+    comparison: pandas.DataFrame,
+    audit: pandas.DataFrame,
+    reference: Reference,
+    *,
+    receipts: Sequence[Mapping[str, Any]] = (),
+    baseline: str = BASELINE,
 ) -> pandas.DataFrame:
     """The reference's numbers, each beside ours of that model and condition: the columns of `COLUMNS`.
 
-    Models that we have not run are left out, unless we have run none of them: then all stand there alone.
+    Models that we have not run are left out, unless we have run none of them: then all stand there alone. Numbers on
+    another dataset neither agree nor differ.
 
     Args:
         comparison: `statistics.compare`, not split any further.
         audit: `leaderboard.audit_table`, for the study's own rule.
         reference: The published numbers.
+        receipts: Our runs' facts, as of `evaluations.Evaluation`.
         baseline: The condition that others are compared with.
     """
     import pandas
 
+    same_data = {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}
     ours = [(row, audited) for row, audited in zip(_rows(comparison), _rows(audit), strict=True)]
     run = {_bare(row["model"]) for row, _ in ours}
     asked = [entry for entry in reference.accuracies if _bare(entry.model) in run] or list(reference.accuracies)
@@ -132,7 +140,11 @@ def reference_table(
             rows += [theirs | _beside(row, audited, theirs, reference.uncertainty) for row, audited in found] or [
                 theirs
             ]
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype({"agrees": "boolean", "difference_agrees": "boolean"})
+    table = pandas.DataFrame(rows, columns=list(COLUMNS))
+    judgements = ["agrees", "difference_agrees"]
+    if not same_data:
+        table[judgements] = None
+    return table.astype(dict.fromkeys(judgements, "boolean"))
 
 
 def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:
@@ -149,9 +161,11 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
         said.append(
             f"Model: {', '.join(dict.fromkeys(others))} is not in the reference, so nothing agrees or disagrees."
         )
-    datasets = _different(one.get("dataset_name") or "not named in the logs" for one in receipts)
+    unnamed = "not named in the logs"
+    datasets = _different(one.get("dataset_name") or unnamed for one in receipts)
     if datasets != [reference.dataset]:
-        said.append(f"Dataset: theirs is {reference.dataset}, ours {', '.join(datasets)}.")
+        follows = ", so nothing agrees or disagrees" if {*datasets} - {reference.dataset, unnamed} else ""
+        said.append(f"Dataset: theirs is {reference.dataset}, ours {', '.join(datasets)}{follows}.")
     drawn = _different("greedy" if one.get("greedy") else _sampling(one) for one in receipts)
     said.append(f"Sampling: theirs is {reference.setup.sampling}; ours {', '.join(drawn)}.")
     if _different(layouts) != [reference.setup.layout]:

@@ -74,7 +74,7 @@ def make_table(
     board = make_leaderboard(evaluations, baseline=baseline, margin=margin, by=by)
     beside = None
     if published is not None:
-        beside = reference_table(board.comparison, board.audit, published, baseline=baseline)
+        beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
     if chosen == "json":
         if published is None or beside is None:

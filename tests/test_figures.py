@@ -17,6 +17,7 @@ from attention_probe.figures import COLOURS, draw_figure, write_figure
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
+from harness.reference import read_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
@@ -295,12 +296,15 @@ def test_curves_that_are_not_the_panels_are_refused(traces):
 def test_reference_files_of_another_form_are_refused(tmp_path):
     path = tmp_path / "x.yaml"
     config = load("accuracy-bars-and-head-14", f"bars.reference={path}").bars
-    with pytest.raises(ConfigError, match=r"Reference numbers .*x.yaml do not exist. Expected a YAML file"):
+    with pytest.raises(
+        ConfigError, match=r"Reference '.*x.yaml' does not exist: expected a YAML file, or one of seed-"
+    ):
         read_bars(config)
     path.write_text("source: me\n")
-    with pytest.raises(ConfigError, match=r"x.yaml: expected `source` and `accuracies`, .*got KeyError: 'accuracies'"):
+    with pytest.raises(ConfigError, match=r"x.yaml: the key 'exact' is missing"):
         read_bars(config)
-    path.write_text("source: me\naccuracies: [{model: m, conditions: {wo: 3}}]\n")
+    shipped = read_reference("study-table-1").model_dump(mode="json")
+    path.write_text(json.dumps({**shipped, "accuracies": [{"model": "m", "conditions": {"wo": 3}}]}))
     with pytest.raises(ConfigError, match=r"no accuracy for mless, mful, expected wo, mless, mful"):
         read_bars(config)
 

@@ -33,23 +33,42 @@ def board(*models, **facts):
 
 def beside(reference, *models):
     made = board(*models)
-    return reference_table(made.comparison, made.audit, reference)
+    return reference_table(made.comparison, made.audit, reference, receipts=made.receipt)
+
+
+STUDY = {
+    "seed-bar-chart": {
+        "Qwen2.5-Math-1.5B": {"wo": 64, "mless": 66, "mful": 66},
+        "Qwen2.5-Math-7B": {"wo": 73, "mless": 76, "mful": 74},
+        "Llama3.1-8B Instruct": {"wo": 44, "mless": 46, "mful": 48},
+    },
+    "study-filler-types": {
+        "Qwen2.5-Math-1.5B": {"wo": 63.6, "backslash": 66.8, "question-mark": 58.2},
+        "Qwen2.5-Math-7B": {"wo": 72.4, "backslash": 75.0, "question-mark": 69.6},
+        "Llama-3.1-8B-Instruct": {"wo": 35.4, "backslash": 36.6, "question-mark": 34.2},
+    },
+    "study-positions": {
+        "Qwen2.5-Math-7B": {"wo": 72.4, "before_system": 69.6, "mless": 75.0, "end": 0.0, "random_place": 51.2},
+    },
+    "study-table-1": {
+        "Qwen2.5-Math-1.5B": {"wo": 63.9, "mless": 65.9},
+        "Qwen2.5-Math-7B": {"wo": 72.3, "mless": 74.6},
+        "DeepSeek-R1-Distill-Qwen-7B": {"wo": 52.7, "mless": 53.1},
+        "DeepSeek-Math-7B-instruct": {"wo": 39.5, "mless": 42.1},
+        "Llama-3.1-8B-Instruct": {"wo": 41.8, "mless": 42.1},
+        "Qwen2.5-32B-Instruct": {"wo": 81.3, "mless": 81.7},
+    },
+    "study-table-3a": {
+        "Qwen2.5-Math-7B": {"wo": 72.4, "mless": 75.0, "arm": 73.4},
+        "Llama-3.1-8B-Instruct": {"wo": 43.0, "mless": 44.9, "arm": 45.8},
+    },
+}
+"""Every number that the study and the figure give for MATH-500, written down a second time."""
 
 
 def test_the_studys_numbers_are_cited_table_by_table():
-    wo = {
-        name: {row.model: row.conditions["wo"] for row in read_reference(name).accuracies if "Llama" in row.model}
-        for name in SHIPPED
-    }
-    assert {name: next(iter(found.values()), None) for name, found in wo.items()} == {
-        "seed-bar-chart": 44,
-        "study-filler-types": 35.4,
-        "study-positions": None,
-        "study-table-1": 41.8,
-        "study-table-3a": 43.0,
-    }
-    table = {row.model: row.conditions for row in read_reference("study-table-1").accuracies}
-    assert len(table) == 6 and table["Qwen2.5-Math-7B"] == {"wo": 72.3, "mless": 74.6}
+    shipped = {name: {row.model: row.conditions for row in read_reference(name).accuracies} for name in SHIPPED}
+    assert shipped == STUDY
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -91,13 +110,26 @@ def test_a_model_that_is_not_in_the_reference_agrees_with_nothing():
     assert len(found) == 6 and found["accuracy"].isna().all() and found["agrees"].isna().all()
 
 
+def test_numbers_on_another_dataset_neither_agree_nor_differ():
+    reference = read_reference("study-table-1")
+    ours = ("Qwen2.5-Math-7B", {"wo": 360, "mless": 362})
+    for name, judged in (("math500", True), (None, True), ("demo", False)):
+        made = board(ours, dataset_name=name)
+        found = reference_table(made.comparison, made.audit, reference, receipts=made.receipt).set_index("condition")
+        assert found["accuracy"].notna().all() and found["agrees"].notna().all() == judged
+        assert found["difference_agrees"].notna().tolist() == [False, judged]
+        (said,) = [
+            line for line in setup_differences(reference, made.receipt, ["as_published"]) if "Dataset" in line
+        ] or [""]
+        assert ("nothing agrees or disagrees" in said) == (not judged)
+
+
 def test_what_differs_in_the_set_up_is_said():
     reference = read_reference("study-table-1")
     made = board(("mine", {"wo": 1}), dataset_name="demo", sampling={"temperature": 0.7, "top_p": 0.95}, greedy=False)
     model, dataset, sampling, prompt, grader = setup_differences(reference, made.receipt, ["raw", "raw"])
-    assert (
-        model.startswith("Model: mine is not in the reference") and dataset == "Dataset: theirs is math500, ours demo."
-    )
+    assert model.startswith("Model: mine is not in the reference")
+    assert dataset == "Dataset: theirs is math500, ours demo, so nothing agrees or disagrees."
     assert sampling.endswith("mean of 5 runs; ours temperature 0.7, top_p 0.95.")
     assert prompt == "Prompt: theirs is the layout as_published, ours raw."
     assert "our completions by their rule" in grader
@@ -133,6 +165,7 @@ def test_bad_references_are_refused(tmp_path):
         ),
         (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: Input should be a valid number"),
         (whole.replace("source:", "source: ]"), "is not valid YAML"),
+        ("[" * 100_000, "is not valid YAML"),
     ):
         path = tmp_path / "r.yaml"
         path.write_text(change)
