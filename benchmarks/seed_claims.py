@@ -32,7 +32,6 @@ from harness import receipts, resources
 from harness.errors import DataError, HarnessError
 
 Floats = NDArray[np.float64]
-
 FILLED = ("mless", "mful", "random")
 DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
