@@ -17,7 +17,7 @@ from harness.grading import COLUMNS as GRADERS
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
 from harness.records import read_receipt
-from harness.run_folder import JOURNAL, RECEIPT
+from harness.run_folder import JOURNAL, RECEIPT, read_identity
 from harness.sample_log import LoggedSample, SampleLog, read_log
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 def _from_run(path: Path) -> Evaluation:
     receipt = read_receipt(path)
     config = receipt["config"]
-    frame = read_outcomes(path, label=config["model"]["label"] or receipt["model"]["name"])
+    frame = read_outcomes(path, receipt)
     names = [str(name) for name in frame["condition"].cat.categories]
     facts = {
         "source": "run",
@@ -93,7 +93,7 @@ def _from_run(path: Path) -> Evaluation:
         "greedy": not receipt["generation"]["do_sample"],
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version}".format(**receipt["engine"]),
-        "primary": config.get("primary") or ("mless" if {BASELINE, "mless"} <= set(names) else None),
+        **_registered(read_identity(path)),
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],
@@ -101,6 +101,16 @@ def _from_run(path: Path) -> Evaluation:
         "git_revision": receipt["git_revision"],
     }
     return Evaluation(name=str(path), frame=frame, facts=facts)
+
+
+def _registered(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Primary contrast and family of a run as its journal's first line, written before any sample, has them.
+
+    None where it has no family: older runs and other programs' logs name no tests beforehand.
+    """
+    config = identity.get("config") or {}
+    family = config.get("family")
+    return {"primary": None if family is None else config.get("primary"), "family": family}
 
 
 def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evaluation:
@@ -159,7 +169,7 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
         "sampling": sampling,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": (first.get("config") or {}).get("model"),
-        "primary": "mless" if {BASELINE, "mless"} <= set(order) else None,
+        **_registered({}),
         "edits": [condition for condition in order if is_edit(condition)],
         "seed": (first.get("config") or {}).get("random_seed"),
         "created": _date(first.get("date")),

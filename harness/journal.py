@@ -185,7 +185,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8", "surrogatepass"))
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise JournalError(

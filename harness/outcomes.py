@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
 from harness.grading import COLUMNS as GRADERS
+from harness.grading import Verdict
 from harness.journal import read_journal
-from harness.run_folder import JOURNAL, SCORES, read_prompts
+from harness.run_folder import JOURNAL, SCORES, read_prompts, refuse_missing
 
 if TYPE_CHECKING:
     import pandas
@@ -52,19 +53,19 @@ def loops(completion: str) -> bool:
     return len(text) >= LOOP_LENGTH * LOOP_COUNT and text.count(text[-LOOP_LENGTH:]) >= LOOP_COUNT
 
 
-def read_outcomes(folder: Path, *, label: str) -> pandas.DataFrame:
-    """The samples of a run folder with their verdicts, in the order of `records.read_frame`.
+def read_outcomes(folder: Path, receipt: Mapping[str, Any]) -> pandas.DataFrame:
+    """The samples of a finished run with their verdicts, in the order of `records.read_frame`.
 
     Args:
         folder: A run folder.
-        label: The model's label.
+        receipt: `records.read_receipt` of it.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are
     categorical.
 
     Raises:
-        RunError: a file is missing or damaged, or a score is missing.
+        RunError: a file is missing or damaged, a sample or a score is missing, or a score says what no grader says.
     """
     import pandas
     import pyarrow
@@ -85,7 +86,14 @@ def read_outcomes(folder: Path, *, label: str) -> pandas.DataFrame:
             f"{folder}: the {missing} of problem {samples['problem_id'][where]}, {samples['task'][where]}, is missing. "
             "Run `mless regrade` on the folder, or restore its files."
         )
+    refuse_missing(folder, prompts, receipt["config"], np.bincount(place, minlength=len(prompts)).tolist())
     scores = scores.drop_columns("key").take(found)
+    if strange := set(scores["verdict"].unique().to_pylist()) - set(get_args(Verdict)):
+        raise RunError(
+            f"{folder / SCORES}: a verdict is {min(map(repr, strange))}: expected one of "
+            f"{', '.join(get_args(Verdict))}. Run `mless regrade` on the folder."
+        )
+    label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
     numbers = {name: samples[name].to_numpy() for name in ("sample_index", "replicate")}
     columns: dict[str, Any] = {
         "model": pandas.Categorical.from_codes(np.zeros(len(place), dtype=np.int8), pandas.Index([label])),
@@ -115,6 +123,8 @@ def _read_samples(path: Path) -> pyarrow.Table:
 
     def measure(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         rows = _shorten_keys(batch.filter(batch["task"].is_valid()))  # the header and the sessions have none
+        if any(rows[name].null_count for name in ("problem_id", "sample_index", "replicate", "completion")):
+            raise RunError(f"{path}: a sample lacks what every sample has. Restore the file from a copy.")
         texts = rows["completion"].to_pylist()
         kept = {name: rows[name] for name in _SAMPLE if name != "completion"}
         kept |= {name: kept[name].dictionary_encode() for name in ("task", "problem_id")}

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
-from harness.run_folder import RECEIPT, read_config, read_identity, read_prompts, read_samples, read_scores
+from harness.forms import GradeForm, ReceiptForm, SampleForm, fit
+from harness.run_folder import (
+    JOURNAL,
+    RECEIPT,
+    SCORES,
+    read_config,
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_scores,
+    refuse_missing,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -17,7 +28,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     """The run's receipt.
 
     Raises:
-        RunError: there is no finished run, or its receipt is torn.
+        RunError: there is no finished run, or its receipt is damaged or another file.
     """
     path = folder / RECEIPT
     if not path.is_file():
@@ -25,16 +36,12 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             f"{folder} holds no finished run: expected {RECEIPT} in it. Check the path; an interrupted run is "
             "continued by the command that began it."
         )
+    remedy = "Run the command that made it again, or restore it from a copy."
     try:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise RunError(
-            f"{path} is torn ({error.msg}, line {error.lineno}). Run the command that made it again."
-        ) from None
-    if not isinstance(receipt, dict) or not receipt.get("tasks") or "model" not in receipt:
-        raise RunError(
-            f"{path} is not a run's receipt: expected the keys model and tasks. Run the command that made it again."
-        )
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is torn or damaged ({error}). {remedy}") from None
+    fit(ReceiptForm, receipt, path, remedy)
     return receipt
 
 
@@ -48,10 +55,16 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     which is no text, is spelt out in completions and answers (`\\ud800`).
 
     Raises:
-        RunError: there is no finished run there, or a file of it is missing or damaged.
+        RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing.
     """
-    read_receipt(Path(path))
-    return read_frame(Path(path))
+    folder = Path(path)
+    config = read_receipt(folder)["config"]
+    frame = read_frame(folder)
+    counts = frame.groupby(["condition", "layout", "problem_id"], observed=True).size().to_dict()
+    prompts = read_prompts(folder)
+    there = [counts.get((row["condition"], row["layout"], row["doc"]["id"]), 0) for row in prompts]
+    refuse_missing(folder, prompts, config, there)
+    return frame
 
 
 def read_frame(folder: Path) -> pandas.DataFrame:
@@ -68,6 +81,7 @@ def read_frame(folder: Path) -> pandas.DataFrame:
     scores = read_scores(folder)
     rows = []
     for sample in read_samples(folder):
+        fit(SampleForm, sample, folder / JOURNAL, "Restore the file from a copy.")
         row = prompts.get((sample["task"], sample["problem_id"]))
         score = scores.get(sample["key"])
         if row is None or score is None:
@@ -76,6 +90,7 @@ def read_frame(folder: Path) -> pandas.DataFrame:
                 f"{folder}: the {missing} of problem {sample['problem_id']}, {sample['task']}, is missing. Run "
                 "`mless regrade` on the folder, or restore its files."
             )
+        fit(GradeForm, score, folder / SCORES, "Run `mless regrade` on the folder.")
         doc = row["doc"]
         rows.append(
             {

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from harness.conditions import BASELINE
 from harness.errors import JournalError
+from harness.forms import ConfigForm, PromptForm, fit
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal, differences, read_journal
 from harness.samples import hash_prompts
@@ -129,7 +130,9 @@ def read_config(path: Path) -> dict[str, Any]:
     sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
-    return dict(sessions[-1]["config"])
+    config: dict[str, Any] = sessions[-1].get("config", {})
+    fit(ConfigForm, config, path / JOURNAL, "Restore it from a copy.")
+    return config
 
 
 def read_timing(path: Path) -> dict[str, Any]:
@@ -158,10 +161,32 @@ def scores_version(path: Path) -> int | None:
 
 
 def wanted_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
-    """How many samples a finished run of these prompts has; the baseline may be run more than once."""
-    again = config.get("replicates", 1) - 1
-    baseline = sum(row["condition"] == BASELINE for row in prompts)
-    return int((len(prompts) + again * baseline) * config["samples_per_problem"])
+    """How many samples a finished run of these prompts has."""
+    return sum(_wanted(row, config) for row in prompts)
+
+
+def _wanted(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """How many samples a finished run has of a prompt; the baseline may be run more than once."""
+    runs = config.get("replicates", 1) if prompt["condition"] == BASELINE else 1
+    return int(runs * config["samples_per_problem"])
+
+
+def refuse_missing(
+    path: Path, prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any], there: Sequence[int]
+) -> None:
+    """Nothing, if of each prompt there are as many samples as a finished run has.
+
+    Raises:
+        JournalError: naming the problems that lack some.
+    """
+    short = [row for row, count in zip(prompts, there, strict=True) if count < _wanted(row, config)]
+    if short:
+        named = "; ".join(f"problem {row['doc']['id']}, {row['task']}" for row in short[:3])
+        more = f" and {len(short) - 3} more" if len(short) > 3 else ""
+        raise JournalError(
+            f"{path}: samples are missing: expected {wanted_samples(prompts, config)}, got {sum(there)}. They lack "
+            f"for {named}{more}. Continue the run by the command that began it, or restore {JOURNAL} from a copy."
+        )
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
@@ -175,8 +200,10 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in lines]
         whole = all(hashlib.sha256(row["prompt"].encode()).hexdigest() == row["prompt_sha256"] for row in rows)
         if whole and hash_prompts(rows) == read_identity(path)["prompts_sha256"]:
+            for row in rows:
+                fit(PromptForm, row, path / PROMPTS, "Restore it from a copy.")
             return rows
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise JournalError(
         f"{path / PROMPTS} is missing or damaged: it does not hold the prompts of the journal beside it. Restore it "

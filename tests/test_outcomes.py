@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import JournalError, RunError
+from harness.forms import GradeForm
+from harness.grading import COLUMNS
 from harness.outcomes import LOOP_COUNT, LOOP_LENGTH, loops
-from harness.outcomes import read_outcomes as read_labelled
-from harness.records import read_frame
+from harness.outcomes import read_outcomes as read_with_receipt
+from harness.records import load_run, read_frame, read_receipt
 from harness.run_folder import JOURNAL, SCORES
+from tests.example_runs import right, write_run
 
 DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 
@@ -26,7 +29,7 @@ def demo_run(tmp_path):
 
 
 def read_outcomes(folder):
-    return read_labelled(folder, label="mless-demo")
+    return read_with_receipt(folder, read_receipt(folder))
 
 
 def assert_same(folder):
@@ -79,6 +82,129 @@ def test_what_is_damaged_or_missing_is_named(demo_run):
     (demo_run / JOURNAL).write_text("".join(lines[:2]))
     with pytest.raises(RunError, match="holds no sample"):
         read_outcomes(demo_run)
+
+
+def without(path, drop):
+    """The file without the records of which `drop` is true."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not drop(json.loads(line))))
+
+
+@pytest.mark.parametrize(
+    ("drop", "message"),
+    [
+        (
+            lambda r: int(r.get("problem_id", "//999.").split("/")[2].split(".")[0]) < 100,
+            r"samples are missing: expected 2000, got 1600. They lack for problem demo/number_theory/0.json, demo_wo; "
+            r"problem .*, demo_mless; .* and 397 more. Continue the run by the command that began it, or restore",
+        ),
+        (
+            lambda r: r.get("task") == "demo_mful",
+            r"expected 2000, got 1500. They lack for problem \S+, demo_mful; .* and 497 more",
+        ),
+        (
+            lambda r: r.get("task") == "demo_wo" and "/7.json" in r["problem_id"],
+            r"lack for problem \S+/7.json, demo_wo\.",
+        ),
+    ],
+    ids=["problems under every condition", "a condition", "one sample"],
+)
+def test_a_finished_run_of_which_samples_were_lost_is_refused(demo_run, drop, message):
+    without(demo_run / JOURNAL, drop)
+    for read in (read_outcomes, load_run):
+        with pytest.raises(RunError, match=message):
+            read(demo_run)
+
+
+def test_a_lost_replicate_is_missed_too(tmp_path):
+    run = write_run(tmp_path / "r", right, replicates=2, sampling={"temperature": 1}, samples_per_problem=2, limit=3)
+    assert len(read_outcomes(run)) == len(load_run(run)) == 3 * 2 * 3
+    without(run / JOURNAL, lambda r: r.get("replicate") == 1 and r["sample_index"] == 1)
+    for read in (read_outcomes, load_run):
+        with pytest.raises(
+            RunError, match=r"samples are missing: expected 18, got 15. They lack for problem .*demo_wo"
+        ):
+            read(run)
+
+
+@pytest.mark.parametrize("verdict", ["Correct", "right", "", None])
+def test_a_verdict_that_no_grader_gives_is_refused(demo_run, verdict):
+    lines = (demo_run / SCORES).read_text().splitlines()
+    lines[3] = json.dumps({**json.loads(lines[3]), "verdict": verdict})
+    (demo_run / SCORES).write_text("\n".join(lines) + "\n")
+    with pytest.raises(
+        RunError, match=f"a verdict is {verdict!r}: expected one of correct, incorrect, no_box, .*regrade"
+    ):
+        read_outcomes(demo_run)
+    with pytest.raises(RunError, match=r"scores.jsonl: verdict: input should be 'correct', .*Run `mless regrade`"):
+        load_run(demo_run)
+
+
+def changed(**changes):
+    def change(receipt):
+        for path, value in changes.items():
+            *way, last = path.split("__")
+            inner = receipt
+            for name in way:
+                inner = inner[name]
+            if value is ...:
+                del inner[last]
+            else:
+                inner[last] = value
+        return json.dumps(receipt).encode()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: b'{"tasks":\xff}', r"run.json is torn or damaged \('utf-8' codec can't decode"),
+        (lambda _: b'{"tasks": [', r"run.json is torn or damaged \(Expecting value"),
+        (lambda _: b"[" * 100_000, r"run.json is torn or damaged \(maximum recursion depth"),
+        (lambda _: b"[]", r"run.json: the whole: it should be an object, got \[\]"),
+        (changed(config=...), r"run.json: config: field required. Run the command that made it again, or restore it"),
+        (changed(model={}), r"run.json: model.name: field required"),
+        (changed(model=3), r"run.json: model: it should be an object, got 3"),
+        (changed(tasks=[1]), r"run.json: tasks.0: .*, got 1"),
+        (changed(tasks=[]), r"run.json: tasks: list should have at least 1 item"),
+        (changed(config__model__label="a\ud800"), r"run.json: the whole: 'utf-8' codec can't encode .*surrogates"),
+        (changed(config__samples_per_problem="many"), r"run.json: config.samples_per_problem: .*integer, got 'many'"),
+        (changed(task_version=float("nan")), r"run.json: the whole: out of range float values are not JSON"),
+    ],
+)
+def test_a_receipt_that_is_none_is_refused(demo_run, change, message):
+    path = demo_run / "run.json"
+    path.write_bytes(change(json.loads(path.read_text())))
+    for read in (read_receipt, load_run):
+        with pytest.raises(RunError, match=message):
+            read(demo_run)
+
+
+def test_records_that_are_none_are_refused(demo_run):
+    journal, prompts = demo_run / JOURNAL, demo_run / "prompts.jsonl"
+    whole, lines = journal.read_text(), journal.read_text().splitlines()
+    sample = json.loads(lines[3])
+    for name, wrong in (("completion", None), ("problem_id", None), ("sample_index", None), ("task", 3)):
+        journal.write_text("\n".join([*lines[:3], json.dumps({**sample, name: wrong}), *lines[4:]]) + "\n")
+        for read in (read_outcomes, load_run):
+            with pytest.raises(RunError, match=r"journal.jsonl|samples are missing"):
+                read(demo_run)
+    journal.write_text("\n".join([*lines[:3], "[" * 100_000, *lines[4:]]) + "\n")
+    for read in (read_outcomes, load_run):
+        with pytest.raises(RunError, match=r"journal.jsonl, line 4: damaged"):
+            read(demo_run)
+    journal.write_text(whole)
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    for doc in (None, {}, {**rows[0]["doc"], "segments": 3}, {**rows[0]["doc"], "subject": None}):
+        prompts.write_text("\n".join(json.dumps(row) for row in [{**rows[0], "doc": doc}, *rows[1:]]) + "\n")
+        for read in (read_outcomes, load_run):
+            with pytest.raises(RunError, match=r"prompts.jsonl: doc.*Restore it from a copy"):
+                read(demo_run)
+
+
+def test_the_forms_name_every_grader():
+    assert set(COLUMNS) <= GradeForm.model_fields.keys()
 
 
 @given(block=st.text(min_size=1, max_size=LOOP_LENGTH).filter(str.strip), head=st.text(max_size=50))
