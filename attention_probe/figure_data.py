@@ -14,8 +14,8 @@ from attention_probe.curves import aligned_curve, chosen_problems, full_curve, s
 from attention_probe.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-from harness.leaderboard import LABELS
 from harness.reference import read_reference
+from harness.wording import label
 
 if TYPE_CHECKING:
     import pandas
@@ -207,15 +207,14 @@ def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[pandas.DataFrame]:
 
 def _bar_rows(config: BarsConfig, bars: Bars) -> pandas.DataFrame:
     table = bars.table[["model", "layout", "condition"]]
-    accuracy, error = bars.table["accuracy"], bars.table["standard_error"]
     return table.assign(
         kind="reference bar" if bars.reference else "bar",
         panel=config.title,
-        legend=[LABELS.get(condition, condition) for condition in table["condition"]],
+        legend=[label(condition) for condition in table["condition"]],
         unit="percent",
-        mean=accuracy,
-        low=accuracy - error,
-        high=accuracy + error,
+        mean=bars.table["accuracy"],
+        low=bars.table["accuracy_low"],
+        high=bars.table["accuracy_high"],
         count=bars.table["n"],
         note=bars.reference,
     )

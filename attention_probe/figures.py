@@ -21,6 +21,7 @@ from attention_probe.figure_data import Bars, PanelCurves, figure_table
 from attention_probe.figure_layout import Width, columns, lay_out, make_room
 from harness.errors import ConfigError
 from harness.figures import plot_accuracy_bars, save_figure
+from harness.figures.style import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +128,7 @@ def _style(size: float) -> dict[str, Any]:
         "legend.handletextpad": 0.4,
         "legend.columnspacing": 1.0,
         "legend.labelspacing": 0.2,
-        "pdf.fonttype": 42,
+        **PLAIN,
     }
 
 

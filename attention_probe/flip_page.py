@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attention_probe.criterion import Criterion
 from attention_probe.flips import CHANGES
 from attention_probe.problems import Problem, RunPrompt
-from harness.leaderboard import LABELS
+from harness.wording import LABELS
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
-LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
-"""The study's labels of its conditions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +104,7 @@ def make_leaderboard(
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:
-    """Everything as JSON; `more` are further tables. The schema is in docs/tables.md."""
+    """Everything as JSON in ASCII; `more` are further tables. The schema is in docs/tables.md."""
     return json.dumps(
         {
             "schema": SCHEMA,
@@ -120,46 +119,43 @@ def as_json(board: Leaderboard, **more: Any) -> str:
             "receipt": list(board.receipt),
         },
         indent=2,
-        ensure_ascii=False,
         allow_nan=False,
         default=_plain,
     )
 
 
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
-    """One table as CSV; the receipt follows in lines that begin with `#`."""
+    """One table as CSV, words in quotes; the receipt follows in lines that begin with `#`, which no row does."""
     notes = [f"# {json.dumps(entry, sort_keys=True, default=_plain)}" for entry in board.receipt]
-    return "\n".join([table.to_csv(index=False).rstrip("\n"), *notes])
+    return "\n".join([table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n"), *notes])
 
 
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Accuracy in percent with its standard error, and what the rest was, per condition and layout.
+    """Accuracy in percent with its error and interval, and what the rest was, per model, layout and condition.
 
-    The standard error is over problems: repeats of a problem are averaged first. It is the error of one condition
-    alone; whether two conditions differ is a paired question that this table does not answer. Replicates of the
-    baseline are left out.
+    The columns n to majority_ties are those of `statistics.compare`, for runs that it cannot compare as well: without
+    the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.
+    Replicates of the baseline are left out.
     """
     import pandas
 
+    from harness.statistics.comparison import accuracy
+    from harness.statistics.outcomes import count_outcomes
+
+    first = _first(frame)
+    counted = {(*(str(v) for _, v in one.setting), one.condition): accuracy(one) for one in count_outcomes(first)}
+    keys = ["model", "layout", "condition"]
     rows = []
-    frame = _first(frame)
-    for (model, layout, condition), group in frame.groupby(["model", "layout", "condition"], observed=True, sort=False):
-        by_problem = group.groupby("problem_id", observed=True)["correct"].mean()
-        n = len(by_problem)
-        error = float(by_problem.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-        other = group["verdict"].isin(UNGRADED).sum()
+    for arm, group in first.groupby(keys, observed=True, sort=False):
+        verdicts = group["verdict"]
         rows.append(
             {
-                "model": model,
-                "layout": layout,
-                "condition": condition,
-                "n": n,
-                "accuracy": 100 * float(by_problem.mean()),
-                "standard_error": 100 * error,
+                **dict(zip(keys, arm, strict=True)),
+                **counted[tuple(map(str, arm))],
                 "correct": int(group["correct"].sum()),
-                "no_box": int((group["verdict"] == "no_box").sum()),
-                "truncated": int((group["verdict"] == "truncated").sum()),
-                "ungraded": int(other),
+                "no_box": int((verdicts == "no_box").sum()),
+                "truncated": int((verdicts == "truncated").sum()),
+                "ungraded": int(verdicts.isin(UNGRADED).sum()),
                 "math_verify": _percent(group["math_verify"]),
             }
         )

@@ -21,6 +21,7 @@ from harness.figures import (
     length_shares,
     save_figure,
 )
+from harness.figures.style import without_edits
 from harness.leaderboard import Leaderboard, make_leaderboard
 from harness.tables import locate
 
@@ -34,10 +35,16 @@ WIDTHS: tuple[Width, ...] = ("page", "column")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plot:
-    """A figure to be drawn, and the table that it shows."""
+    """A figure to be drawn, its table, and whether it shows the prompt null."""
 
     draw: Callable[..., Figure]
     table: pandas.DataFrame
+    edits: bool = False
+
+    @property
+    def shown(self) -> pandas.DataFrame:
+        """The rows that the figure shows."""
+        return self.table if self.edits else without_edits(self.table)
 
 
 def make_plots(
@@ -97,7 +104,9 @@ def _plot(kind: str, evaluations: Sequence[Evaluation], whole: Leaderboard, boar
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in evaluations)
         title = f"Results on {', '.join(names)}"
         return Plot(draw=partial(draw_accuracy_bars, title=title), table=whole.comparison)
-    return Plot(draw=draw_forest if kind == "forest" else draw_flip_matrix, table=whole.comparison)
+    if kind == "flips":
+        return Plot(draw=draw_flip_matrix, table=whole.comparison)
+    return Plot(draw=draw_forest, table=whole.comparison, edits=True)
 
 
 def _write(plot: Plot, path: Path, width: Width, receipt: dict[str, Any]) -> list[Path]:
@@ -106,7 +115,7 @@ def _write(plot: Plot, path: Path, width: Width, receipt: dict[str, Any]) -> lis
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files = save_figure(figure, path, receipt, formats=("png", "svg", "pdf"), dpi=300)
-        plot.table.to_csv(numbers, index=False)
+        plot.shown.to_csv(numbers, index=False)
     except OSError as error:
         raise ConfigError(f"{path.parent} cannot be written: {error.strerror}. Choose another folder.") from None
     return [*files, numbers]

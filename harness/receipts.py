@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,29 @@ def engine_version(backend: str) -> str | None:
 def _hash_file(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def receipt_line(entry: Mapping[str, Any]) -> str:
+    """What a table says of how one of its runs was made, of an entry of `Leaderboard.receipt`."""
+    sampling, installed = entry.get("sampling") or {}, entry.get("versions") or {}
+    drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
+    facts = {
+        "": entry.get("model"),
+        "weights": _short(entry.get("model_sha256")),
+        "dataset": " ".join(filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])),
+        "prompts": _short(entry.get("prompts_sha256")),
+        "task": entry.get("task_version"),
+        "grader": entry.get("grader_version") or entry.get("metric"),
+        "sampling": "greedy" if entry.get("greedy") else drawn,
+        "seed": entry.get("seed"),
+        "by": entry.get("engine") or entry.get("backend"),
+        **{name: installed.get(name) for name in ("mless", "lm-eval")},
+        "at": str(entry.get("git_revision") or "")[:7],
+        "on": str(entry.get("created") or "")[:10],
+    }
+    said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
+    return f"receipt: {entry['name']}: {said}"
+
+
+def _short(value: Any) -> str:
+    return str(value)[:8] if value else ""

@@ -1,46 +1,25 @@
-"""Tables as text, Markdown, LaTeX and CSV: cells in, characters out."""
+"""Tables as text, Markdown and LaTeX: cells in, characters out, and nothing in them that could act as markup."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from io import StringIO
 from typing import Literal
 
 from harness.errors import ConfigError
+from harness.grid import Cell, Grid
+from harness.visible import visible
+from harness.wording import MINUS, NONE
 
 Format = Literal["text", "markdown", "csv", "latex", "json"]
 FORMATS: tuple[Format, ...] = ("text", "markdown", "csv", "latex", "json")
 WIDTH = 100
 """Notes are folded at so many characters; tables are kept below."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """What a cell shows. Only what has passed its test is strong."""
-
-    text: str
-    strong: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """A table for people.
-
-    Attributes:
-        title: What it is about.
-        header: Names of the columns.
-        words: Which of them hold words, and are set to the left.
-        rows: Cells.
-        notes: What must be said below it.
-    """
-
-    title: str
-    header: tuple[str, ...]
-    words: frozenset[str]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+_PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
+"""A program that is given plain text knows no other minus."""
 
 
 def check_format(form: str) -> Format:
@@ -59,15 +38,25 @@ def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = ()
     """Tables one below the other, and the footer: the receipt.
 
     Args:
-        grids: The tables.
+        grids: The tables. Control characters in their words, which a model's label may hold, are spelt out.
         form: `text`, `markdown` or `latex`; the others are for programs and know no grids.
         footer: Lines below all tables.
         colour: Strong cells in the codes of a terminal (text only).
     """
-    parts = [_WRITERS[form](grid, colour) for grid in grids]
+    parts = [_WRITERS[form](_one_line_each(grid), colour) for grid in grids]
     if footer:
-        parts.append(_FOOTERS[form](footer))
+        parts.append(_FOOTERS[form]([visible(line, keep="") for line in footer]))
     return "\n\n".join(parts)
+
+
+def _one_line_each(grid: Grid) -> Grid:
+    """The grid with every text on one line, and nothing hidden in it."""
+    return Grid(
+        title=visible(grid.title, keep=""),
+        columns=tuple(replace(column, header=visible(column.header, keep="")) for column in grid.columns),
+        rows=tuple(tuple(replace(cell, text=visible(cell.text, keep="")) for cell in row) for row in grid.rows),
+        notes=tuple(visible(note, keep="") for note in grid.notes),
+    )
 
 
 def _text(grid: Grid, colour: bool) -> str:
@@ -76,13 +65,10 @@ def _text(grid: Grid, colour: bool) -> str:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for name in grid.header:
-        table.add_column(Text(name), justify="left" if name in grid.words else "right", no_wrap=True)
-    rows = [[Text(cell.text, style="bold" if cell.strong else "") for cell in row] for row in grid.rows]
-    widths = [
-        max(len(grid.header[i]), *(len(row[i].text) for row in grid.rows)) if grid.rows else len(grid.header[i])
-        for i in range(len(grid.header))
-    ]
+    for column in grid.columns:
+        table.add_column(Text(column.header), justify="right" if column.numeric else "left", no_wrap=True)
+    rows = [[Text(cell.text.translate(_PLAIN), style="bold" if cell.strong else "") for cell in r] for r in grid.rows]
+    widths = [max(len(name), *(len(row[i].plain) for row in rows), 0) for i, name in enumerate(grid.header)]
     table.add_row(*("-" * width for width in widths))
     for row in rows:
         table.add_row(*row)
@@ -97,7 +83,7 @@ def _markdown(grid: Grid, colour: bool) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    rule = ["---" if name in grid.words else "--:" for name in grid.header]
+    rule = ["--:" if column.numeric else "---" for column in grid.columns]
     rows = [[_bold_markdown(cell) for cell in row] for row in grid.rows]
     table = [line([_escape_markdown(name) for name in grid.header]), line(rule), *map(line, rows)]
     notes = [f"- {_escape_markdown(note)}" for note in grid.notes]
@@ -106,9 +92,10 @@ def _markdown(grid: Grid, colour: bool) -> str:
 
 def _latex(grid: Grid, colour: bool) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "    " + " & ".join(cells) + r" \\"
+        guard = "{}" if cells[0].startswith(("[", "*")) else ""  # else the row above takes it as an argument
+        return f"    {guard}{' & '.join(cells)} " + r"\\"
 
-    sides = "".join("l" if name in grid.words else "r" for name in grid.header)
+    sides = "".join("r" if column.numeric else "l" for column in grid.columns)
     rows = [
         [rf"\textbf{{{_escape_latex(c.text)}}}" if c.strong else _escape_latex(c.text) for c in r] for r in grid.rows
     ]
@@ -132,7 +119,7 @@ def _latex(grid: Grid, colour: bool) -> str:
 
 
 def _fold(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False) or [""]
+    return textwrap.wrap(text.translate(_PLAIN), WIDTH, subsequent_indent="  ", break_long_words=False) or [""]
 
 
 def _fold_all(notes: Sequence[str]) -> list[str]:
@@ -144,10 +131,13 @@ def _bold_markdown(cell: Cell) -> str:
     return f"**{text}**" if cell.strong else text
 
 
+_MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
+"""What Markdown would read as more than itself. A bracket alone is left as it is: intervals are full of them, and it
+takes what follows it to make a link or an image."""
+
+
 def _escape_markdown(text: str) -> str:
-    for symbol in "\\|*_`<":
-        text = text.replace(symbol, f"\\{symbol}")
-    return " ".join(text.split())
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.translate(_PLAIN).split()))
 
 
 _LATEX = {
@@ -155,6 +145,8 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    MINUS: "$-$",
+    NONE: "--",
     "<": r"$<$",
     ">": r"$>$",
     **{symbol: rf"\{symbol}" for symbol in "&%$#_{}"},

@@ -9,19 +9,14 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.evaluations import Evaluation, read_evaluation
-from harness.grids import (
-    audit_grid,
-    comparison_grid,
-    leaderboard_grid,
-    mediator_grid,
-    plain_grid,
-    receipt_lines,
-    reference_grid,
-)
-from harness.leaderboard import accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.grid import Grid
+from harness.grids import comparison_grid, leaderboard_grid
+from harness.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.receipts import receipt_line
 from harness.reference import read_reference, reference_table, setup_differences
-from harness.rendering import check_format, render_grids
+from harness.rendering import Format, check_format, render_grids
 from harness.run_folder import RECEIPT
+from harness.side_grids import audit_grid, mediator_grid, plain_grid, reference_grid
 
 SPLITS = ("subject", "level")
 
@@ -96,7 +91,7 @@ def make_table(
     grids += [audit_grid(board)] if parts.audit else []
     if published is not None and beside is not None:
         grids.append(reference_grid(beside, published, differences))
-    return render_grids(grids, chosen, receipt_lines(board), colour=sys.stdout.isatty())
+    return _page(grids, chosen, board)
 
 
 def make_leaderboard_page(
@@ -120,7 +115,11 @@ def make_leaderboard_page(
         return as_json(board)
     if chosen == "csv":
         return as_csv(board.comparison, board)
-    return render_grids([leaderboard_grid(board)], chosen, receipt_lines(board), colour=sys.stdout.isatty())
+    return _page([leaderboard_grid(board)], chosen, board)
+
+
+def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
+    return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
 
 
 def locate(runs: Sequence[str]) -> list[Path | dict[str, Path]]:

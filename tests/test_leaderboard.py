@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -15,13 +16,17 @@ import pytest
 
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.evaluations import join, read_evaluation
-from harness.grids import audit_grid, comparison_grid, leaderboard_grid, mediator_grid, receipt_lines
-from harness.leaderboard import accuracy_table, as_json, audit_table, make_leaderboard
+from harness.grid import Cell, Column, Grid
+from harness.grids import comparison_grid, leaderboard_grid
+from harness.leaderboard import accuracy_table, as_csv, as_json, audit_table, make_leaderboard
 from harness.mediators import COLUMNS as MEDIATORS
+from harness.receipts import receipt_line
 from harness.records import load_run
-from harness.rendering import Cell, Grid, render_grids
+from harness.rendering import render_grids
+from harness.side_grids import audit_grid, mediator_grid
 from harness.statistics import COLUMNS
 from harness.tables import Parts, make_leaderboard_page, make_table
+from harness.wording import MINUS, NONE, p_value
 from tests.example_runs import drawn, evaluation, right, write_run
 
 DEMO = Path(__file__).resolve().parent / "greedy_run"
@@ -33,6 +38,12 @@ REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 def demo_run(tmp_path):
     shutil.copytree(DEMO, tmp_path / "demo")
     return tmp_path / "demo"
+
+
+def made(header, *rows, title="T", notes=()):
+    """A grid of one column after the other; what is called `word` holds words."""
+    columns = tuple(Column(header=name, numeric=name != "word") for name in header)
+    return Grid(title=title, columns=columns, rows=rows, notes=notes)
 
 
 def rows(grid):
@@ -53,6 +64,9 @@ def test_accuracies_alone_have_errors_over_problems():
     (wo,) = accuracy_table(frame).to_dict("records")
     assert (wo["n"], wo["accuracy"], wo["correct"], wo["math_verify"]) == (10, 60.0, 6, 60.0)
     assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
+    compared = make_leaderboard([evaluation({"wo": frame["verdict"].map(lambda v: [v]).tolist()})]).comparison
+    same = ["n", "k", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
+    assert [wo[name] for name in same] == compared[same].iloc[0].tolist(), "one computation"
     assert (wo["no_box"], wo["truncated"], wo["ungraded"]) == (1, 1, 1)
     doubled = accuracy_table(pandas.concat([frame, frame.assign(sample_index=1)]))
     assert doubled["standard_error"].tolist() == [wo["standard_error"]], "samples of a problem are averaged first"
@@ -64,7 +78,7 @@ def test_verdicts_in_words_and_only_what_passed_is_bold():
     board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL), primary="mless")])
     found = rows(comparison_grid(board))
     assert [found[c]["verdict"].text for c in ("w/o", "w/ Mless", "w/ Mful", "Random sentence")] == [
-        *("-", "better", "inconclusive", "worse")
+        *(NONE, "better", "inconclusive", "worse")
     ]
     assert [c for c, row in found.items() if any(cell.strong for cell in row.values())] == [
         "w/ Mless",
@@ -81,14 +95,14 @@ def test_verdicts_in_words_and_only_what_passed_is_bold():
 def test_a_real_difference_within_the_margin_says_so():
     verdicts = {"wo": [["correct"]] * 990 + [["incorrect"]] * 10, "mless": [["correct"]] * 1000}
     found = rows(comparison_grid(make_leaderboard([evaluation(verdicts)], margin=3)))
-    assert found["w/ Mless"]["verdict"] == Cell(text="better (< 3)", strong=True)
+    assert found["w/ Mless"]["verdict"] == Cell(text="better (< 3)", key="better", strong=True)
     assert found["w/ Mless"]["+ / -"].text == "10 / 0"
 
 
 def test_zero_has_no_sign_and_small_p_no_digits():
     verdicts = {"wo": [["incorrect"]] * 60, "mless": [["correct"]] * 60, "mful": [["incorrect"]] * 60}
     found = rows(comparison_grid(make_leaderboard([evaluation(verdicts)])))
-    assert found["w/ Mful"]["difference [95 %]"].text.startswith("0.0 [-")
+    assert found["w/ Mful"]["difference [95 %]"].text.startswith(f"0.0 [{MINUS}")
     assert found["w/ Mless"]["p adj."].text == "< 0.001"
 
 
@@ -100,11 +114,11 @@ def test_the_baseline_run_again_stands_beside_every_effect():
         a, b = (np.array([[v == "correct" for v in p] for p in verdicts[name]]) for name in ("wo", "wo again"))
         up = sum((1 - x.mean()) * y.mean() for x, y in zip(a, b, strict=True))
         floor = rows(grid)["w/o"]
-        assert floor["difference [95 %]"].text == f"A/A {100 * (b.mean() - a.mean()):+.1f}"
-        assert floor["+ / -"].text.startswith(f"{up:.1f}".removesuffix(".0")) and floor["verdict"].text == "-"
+        assert floor["difference [95 %]"].text == f"A/A {100 * (b.mean() - a.mean()):+.1f}".replace("-", MINUS)
+        assert floor["+ / -"].text.startswith(f"{up:.1f}".removesuffix(".0")) and floor["verdict"].text == NONE
         assert any(words in note for note in grid.notes)
     none = comparison_grid(make_leaderboard([evaluation(drawn(5, 9, 1, REAL))]))
-    assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == "-"
+    assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
 
 
 def test_edits_of_the_prompt_are_a_note_and_a_rank():
@@ -151,7 +165,7 @@ def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
         assert names == [h for h, c in headers.items() if verdicts[row[0].text, c] in ("better", "worse")]
     half = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", primary="mless")
     last = leaderboard_grid(make_leaderboard([*models, half])).rows[1]
-    assert [cell.text for cell in last][2:] == ["-", "-", "not run", "-", "-"]
+    assert [cell.text for cell in last][2:] == [NONE, NONE, "not run", NONE, NONE]
 
 
 def test_a_folder_of_runs_is_its_runs(demo_run):
@@ -171,33 +185,64 @@ def test_no_table_is_wider_than_a_page():
     models = [evaluation(verdicts, model=m, primary="mless", edits=["edit-01"]) for m in (name, "short")]
     board = make_leaderboard(models[:1])
     for grid in (comparison_grid(board), leaderboard_grid(make_leaderboard(models)), audit_grid(board)):
-        assert max(map(len, render_grids([grid], "text", receipt_lines(board)).splitlines())) <= 100
+        assert (
+            max(map(len, render_grids([grid], "text", [receipt_line(one) for one in board.receipt]).splitlines()))
+            <= 100
+        )
     assert max(map(len, make_table([str(DEMO)], by=["subject"]).splitlines())) <= 100
 
 
 def test_text_is_bold_on_a_terminal_only():
-    grid = Grid(title="T", header=("a",), words=frozenset(), rows=((Cell(text="[red]x[/red]", strong=True),),))
+    grid = made(["a"], (Cell(text="[red]x[/red]", strong=True),))
     plain, coloured = render_grids([grid], "text"), render_grids([grid], "text", colour=True)
     assert "\x1b[1m[red]x[/red]\x1b[0m" in coloured and "\x1b" not in plain
     assert "[red]x[/red]" in plain, "what models are called is no markup"
 
 
 def test_markdown_and_latex_are_escaped():
-    grid = Grid(
-        title="100 % of a_b",
-        header=("a|b", "word"),
-        words=frozenset(["word"]),
-        rows=((Cell(text="1"), Cell(text="x_{y}|&", strong=True)),),
-        notes=("p < 0.05 ±1 ^ ~ \\ #",),
-    )
+    row = (Cell(text="1"), Cell(text="x_{y}|&", strong=True))
+    grid = made(["a|b", "word"], row, title="100 % of a_b", notes=("p < 0.05 ±1 ^ ~ \\ #",))
     markdown = render_grids([grid], "markdown", ["a_b"])
-    assert markdown.splitlines()[2:5] == ["| a\\|b | word |", "| --: | --- |", "| 1 | **x\\_{y}\\|&** |"]
+    assert markdown.splitlines()[2:5] == ["| a\\|b | word |", "| --: | --- |", "| 1 | **x\\_{y}\\|\\&** |"]
     latex = render_grids([grid], "latex", ["receipt: 100 %"])
     assert r"\caption{100 \% of a\_b}" in latex and r"1 & \textbf{x\_\{y\}|\&} \\" in latex
     assert r"p $<$ 0.05 $\pm$1 \textasciicircum{} \textasciitilde{} \textbackslash{} \#" in latex
     assert latex.endswith("% receipt: 100 %") and latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(
         r"\bottomrule"
     )
+
+
+def test_a_label_is_no_link_image_entity_or_formula_in_markdown():
+    from markdown_it import MarkdownIt
+
+    hostile = "![p](http://evil/x.png) [q][r] ~~s~~ &lt; $x$ <b> www.evil.org a@evil.org `c` *d* __e__"
+    page = render_grids([made(["word"], (Cell(text=hostile),), title=hostile, notes=(hostile,))], "markdown", [hostile])
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    words = re.sub(r"</?(table|thead|tbody|tr|th|td|p|ul|li|strong|sub)[ >]", " ", parser.render(page))
+    assert not re.search(r"<(a|img|s|em|code|b)\b", words) and words.count("&amp;lt;") == 4
+    assert "$x$" not in page and "http://" not in page and "www.evil" not in page, "which GitHub would read"
+    assert render_grids([made(["word"], (Cell(text="1.0 [2.0, 3.0]"),))], "markdown").count("\\") == 0
+
+
+def test_latex_takes_no_cell_as_an_argument_and_sets_minus_signs():
+    rows = [(Cell(text=text), Cell(text=f"{MINUS}0.4 [{MINUS}1.0, 0.2]")) for text in ("[2cm]", "*", NONE)]
+    latex = render_grids([made(["[word]", "x"], *rows)], "latex")
+    assert [line.split(" &")[0].strip() for line in latex.splitlines() if line.endswith(r"\\")] == [
+        "{}[word]",
+        "{}[2cm]",
+        "{}*",
+        "--",
+    ]
+    assert latex.count("$-$0.4 [$-$1.0, 0.2]") == 3
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
+def test_no_character_of_a_label_gives_a_terminal_an_order(form):
+    label = "a\x1b[2Jb\x9bc\u202ed\u2028e\nf\x00g\u061ch"
+    page = render_grids([made(["word"], (Cell(text=label),), title=label, notes=(label,))], form, [label])
+    assert page.replace("\n", "").isprintable()
+    spelt = page.replace("\\", "").replace("$", "")
+    assert spelt.count("<U+001B>[2Jb<U+009B>c<U+202E>d<U+2028>e<U+000A>f<U+0000>g<U+061C>h") == 4
 
 
 def test_every_format_ends_with_the_receipt():
@@ -223,9 +268,28 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     documented = (DEMO.parent.parent / "docs" / "tables.md").read_text()
     assert not [name for name in (*data, *COLUMNS, *MEDIATORS, *data["receipt"][0]) if f"`{name}`" not in documented]
     audit = make_table([str(DEMO)], form="csv", parts=Parts(audit=True))
-    assert audit.startswith("model,layout,condition,ours,ours_difference,math_verify,")
+    assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
     with pytest.raises(ConfigError, match=r"CSV holds one table: .* got --mediators and --audit"):
         make_table([str(DEMO)], form="csv", parts=Parts(audit=True, mediators=True))
+
+
+def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
+    verdicts = {"wo": [["correct"]], "mless": [["incorrect"]]}
+    for label in ("a#1", "# x", 'a,"b"\n# c'):
+        board = make_leaderboard([evaluation(verdicts, model=label)])
+        found = pandas.read_csv(io.StringIO(as_csv(board.comparison, board)), comment="#")
+        assert found["model"].tolist() == [label, label] and found["accuracy"].tolist() == [100, 0]
+        assert found["within_margin"].isna().tolist() == [True, False] and found["k"].tolist() == [1, 1]
+
+
+def test_rounding_never_puts_p_on_the_other_side_of_alpha():
+    below = math.nextafter(0.05, 0)
+    shown = [p_value(p) for p in (0.0496, 0.04996, 0.0504, 0.05, 0.0514, 0.049, 0.00099, below, None)]
+    assert shown == [
+        *("0.0496", "0.04996", "0.050", "0.050", "0.051", "0.049", "< 0.001"),
+        "0.049999999999999996",
+        NONE,
+    ]
 
 
 def test_json_has_no_nan():

@@ -551,7 +551,7 @@ def browser(chromium):
 @needs_chromium
 def test_it_opens_and_shows_the_first_flip(browser, demo_page):
     browser.open(demo_page)
-    assert browser.ask("document.title") == "mless: demo"
+    assert browser.ask("document.title") == "mless: greedy_run"
     assert browser.ask(SELECTED) == "demo/intermediate_algebra/292.json"
     browser.wait("document.querySelectorAll('.detail .chip').length === 2")
     chips = "[...document.querySelectorAll('.detail .chip')].map(chip => chip.textContent)"

@@ -10,6 +10,7 @@ from harness.figures.style import (
     INCHES,
     INK,
     Width,
+    about_edits,
     add_note,
     colour,
     in_order,
@@ -20,6 +21,8 @@ from harness.figures.style import (
     styled,
     without_edits,
 )
+from harness.visible import visible
+from harness.wording import LEVEL
 
 if TYPE_CHECKING:
     import pandas
@@ -32,40 +35,27 @@ _ALONE = (
 )
 
 
-def draw_accuracy_bars(
-    table: pandas.DataFrame, *, title: str, width: Width | None = None, alpha: float = 0.05
-) -> Figure:
-    """A figure of `plot_accuracy_bars` with a legend below, and under it what its intervals cannot say.
+def draw_accuracy_bars(table: pandas.DataFrame, *, title: str, width: Width = "page") -> Figure:
+    """A figure of `plot_accuracy_bars` with a legend above, and under it what its intervals cannot say.
 
     Args:
-        table: See `plot_accuracy_bars`.
+        table: See `plot_accuracy_bars`; rows of the prompt null are left out.
         title: Above it.
-        width: `page` is 7 inches, `column` 3.3; by default as wide as the bars need, without the note.
-        alpha: The level that the table was made with; it is only named.
+        width: `page` is 7 inches, `column` 3.3.
     """
     from matplotlib.figure import Figure
 
-    table = without_edits(table)
-    conditions = table["condition"].nunique()
-    if width is None:
-        bars = len(table[["model", "layout"]].drop_duplicates()) * conditions
-        figure = Figure(figsize=(max(5.0, 1.4 + 1.0 * bars), 4.2), layout="constrained")
-        plot_accuracy_bars(figure.add_subplot(), table, title=title, alpha=alpha)
-        figure.legend(loc="outside lower center", ncols=min(4, conditions), frameon=False)
-        return figure
+    shown = without_edits(table)
     with styled(width) as size:
         figure = Figure(figsize=(INCHES[width], 2.9 if width == "page" else 2.6), layout="constrained")
-        plot_accuracy_bars(figure.add_subplot(), table, title=title, font_size=size - 1, alpha=alpha)
-        names = [label(name) for name in in_order(table["condition"])]
+        plot_accuracy_bars(figure.add_subplot(), shown, title=title, font_size=size - 1)
+        names = [label(name) for name in in_order(shown["condition"])]
         figure.legend(loc="outside upper center", ncols=legend_columns(names, width))
-        if _has_intervals(table):
-            add_note(figure, _ALONE, size)
+        add_note(figure, _ALONE + about_edits(table), size)
     return figure
 
 
-def plot_accuracy_bars(
-    axes: Axes, table: pandas.DataFrame, *, title: str, font_size: float = 8, alpha: float = 0.05
-) -> None:
+def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_size: float = 8) -> None:
     """Grouped bars of accuracies in percent, in the study's order of conditions.
 
     Several layouts become groups of their own. As in the study the axis starts at 30 where every bar is well above
@@ -73,18 +63,14 @@ def plot_accuracy_bars(
 
     Args:
         axes: Where to.
-        table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as
-            `harness.statistics.compare` gives them; without an interval the standard_error is drawn, if there is one.
+        table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as of
+            `harness.statistics.compare` or `leaderboard.accuracy_table`. Published accuracies have no interval (NaN)
+            and are shown as they were given.
         title: Above the axes.
         font_size: Of the numbers on the bars, in points.
-        alpha: The intervals are of level 1 - alpha; it is only named.
     """
     groups = settings(table)
     conditions = in_order(table["condition"])
-    intervals = _has_intervals(table)
-    if not intervals:
-        error = table["standard_error"]
-        table = table.assign(accuracy_low=table["accuracy"] - error, accuracy_high=table["accuracy"] + error)
     width = 0.8 / len(conditions)
     for place, condition in enumerate(conditions):
         rows = {(row["model"], row["layout"]): row for row in records(table[table["condition"] == condition])}
@@ -107,10 +93,10 @@ def plot_accuracy_bars(
             label=label(condition),
         )
         for x, height, high in zip(xs, heights, highs, strict=True):
-            exact = high == high  # reference numbers have no error and are shown as they were given
+            measured = high == high
             axes.annotate(
-                f"{height:.1f}" if exact else f"{height:g}",
-                (x, high if exact else height),
+                f"{height:.1f}" if measured else f"{height:g}",
+                (x, high if measured else height),
                 xytext=(0, 2.5),
                 textcoords="offset points",
                 ha="center",
@@ -127,14 +113,9 @@ def plot_accuracy_bars(
     names = ["\n".join(textwrap.fill(part, letters) for part in name.split(", ")) for name in groups.values()]
     axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.5, len(groups) - 0.5)
-    said = f", {100 * (1 - alpha):g} % interval" if intervals else ", ± 1 standard error"
-    said = said if table["accuracy_high"].notna().any() else ""
+    said = f", {LEVEL} score interval" if table["accuracy_high"].notna().any() else ""
     axes.set_ylabel(f"Accuracy (%){said}" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
-    axes.set_title(title)
+    axes.set_title(visible(title, keep=""))
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _has_intervals(table: pandas.DataFrame) -> bool:
-    return "accuracy_low" in table and bool(table["accuracy_low"].notna().any())

@@ -12,6 +12,7 @@ from harness.figures.style import (
     LOST,
     MUTED,
     Width,
+    about_edits,
     add_note,
     label,
     records,
@@ -146,4 +147,5 @@ def _note(table: pandas.DataFrame) -> str:
     return (
         f"{counted}: rows by the baseline, columns by the condition above. Blue: wrong to right; orange: the reverse. "
         "Their difference, not their number, is the effect; whether it is more than chance is in the forest plot."
+        + about_edits(table)
     )

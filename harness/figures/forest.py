@@ -18,11 +18,11 @@ from harness.figures.style import (
     records,
     rows_of,
     settings,
-    signed,
     styled,
     without_edits,
     wrap,
 )
+from harness.wording import interval, p_value, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -173,11 +173,10 @@ def _cells(line: _Line) -> dict[str, str]:
         return {"difference": signed(row["aa_difference"]), "verdict": "noise"}
     if line.kind != "difference":
         return {}
-    p = float(row["p_adjusted"])
     return {
         "difference": signed(row["difference"]),
-        "interval": f"[{signed(row['low'])}, {signed(row['high'])}]",
-        "p": "< 0.001" if p < 0.001 else f"{p:.3f}",
+        "interval": interval(row["low"], row["high"], sign=True),
+        "p": p_value(row["p_adjusted"]),
         "verdict": str(row["verdict"]),
     }
 

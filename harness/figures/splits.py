@@ -10,6 +10,7 @@ from harness.figures.style import (
     INK,
     MUTED,
     Width,
+    about_edits,
     add_note,
     adjustment,
     colour,
@@ -21,6 +22,7 @@ from harness.figures.style import (
     styled,
     without_edits,
 )
+from harness.visible import visible
 
 if TYPE_CHECKING:
     import pandas
@@ -60,14 +62,14 @@ def draw_split_differences(table: pandas.DataFrame, *, by: str, width: Width = "
         for panel in axes[len(panels) :]:
             panel.set_visible(False)
         counts = table.groupby(by, observed=True)["n"].first()
-        names = [f"level {value}" if by == "level" else str(value) for value in values]
+        names = [f"level {value}" if by == "level" else visible(value, keep="") for value in values]
         axes[0].set_yticks(range(len(values)), [f"{n} ({counts[v]})" for n, v in zip(names, values, strict=True)])
         for panel in axes[max(0, len(panels) - across) : len(panels)]:
             panel.set_xlabel(f"Difference from {label(shown['baseline'].iloc[0])} (points)")
             panel.tick_params(labelbottom=True)
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=legend_columns(names, width))
-        add_note(figure, _note(compared, by, alpha), size)
+        add_note(figure, _note(compared, by, alpha) + about_edits(table), size)
     return figure
 
 

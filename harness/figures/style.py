@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.leaderboard import LABELS
+from harness.visible import visible
+from harness.wording import LABELS
+from harness.wording import label as whole_label
 
 if TYPE_CHECKING:
     import pandas
@@ -31,7 +33,7 @@ def colour(condition: str, conditions: Sequence[str]) -> str:
 
 def label(condition: str) -> str:
     """What people call a condition, without its middle if that is long."""
-    return shorten(LABELS.get(str(condition), str(condition)), NAME)
+    return shorten(visible(whole_label(condition), keep=""), NAME)
 
 
 def in_order(conditions: Iterable[Any]) -> list[str]:
@@ -45,7 +47,8 @@ def settings(table: pandas.DataFrame) -> dict[tuple[str, str], str]:
     """Each model and layout, with its name; the layout is named where there are several."""
     pairs = dict.fromkeys(zip(map(str, table["model"]), map(str, table["layout"]), strict=True))
     several = len({layout for _, layout in pairs}) > 1
-    return {(model, layout): f"{model}, {layout}" if several else model for model, layout in pairs}
+    names = {(model, layout): f"{model}, {layout}" if several else model for model, layout in pairs}
+    return {pair: visible(name, keep="") for pair, name in names.items()}
 
 
 def rows_of(table: pandas.DataFrame, setting: tuple[str, str]) -> pandas.DataFrame:
@@ -63,6 +66,12 @@ def records(table: pandas.DataFrame) -> list[dict[str, Any]]:
 def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the harmless edits of the prompt, which are no conditions."""
     return table[table["verdict"] != "prompt null"] if "verdict" in table else table
+
+
+def about_edits(table: pandas.DataFrame) -> str:
+    """A sentence on the harmless edits that a table has and its figure leaves out; nothing if there are none."""
+    edits = len(dict.fromkeys(table["condition"])) - len(dict.fromkeys(without_edits(table)["condition"]))
+    return f" {edits} harmless edits of the prompt (prompt null) are not shown." if edits else ""
 
 
 def shorten(name: str, letters: int) -> str:
@@ -90,15 +99,12 @@ def adjustment(table: pandas.DataFrame) -> str:
     return f"Holm, {sizes[0]} test{'s' * (sizes[0] != 1)}" if sizes else "Holm"
 
 
-def signed(value: float) -> str:
-    """Points with their sign, as print has it."""
-    text = f"{abs(value):.1f}"
-    return text if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
-
-
 NAME = 17
 """So many letters of a condition's name have room."""
-MINUS = "\N{MINUS SIGN}"
+
+
+PLAIN: dict[str, Any] = {"text.parse_math": False, "pdf.fonttype": 42}
+"""Dollar signs in names are dollar signs, and words in a PDF can be searched."""
 
 
 @contextmanager
@@ -122,7 +128,7 @@ def styled(width: Width) -> Iterator[float]:
         "legend.frameon": False,
         "legend.handlelength": 1.6,
         "legend.columnspacing": 1.2,
-        "pdf.fonttype": 42,
+        **PLAIN,
     }
     with matplotlib.rc_context(style):
         yield size

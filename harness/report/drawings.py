@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from harness.report.attention import MeanCurve
+from harness.visible import visible
+from harness.wording import MINUS
 
 WIDTH, LEFT, RIGHT, STEP = 460, 128, 64, 27
 """Of a drawing, of its labels, of its numbers, and the height of a row, in the units that it is drawn in."""
@@ -116,7 +118,7 @@ def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, tit
     last = max([1, *(curve.x[-1] for curve in curves if curve.x)])
     across = _Scale(low=0, high=last, start=38, stop=width - 6)
     up = _Scale(low=0, high=top, start=height - 24, stop=20)
-    marks = [Markup('<text class="head" x="38" y="12">{}</text>').format(title)]
+    marks = [Markup('<text class="head" x="38" y="12">{}</text>').format(visible(title))]
     for tick in up.ticks(4):
         marks.append(Markup(f'<path class="grid" d="M38 {up(tick)}H{width - 6}"/>'))
         marks.append(Markup(f'<text x="34" y="{up(tick)}" dy="4" text-anchor="end">{tick:g}</text>'))
@@ -139,7 +141,7 @@ def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, tit
 
 
 def _frame(title: str, marks: Iterable[Markup], height: float, *, width: float = WIDTH) -> Markup:
-    start = Markup(f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{{}}">').format(title)
+    start = Markup(f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{{}}">').format(visible(title))
     return start + Markup("").join(marks) + Markup("</svg>")
 
 
@@ -147,14 +149,15 @@ def _name(row: Row, y: float) -> Markup:
     """The row's label; a heading has the whole width."""
     heading = row.value is None and row.low is None
     most = 60 if heading else LETTERS
-    short = row.label if len(row.label) <= most else f"{row.label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+    label = visible(row.label)
+    short = label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
     place = f'class="{"head" if heading else "name"}" x="0" y="{y}" dy="4.5"'
     text = Markup(f"<text {place}><title>{{}}</title>{{}}</text>")
-    return text.format(row.label, short)
+    return text.format(label, short)
 
 
 def _number(text: str, y: float) -> Markup:
-    return Markup(f'<text x="{WIDTH}" y="{y}" dy="4.5" text-anchor="end">{{}}</text>').format(text)
+    return Markup(f'<text x="{WIDTH}" y="{y}" dy="4.5" text-anchor="end">{{}}</text>').format(visible(text))
 
 
 def _rule(x: str, height: float) -> Markup:
@@ -177,7 +180,7 @@ def _axis(scale: _Scale, height: float, words: str) -> list[Markup]:
         marks.append(Markup(f'<path class="axis" d="M{scale(tick)} {height}v4"/>'))
         marks.append(
             Markup(f'<text x="{scale(tick)}" y="{height + 17}" text-anchor="middle">{{}}</text>').format(
-                f"{tick:g}".replace("-", "\N{MINUS SIGN}")
+                f"{tick:g}".replace("-", MINUS)
             )
         )
     middle = (scale.start + scale.stop) / 2

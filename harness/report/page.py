@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -18,16 +17,20 @@ from markupsafe import Markup
 from harness.conditions import BASELINE
 from harness.errors import RunError
 from harness.figures import COLOURS
-from harness.grids import audit_grid, comparison_grid, mediator_grid
-from harness.leaderboard import LABELS, Leaderboard, make_leaderboard, records
+from harness.grid import Grid
+from harness.grids import comparison_notes
+from harness.leaderboard import Leaderboard, make_leaderboard, records
 from harness.receipts import git_revision, versions
 from harness.report import drawings, words
 from harness.report.attention import AttentionFile
 from harness.report.content import Content, read_content
 from harness.report.details import Details, make_details
 from harness.report.drawings import Row
-from harness.report.tables import AUDIT, MEDIATORS, Table, comparison_table, count, plain_table, signed
+from harness.report.tables import comparison_table
 from harness.run_folder import clear_messages, write_whole
+from harness.side_grids import audit_grid, mediator_grid
+from harness.visible import visible
+from harness.wording import count, label, points, signed
 
 LIMIT = 5_000_000
 """Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
@@ -88,20 +91,19 @@ def render(
     margin = float(rows[0]["margin"])
     conditions = _conditions(rows)
     slots = {one["name"]: one["slot"] for one in conditions}
-    notes = comparison_grid(board).notes
     parts = {
         "title": " + ".join(content.names),
         "summary": words.summarise(rows),
-        "notes": notes,
+        "notes": comparison_notes(board),
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
         "results": comparison_table(compared, "Every condition against the baseline"),
-        "others": _other_tables(board, content, margin=margin),
+        "others": _other_tables(board, content),
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
-        "margin": words.points(margin),
+        "margin": points(margin),
         "baseline": baseline,
         "receipts": [
             _receipt(name, one.facts, receipt)
@@ -139,14 +141,6 @@ def _fill(parts: Mapping[str, Any]) -> str:
     return page.encode("utf-8", "replace").decode()
 
 
-def visible(text: object) -> str:
-    """Text whose control characters, which could hide or turn others around, are shown by number."""
-    return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", str(text))
-
-
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-
-
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
@@ -158,24 +152,18 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     others = [name for name in names if name not in COLOURS]
     slots = {name: slot for slot, name in enumerate(COLOURS)}
     slots |= {name: spare[number % len(spare)] for number, name in enumerate(others)}
-    return [{"name": name, "label": LABELS.get(name, name), "slot": slots[name]} for name in names]
+    return [{"name": name, "label": label(name), "slot": slots[name]} for name in names]
 
 
-def _other_tables(board: Leaderboard, content: Content, *, margin: float) -> list[Table]:
+def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
     """What else changed, the audit, and the comparison by level and by subject."""
-    found = []
-    for table, caption, headers, notes in (
-        (board.mediators, "What else changed", MEDIATORS, mediator_grid(board).notes),
-        (board.audit, "What every grader says of the same completions", AUDIT, audit_grid(board).notes),
-    ):
-        shown = table[~table["condition"].isin(board.edits)]
-        found.append(plain_table(shown, caption, headers=headers, notes=notes))
+    margin = float(board.comparison["margin"].iloc[0])
+    found = [mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.evaluations):
             split = make_leaderboard(content.evaluations, baseline=board.baseline, margin=margin, by=[column])
             shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
-            notes = comparison_grid(split).notes
-            found.append(comparison_table(shown, f"By {column}", by=[column], notes=notes))
+            found.append(comparison_table(shown, f"By {column}", by=[column], notes=comparison_notes(split)))
     return found
 
 
@@ -186,7 +174,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
     differences: list[Row] = []
     flips: list[Row] = []
     for row in rows:
-        name, slot = words.label(row["condition"]), slots[str(row["condition"])]
+        name, slot = label(row["condition"]), slots[str(row["condition"])]
         heading = Row(label=f"{row['model']}, {row['layout']}")
         if row["verdict"] == "baseline":
             for lines in (accuracies, differences, flips):
@@ -218,7 +206,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
         most = max(*spans, margin) * 1.1
         drawn.append(
             {
-                "caption": f"Difference from the baseline with its interval. Shaded: within {words.points(margin)}.",
+                "caption": f"Difference from the baseline with its interval. Shaded: within {points(margin)}.",
                 "drawing": drawings.dots(
                     differences, title="Differences", axis="points", limits=(-most, most), band=margin
                 ),
@@ -247,7 +235,7 @@ def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
         "notes": one.notes,
         "panels": panels,
         "prompts": max((curve.prompts for curve in one.means), default=0),
-        "legend": [(words.label(name), slots[name]) for name in shown],
+        "legend": [(label(name), slots[name]) for name in shown],
     }
 
 

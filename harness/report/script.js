@@ -21,7 +21,7 @@
 
   // ---- text that may be hostile -------------------------------------------------------------------------------------
 
-  const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u;
+  const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u; // as harness/visible.py
   const EACH_HIDDEN = new RegExp(`(${HIDDEN.source})\\1*`, "gu"); // a run of one and the same
 
   function named(character, count) {

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.leaderboard import LABELS
-from harness.report.tables import count, interval, p_value, signed
+from harness.wording import count, interval, judgement, label, number, p_value, points, signed
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -53,7 +52,7 @@ def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     base = next(row for row in rows if row["verdict"] == "baseline")
     samples = "one sample each" if base["k"] == 1 else f"{base['k']} samples each"
     found = [
-        f"{label(base['condition'])} (baseline): {base['accuracy']:.1f} % right"
+        f"{label(base['condition'])} (baseline): {number(base['accuracy'])} % right "
         f"{interval(base['accuracy_low'], base['accuracy_high'])}, {base['n']} problems, {samples}."
     ]
     for row in rows:
@@ -61,30 +60,11 @@ def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         flips = f"{count(row['wrong_to_right'])} wrong to right, {count(row['right_to_wrong'])} right to wrong"
         found.append(
-            f"{label(row['condition'])}: {row['accuracy']:.1f} % right, {signed(row['difference'])} points"
+            f"{label(row['condition'])}: {number(row['accuracy'])} % right, {signed(row['difference'])} points "
             f"{interval(row['low'], row['high'], sign=True)}, adjusted p {p_value(row['p_adjusted'])}; {flips}: "
             f"{judgement(row)}."
         )
     return found
-
-
-def judgement(row: Mapping[str, Any]) -> str:
-    """The verdict, with the margin that it speaks of."""
-    if row["verdict"] == "equivalent":
-        return f"equivalent within {points(row['margin'])}"
-    if row["verdict"] in ("better", "worse") and row["within_margin"]:
-        return f"{row['verdict']}, though by less than {points(row['margin'])}"
-    return str(row["verdict"])
-
-
-def points(margin: float) -> str:
-    """A margin with its unit."""
-    return f"{margin:g} point{'s' * (margin != 1)}"
-
-
-def label(condition: Any) -> str:
-    """What people call a condition."""
-    return LABELS.get(str(condition), str(condition))
 
 
 def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -93,7 +73,7 @@ def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
     said = "; ".join(
         f"{row['model']}, {row['layout']}: {signed(row['aa_difference'])} points, "
-        f"{row['aa_discordance']:.1f} % of problems flipped"
+        f"{number(row['aa_discordance'])} % of problems flipped"
         for row in floors
     )
     return [f"The baseline against itself (A/A): {said}."]

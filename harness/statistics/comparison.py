@@ -120,7 +120,7 @@ def compare(
         table = []
         for condition in dict.fromkeys(one.condition for one in here):
             new = _replicates(here, condition)[0]
-            row = {**dict(setting), "condition": condition, "baseline": baseline, **_accuracy(new, 1 - alpha)}
+            row = {**dict(setting), "condition": condition, "baseline": baseline, **accuracy(new, level=1 - alpha)}
             if condition != baseline:
                 refuse_unpaired(frame, old, new)
                 rng = np.random.default_rng([seed, *_words(new)])
@@ -172,7 +172,8 @@ def _words(one: Outcomes) -> tuple[int, ...]:
     return tuple(np.frombuffer(digest, dtype="<u4").tolist())
 
 
-def _accuracy(one: Outcomes, level: float) -> dict[str, Any]:
+def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
+    """The columns of `COLUMNS` that one condition has by itself, from n to majority_ties."""
     scores = one.right / one.samples
     low, high = score_interval(scores, bounds=(0.0, 1.0), level=level)
     return {
