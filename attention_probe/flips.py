@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 from attention_probe.problems import Problem, RunPrompt
 from harness.errors import ConfigError
-from harness.grading import UNGRADED
 
 Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 Repeats = Literal["first", "majority", "any"]
@@ -19,7 +18,7 @@ Choice = Flip | Literal["changed"]
 """What can be chosen: an outcome, or a change in either direction."""
 CHOICES: tuple[Choice, ...] = (*FLIPS, "changed")
 UNDECIDED = "undecided"
-"""The outcome of a problem without a verdict in one of the two conditions: not asked there, or not graded."""
+"""The outcome of a problem without a verdict in one of the two conditions: it was not asked there."""
 
 
 def outcome(problem: Problem, *, baseline: str, condition: str, repeats: Repeats) -> str:
@@ -64,10 +63,9 @@ def match_controls(
 
 
 def _is_right(prompt: RunPrompt | None, repeats: Repeats) -> bool | None:
-    """None where there is no verdict; what the grader could not settle is none."""
+    """None where there is no verdict. What the grader could not settle is not right, as in the tables."""
     verdicts = prompt.verdicts if prompt is not None else ()
-    considered = verdicts[:1] if repeats == "first" else verdicts
-    right = [verdict == "correct" for verdict in considered if verdict not in UNGRADED]
+    right = [verdict == "correct" for verdict in (verdicts[:1] if repeats == "first" else verdicts)]
     if not right:
         return None
     return any(right) if repeats == "any" else 2 * sum(right) > len(right)

@@ -76,13 +76,14 @@ def make_grid(title: str, fields: Sequence[Field], rows: Iterable[Any], notes: S
 
 
 def word_field(name: str) -> Field:
-    """A column of words; a condition by its label, sorted by its name."""
+    """A column of words; a condition by its label, sorted by its name, the primary contrast with a star."""
 
     def cell(row: Row) -> Cell:
         value = row[name]
         if value is None:
             return Cell(text=NONE)
-        return Cell(text=label(value) if name == "condition" else str(value), key=str(value))
+        star = " *" if name == "condition" and row.get("primary") else ""
+        return Cell(text=label(value) + star if name == "condition" else str(value), key=str(value))
 
     return Field(column=Column(header=name, numeric=False), cell=cell)
 

@@ -9,8 +9,8 @@ from harness.grid import Cell, Column, Field, Grid, Row, make_grid, number_field
 from harness.leaderboard import Leaderboard, records
 from harness.wording import (
     LEVEL,
+    NOISE,
     PASSED,
-    VERDICTS,
     difference,
     flips,
     interval,
@@ -18,6 +18,7 @@ from harness.wording import (
     number,
     p_value,
     signed,
+    verdicts,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
     fields.append(_of(board.baseline, accuracy))
     if main is not None:
         fields += [
-            _of(main, number_field(f"{label(main)} [{LEVEL}]", "difference", difference)),
+            _of(main, number_field(f"{label(main)}{' *' * bool(board.primary)} [{LEVEL}]", "difference", difference)),
             _of(main, number_field("p adj.", "p_adjusted", lambda r: p_value(r.get("p_adjusted")))),
             _of(main, verdict_field(), absent="not run"),
         ]
@@ -107,37 +108,46 @@ def comparison_notes(board: Leaderboard) -> list[str]:
 
 
 def _about_tests(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
-    tested = [row for row in rows if row["p_adjusted"] is not None]
-    if not tested:
+    compared = [row for row in rows if row["test"] is not None]
+    if not compared:
         return ["One condition only: nothing is compared."]
     test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
-    tests = " or ".join(dict.fromkeys(test[row["test"]] for row in tested))
-    families = {row["family"]: f"{row['tests']} test{'s' * (row['tests'] != 1)}" for row in tested}
-    said = {
-        "all": "all {}",
-        "primary": f"the primary contrast ({', '.join(map(label, board.primary))}), {{}}",
-        "secondary": "the others, {}",
-    }
-    holm = " and, apart, ".join(said[name].format(size) for name, size in sorted(families.items()))
-    margin = f"{tested[0]['margin']:g}"
+    tests = " or ".join(dict.fromkeys(test[row["test"]] for row in compared))
     return [
         f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals; + / -: "
-        f"problems from wrong to right and from right to wrong; p: {tests}, adjusted by Holm over {holm}.",
-        f"{VERDICTS.format(margin=margin)}, which is no evidence of no effect.",
+        f"problems from wrong to right and from right to wrong; p: {tests}, {_about_family(board, compared)}.",
+        f"{verdicts(compared[0]['margin'])}, which is no evidence of no effect. Equivalence and rank p are not "
+        "adjusted for several: each may err 5 times in 100.",
     ]
+
+
+def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
+    """Over which tests p is adjusted, who chose them, and what that leaves out."""
+    count = sum(row["p_adjusted"] is not None for row in compared)
+    tests = f"{count} test{'s' * (count != 1)}"
+    if board.family is None:
+        return f"adjusted by Holm over {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
+    said = f"adjusted by Holm over the {tests} registered beforehand ({', '.join(map(label, board.family)) or 'none'})"
+    if board.primary:
+        said += "; *: the primary contrast"
+    if count < len(compared):
+        said += "; exploratory: not among them, so neither adjusted nor judged"
+    return said
 
 
 def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     notes = []
     if again := [row for row in rows if row["aa_p"] is not None and row["verdict"] == "baseline"]:
-        greedy = all(entry.get("greedy") for entry in board.receipt)
-        what = (
-            "under greedy decoding this measures only what the engine does not repeat exactly"
-            if greedy
-            else "it was drawn with other seeds, so differences of this size need no cause"
-        )
-        told = "; ".join(f"{row['model']} {signed(row['aa_difference'])}, {flips(row, 'aa_')}" for row in again)
-        notes.append(f"A/A: the baseline run again, in another order, against itself ({told}): {what}.")
+        told = [
+            (f"{row['model']} {signed(row['aa_difference'])}, {flips(row, 'aa_')}", row["model"] in board.greedy)
+            for row in again
+        ]
+        said = [
+            f"({'; '.join(text for text, of in told if of == greedy)}): {what}"
+            for greedy, what in NOISE.items()
+            if any(of == greedy for _, of in told)
+        ]
+        notes.append(f"A/A: the baseline run again, in another order, against itself {'; '.join(said)}.")
     null = [r["difference"] for r in records(board.comparison) if r["condition"] in board.edits]
     if null:
         notes.append(

@@ -32,7 +32,8 @@ class Leaderboard:
         mediators: `mediators.mediator_table`.
         audit: `audit_table`.
         baseline: The condition that others are compared with.
-        primary: Conditions of the primary contrast; empty if there is none, and all tests are one family.
+        primary: The condition that the runs are about, named before them; empty if they name none, or not the same.
+        family: Conditions whose tests were named before the runs; None if none were, and all tests are the family.
         edits: Conditions that are harmless edits of the prompt (the prompt null).
         by: What the rows are split by, beside model, layout and condition.
         seed: Of the bootstrap and of random sign flips.
@@ -44,10 +45,16 @@ class Leaderboard:
     audit: pandas.DataFrame
     baseline: str
     primary: tuple[str, ...]
+    family: tuple[str, ...] | None
     edits: tuple[str, ...]
     by: tuple[str, ...]
     seed: int
     receipt: tuple[Mapping[str, Any], ...]
+
+    @property
+    def greedy(self) -> frozenset[str]:
+        """Models that decoded greedily."""
+        return frozenset(str(entry["model"]) for entry in self.receipt if entry.get("greedy"))
 
 
 def make_leaderboard(
@@ -59,6 +66,9 @@ def make_leaderboard(
 ) -> Leaderboard:
     """Compare all conditions of all evaluations with the baseline.
 
+    The tests that the runs registered are one family, over all models. Against another baseline than `wo`, or split,
+    nothing is registered: then all tests are the family, and none is primary.
+
     Args:
         evaluations: From `evaluations.read_evaluation`.
         baseline: The condition that others are compared with.
@@ -68,7 +78,7 @@ def make_leaderboard(
     Raises:
         ComparisonError: the evaluations cannot be compared; see `evaluations.join` and `statistics.compare`.
     """
-    from harness.conditions import DEFAULT_SEED
+    from harness.conditions import BASELINE, DEFAULT_SEED
     from harness.mediators import mediator_table
     from harness.statistics import compare
     from harness.statistics.comparison import MARGIN
@@ -76,18 +86,20 @@ def make_leaderboard(
     frame = join(evaluations)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
+    edits = [name for one in evaluations for name in one.facts.get("edits") or () if name != baseline]
+    if baseline != BASELINE:  # what edits another prompt is no null for this one
+        frame = frame[~frame["condition"].isin(edits)]
     there = set(frame["condition"].unique())
-    # runs that name different primary contrasts have none together: all tests are then one family
-    named = {one.facts.get("primary") for one in evaluations}
-    primary = tuple(str(name) for name in named if name in there) if len(named) == 1 else ()
-    edits = tuple(name for one in evaluations for name in one.facts.get("edits") or () if name in there)
+    edits = [name for name in dict.fromkeys(edits) if name in there]
+    family, primary = _registered(evaluations) if baseline == BASELINE and not by else (None, None)
     comparison = compare(
         frame,
         baseline=baseline,
         margin=MARGIN if margin is None else margin,
         by=by,
+        family=family,
         primary=primary,
-        edits=tuple(dict.fromkeys(edits)),
+        edits=edits,
         seed=DEFAULT_SEED,
     )
     return Leaderboard(
@@ -95,12 +107,29 @@ def make_leaderboard(
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         baseline=baseline,
-        primary=primary,
-        edits=tuple(dict.fromkeys(edits)),
+        primary=() if primary is None else (primary,),
+        family=family,
+        edits=tuple(edits),
         by=tuple(by),
         seed=DEFAULT_SEED,
         receipt=tuple({"name": one.name, **one.facts} for one in evaluations),
     )
+
+
+def _registered(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...] | None, str | None]:
+    """The family that the runs registered between them, and the primary contrast if they all name the same.
+
+    None if a run registered nothing, or ran what another one registered and left it out of its own family.
+    """
+    families = [one.facts.get("family") for one in evaluations]
+    ran = [set(one.frame["condition"].unique()) for one in evaluations]
+    every = dict.fromkeys(str(name) for family in families for name in family or ())
+    for family, there in zip(families, ran, strict=True):
+        if family is None or there & every.keys() - set(family):
+            return None, None
+    primaries = {one.facts.get("primary") for one in evaluations}
+    kept = tuple(name for name in every if name in set.union(*ran))
+    return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:
@@ -110,6 +139,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
             "schema": SCHEMA,
             "baseline": board.baseline,
             "primary": list(board.primary),
+            "family": board.family if board.family is None else list(board.family),
             "by": list(board.by),
             "seed": board.seed,
             "rows": records(board.comparison),

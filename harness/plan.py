@@ -198,27 +198,22 @@ class Plan:
         from harness.statistics.power import ALPHA, POWER
 
         config = self.config
-        compared = [c.name for c in config.conditions if c.name != BASELINE]
-        if not compared or len(compared) == len(config.conditions):
+        tests = len(config.tested) * len(config.layouts)
+        if not tests or BASELINE not in [condition.name for condition in config.conditions]:
             return []
-        primary = config.primary_condition
-        rest = [name for name in compared if name != primary]
-        families = [("primary", [primary] if primary else []), ("others" if primary else "all", rest)]
         n, k = len(self.whole.problems[: self.limit]), config.samples_per_problem
-        lines = [f"detects   with {100 * POWER:.0f} % power, n {n}, k {k}, in points, by assumed discordance:"]
-        for name, members in families:
-            tests = len(members) * len(config.layouts)
-            if not tests:
-                continue
-            effects = []
-            for share in DISCORDANCES:
-                effect = minimal_detectable_effect(n=n, k=k, discordance=share, alpha=ALPHA / tests)
-                effects.append(
-                    f"{100 * effect:.1f} at {100 * share:.0f} %" if effect == effect else f"none at {100 * share:.0f} %"
-                )
-            alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
-            lines.append(f"          {name} ({', '.join(members)}), {alpha}: {', '.join(effects)}")
-        return lines
+        effects = []
+        for share in DISCORDANCES:
+            effect = minimal_detectable_effect(n=n, k=k, discordance=share, alpha=ALPHA / tests)
+            effects.append(
+                f"{100 * effect:.1f} at {100 * share:.0f} %" if effect == effect else f"none at {100 * share:.0f} %"
+            )
+        names = [f"{name} (primary)" if name == config.primary_condition else name for name in config.tested]
+        alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+        return [
+            f"detects   with {100 * POWER:.0f} % power, n {n}, k {k}, in points, by assumed discordance:",
+            f"          {'each of ' * (len(names) > 1)}{', '.join(names)}, {alpha}: {', '.join(effects)}",
+        ]
 
     def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
         documents = build_documents(

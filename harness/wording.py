@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from harness.statistics.intervals import fewest_problems
 from harness.statistics.power import ALPHA
 
 NONE = "\N{EN DASH}"
@@ -20,11 +21,11 @@ LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
 """Of the intervals that are shown."""
-VERDICTS = (
-    f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval lies between "
-    f"{MINUS}{{margin}} and +{{margin}} points; otherwise inconclusive"
-)
-"""What the words mean, once the margin is put in."""
+NOISE = {
+    True: "under greedy decoding this measures only what the engine does not repeat exactly",
+    False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
+}
+"""What a second run of the baseline says, by whether it was greedy."""
 
 
 def label(condition: Any) -> str:
@@ -93,6 +94,15 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row["verdict"] in PASSED and row["within_margin"]:
         return f"{row['verdict']} (< {row['margin']:g})"
     return str(row["verdict"])
+
+
+def verdicts(margin: float) -> str:
+    """What the words of verdicts mean."""
+    return (
+        f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval lies between "
+        f"{MINUS}{margin:g} and +{margin:g} points, of at least {fewest_problems(margin / 100)} problems; otherwise "
+        "inconclusive"
+    )
 
 
 def judgement(row: Mapping[str, Any]) -> str:

@@ -11,10 +11,12 @@ import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import ndtr
 
 from harness import load_run
 from harness.errors import ComparisonError
-from harness.statistics import COLUMNS, compare, mcnemar_test, noise_floor, score_interval, verdict
+from harness.statistics import COLUMNS, compare, holm, mcnemar_test, noise_floor, score_interval, verdict
+from harness.statistics.verdicts import judge
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
@@ -99,7 +101,8 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
 
 
 def test_equal_conditions_are_equivalent_if_there_are_enough_problems():
-    for problems, word in ((50, "inconclusive"), (500, "equivalent")):
+    # so that a change of 1 percent of all problems would have been seen in these: see `fewest_problems`
+    for problems, word in ((50, "inconclusive"), (298, "inconclusive"), (299, "equivalent"), (500, "equivalent")):
         right = chances(1, 0.6, problems=problems)
         table = by_condition(compare(pandas.concat([samples(right), samples(right, condition="mless")])))
         assert table.loc["mless", "verdict"] == word
@@ -143,13 +146,74 @@ def test_other_models_change_a_row_only_through_holm(run):
     assert by_condition(together[together["model"] == "m"]).loc["mful", "p_adjusted"] >= row["p_adjusted"] >= row["p"]
 
 
-def test_a_primary_family_is_adjusted_apart(run):
-    table = by_condition(compare(run, primary=["mless"]))
-    assert table["family"].dropna().to_dict() == {"mless": "primary", "mful": "secondary"}
-    assert (table["tests"].dropna() == 1).all()
-    assert table.loc["mless", "p_adjusted"] == table.loc["mless", "p"]
-    with pytest.raises(ComparisonError, match=r"primary: expected conditions that are compared with wo, got mles\."):
-        compare(run, primary=["mles"])
+def test_all_tests_are_one_family_and_the_primary_one_is_only_marked(run):
+    table = by_condition(compare(run, family=["mless", "mful"], primary="mless"))
+    assert table["family"].dropna().to_dict() == {"mless": "registered", "mful": "registered"}
+    assert table["primary"].dropna().to_dict() == {"mless": True, "mful": False}
+    assert table["tests"].dropna().tolist() == [2, 2]
+    pandas.testing.assert_series_equal(table["p_adjusted"], by_condition(compare(run))["p_adjusted"])
+    assert set(compare(run)["family"].dropna()) == {"all"} and not compare(run)["primary"].any()
+
+
+def test_what_the_run_did_not_name_is_exploratory(run):
+    table = by_condition(compare(run, family=["mful"]))
+    assert table["verdict"].to_dict() == {"wo": "baseline", "mless": "exploratory", "mful": "inconclusive"}
+    assert table.loc["mless", "p"] < 0.001 and table.loc["mless", ["p_adjusted", "tests"]].isna().all()
+    assert table.loc["mful", "p_adjusted"] == table.loc["mful", "p"], "one test"
+    assert set(compare(run, family=[])["verdict"]) == {"baseline", "exploratory"}
+    same = run.assign(correct=True)
+    assert by_condition(compare(same, family=["mful"])).loc["mless", "verdict"] == "exploratory", "nor equivalent"
+
+
+def test_a_family_of_strangers_is_refused(run):
+    assert refused(run, family=["mles"]).startswith(
+        "family: expected conditions that are compared with wo, got mles. There are mless, mful."
+    )
+    assert refused(run, primary="mless") == (
+        "primary: expected a condition of the family, got mless. Name it in family too."
+    )
+
+
+MODELS, CONDITIONS = ("m", "n"), ("mless", "mful", "random")
+
+
+def table_rows(p_values):
+    """Rows as `compare` has them before they are judged, of p-values [model x condition]."""
+    names = [(model, condition) for model in MODELS for condition in CONDITIONS]
+    rows = [{"model": model, "condition": "wo"} for model in MODELS]
+    for (model, condition), p in zip(names, p_values, strict=True):
+        rows.append({"model": model, "condition": condition, "difference": 1.0, "p": p, "within_margin": False})
+    return rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())
+def test_verdicts_are_those_of_holm_over_every_test_of_the_family(p_values, registered):
+    rows = table_rows(p_values)
+    judge(rows, family=CONDITIONS if registered else None, edits=(), alpha=0.05)
+    assert [row["p_adjusted"] for row in rows[2:]] == holm(p_values).tolist()
+    assert [row["verdict"] == "better" for row in rows[2:]] == (holm(p_values) < 0.05).tolist()
+    part = table_rows(p_values)
+    judge(part, family=["mless", "random"], edits=(), alpha=0.05)
+    kept = [p for p, row in zip(p_values, part[2:], strict=True) if row["condition"] != "mful"]
+    assert [row["p_adjusted"] for row in part[2:] if row["condition"] != "mful"] == holm(kept).tolist()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
+@pytest.mark.parametrize("family", [None, CONDITIONS, ("mless", "random")])
+def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_hundred(shared, family):
+    """Two models, three conditions; independent tests are the worst case, a common baseline the usual one."""
+    experiments, rng = 4000, np.random.default_rng(20)
+    scores = rng.normal(size=(experiments, len(MODELS), len(CONDITIONS)))
+    if shared:
+        scores = (scores - rng.normal(size=(experiments, len(MODELS), 1))) / np.sqrt(2)
+    found = 0
+    for p_values in 2 * ndtr(-np.abs(scores.reshape(experiments, -1))):
+        rows = table_rows(p_values)
+        judge(rows, family=family, edits=(), alpha=0.05)
+        found += any(row["verdict"] in ("better", "worse") for row in rows)
+    error = (0.05 * 0.95 / experiments) ** 0.5
+    assert 0.02 < found / experiments < 0.05 + 3 * error
 
 
 def test_harmless_edits_are_not_judged_but_ranked_among(run):
@@ -162,10 +226,8 @@ def test_harmless_edits_are_not_judged_but_ranked_among(run):
     nearer = (table.loc[edits, "difference"].abs() >= abs(table.loc["mful", "difference"])).sum()
     assert table.loc["mful", "null_p"] == (1 + nearer) / 10
     assert table.loc["mful", "tests"] == 2
-    with pytest.raises(
-        ComparisonError, match="either in the primary family or an edit: expected each named once, got edi"
-    ):
-        compare(pandas.concat([run, *null]), edits=edits, primary=["edit-1"])
+    with pytest.raises(ComparisonError, match="either in the family or an edit: expected each named once, got edi"):
+        compare(pandas.concat([run, *null]), edits=edits, family=["edit-1"])
 
 
 def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):

@@ -210,14 +210,17 @@ def test_without_a_second_run_or_edits_the_forest_has_no_row_for_them(frame):
     assert "Diamonds" not in figure.texts[0].get_text() and "Ticks" not in figure.texts[0].get_text()
 
 
-def test_the_forest_says_in_which_families_p_was_adjusted(frame, table):
+def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
     def note(shown):
         return " ".join(draw_forest(shown).texts[0].get_text().split())
 
     tests = len(MODELS) * 3
     assert f"adjusted p < 0.05 (Holm, {tests} tests)." in note(table)
-    apart = compare(frame, draws=1000, edits=EDITS, primary=["mless"])
-    assert f"(Holm in families of {len(MODELS)} and {tests - len(MODELS)})." in note(apart)
+    fewer = compare(frame, draws=1000, edits=EDITS, family=["mless"])
+    assert f"(Holm, {len(MODELS)} tests)." in note(fewer)
+    texts = [text.get_text() for text in draw_forest(fewer).axes[0].texts]
+    assert texts.count("exploratory") == 2 * len(MODELS)
+    assert "(Holm)" in note(compare(frame, draws=1000, edits=EDITS, family=[]))
 
 
 def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):

@@ -30,6 +30,7 @@ from harness.wording import MINUS, NONE, p_value
 from tests.example_runs import drawn, evaluation, right, write_run
 
 DEMO = Path(__file__).resolve().parent / "greedy_run"
+REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
 
@@ -75,18 +76,20 @@ def test_accuracies_alone_have_errors_over_problems():
 
 
 def test_verdicts_in_words_and_only_what_passed_is_bold():
-    board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL), primary="mless")])
+    board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL), **REGISTERED)])
     found = rows(comparison_grid(board))
-    assert [found[c]["verdict"].text for c in ("w/o", "w/ Mless", "w/ Mful", "Random sentence")] == [
+    assert [found[c]["verdict"].text for c in ("w/o", "w/ Mless *", "w/ Mful", "Random sentence")] == [
         *(NONE, "better", "inconclusive", "worse")
     ]
     assert [c for c, row in found.items() if any(cell.strong for cell in row.values())] == [
-        "w/ Mless",
+        "w/ Mless *",
         "Random sentence",
     ]
     assert not any(cell.strong for row in found.values() for name, cell in row.items() if name != "verdict")
     text = " ".join(comparison_grid(board).notes)
-    assert "the primary contrast (w/ Mless), 1 test and, apart, the others, 2 tests" in text
+    assert "adjusted by Holm over the 3 tests registered beforehand (w/ Mless, w/ Mful, Random sentence)" in text
+    assert "; *: the primary contrast." in text and "exploratory" not in text
+    assert "of at least 299 problems" in text and "Equivalence and rank p are not adjusted" in text
     assert "inconclusive, which is no evidence of no effect" in text
     line = next(line for line in make_table([str(DEMO)], form="markdown").splitlines() if "w/ Mless" in line)
     assert "equivalent" in line and "**" not in line, "no better, no bold"
@@ -134,13 +137,6 @@ def test_edits_of_the_prompt_are_a_note_and_a_rank():
     assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless"]
 
 
-def test_runs_that_name_different_primary_contrasts_have_none():
-    several = [evaluation(drawn(i, 30, 1, REAL), model=f"m{i}", primary=p) for i, p in enumerate(("mless", "mful"))]
-    board = make_leaderboard(several)
-    assert board.primary == () and set(board.comparison["family"].dropna()) == {"all"}
-    assert make_leaderboard(several[:1]).primary == ("mless",)
-
-
 def test_splits_by_subject_and_level_have_rows_in_order():
     board = make_leaderboard([evaluation(drawn(1, 50, 1, {"wo": 0.5, "mless": 0.5}))], by=["level"])
     assert board.comparison["level"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -152,18 +148,17 @@ def test_splits_by_subject_and_level_have_rows_in_order():
 
 def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
     models = [
-        evaluation(drawn(i, 200, 1, {**REAL, "wo": w}), model=f"m{i}", primary="mless")
-        for i, w in enumerate((0.3, 0.5))
+        evaluation(drawn(i, 200, 1, {**REAL, "wo": w}), model=f"m{i}", **REGISTERED) for i, w in enumerate((0.3, 0.5))
     ]
     grid = leaderboard_grid(make_leaderboard(models))
     assert [row[0].text for row in grid.rows] == ["m1", "m0"]
-    assert grid.header == ("model", "w/o %", "w/ Mless [95 %]", "p adj.", "verdict", "w/ Mful", "Random sentence")
+    assert grid.header == ("model", "w/o %", "w/ Mless * [95 %]", "p adj.", "verdict", "w/ Mful", "Random sentence")
     strong = [[name for name, cell in zip(grid.header, row, strict=True) if cell.strong] for row in grid.rows]
     verdicts = make_leaderboard(models).comparison.set_index(["model", "condition"])["verdict"]
     headers = {"verdict": "mless", "w/ Mful": "mful", "Random sentence": "random"}
     for row, names in zip(grid.rows, strong, strict=True):
         assert names == [h for h, c in headers.items() if verdicts[row[0].text, c] in ("better", "worse")]
-    half = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", primary="mless")
+    half = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", **REGISTERED)
     last = leaderboard_grid(make_leaderboard([*models, half])).rows[1]
     assert [cell.text for cell in last][2:] == [NONE, NONE, "not run", NONE, NONE]
 
@@ -182,7 +177,7 @@ def test_a_folder_of_runs_is_its_runs(demo_run):
 def test_no_table_is_wider_than_a_page():
     name = "Qwen2.5-Math-1.5B-Instruct"
     verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "edit-01": 0.4})
-    models = [evaluation(verdicts, model=m, primary="mless", edits=["edit-01"]) for m in (name, "short")]
+    models = [evaluation(verdicts, model=m, edits=["edit-01"], **REGISTERED) for m in (name, "short")]
     board = make_leaderboard(models[:1])
     for grid in (comparison_grid(board), leaderboard_grid(make_leaderboard(models)), audit_grid(board)):
         assert (
@@ -257,7 +252,7 @@ def test_every_format_ends_with_the_receipt():
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     data = json.loads(make_table([str(DEMO)], form="json"))
-    assert data["schema"] == "mless-table/1" and data["primary"] == ["mless"]
+    assert data["schema"] == "mless-table/1" and data["primary"] == [] and data["family"] is None
     assert all(list(row) == list(COLUMNS) for row in data["rows"])
     assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
     assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(DEMO)
@@ -321,7 +316,7 @@ def test_lm_evals_output_gives_the_same_table(tmp_path):
     assert (
         theirs["rows"] == ours["rows"] and theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
     )
-    facts = ("model", "dataset", "task_version", "sampling", "greedy", "primary", "seed")
+    facts = ("model", "dataset", "task_version", "sampling", "greedy", "primary", "family", "seed")
     assert [theirs["receipt"][0][f] for f in facts] == [ours["receipt"][0][f] for f in facts]
     assert make_table([str(tmp_path)]).splitlines()[:8] == make_table([str(DEMO)]).splitlines()[:8]
 
@@ -453,7 +448,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert board.primary == ("unrelated-1",) and board.edits == ("edit-01", "edit-02", "edit-03")
     assert table["accuracy"].tolist() == [100] * 6
     assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
-    assert table.loc["unrelated-2", ["null_p", "null_edits", "family"]].tolist() == [1.0, 3, "secondary"]
+    assert table.loc["unrelated-2", ["null_p", "null_edits", "family"]].tolist() == [1.0, 3, "registered"]
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"

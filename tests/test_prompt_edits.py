@@ -51,31 +51,35 @@ def test_an_edit_keeps_the_problems_token_ids_in_every_tokenizer(any_tokenizer):
         assert len(seen) == len(EDITS) + 1, "no template undoes an edit"
 
 
-def plan_with(tmp_path, text):
+def plan_with(tmp_path, text, limit=3):
     file = tmp_path / "r.yaml"
     file.write_text(text)
-    return make_plan(load_config(file), limit=3)
+    return make_plan(load_config(file), limit=limit)
 
 
 CONFIG = "{name: n, model: {arguments: {pretrained: %s}}, dataset: demo, conditions: [wo, mless], max_gen_toks: 9, %s}"
 
 
 def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
-    plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 3"))
-    assert plan.size == 3 * (3 + 1 + 4) and plan.totals["demo_wo"] == 9 and plan.totals["demo_edit-04"] == 3
+    plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 2"))
+    assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
     said = plan.describe()
-    assert "requests  24: wo 3 times, prompt null of 4 edits" in said and said.count("prompt null") == 2
+    assert "requests  21: wo 2 times, prompt null of 4 edits" in said and said.count("prompt null") == 2
     assert "detects   with 80 % power, n 3, k 1, in points, by assumed discordance:" in said
-    assert "primary (mless), alpha 0.05: none at 5 %, none at 10 %, none at 20 %" in said
+    assert "mless (primary), alpha 0.05: none at 5 %, none at 10 %, none at 20 %" in said
 
 
-def test_the_detectable_effect_is_that_of_the_statistics(tmp_path):
+def test_the_detectable_effect_is_that_of_the_statistics_for_all_tests_of_the_family(tmp_path):
     from harness.statistics import minimal_detectable_effect
 
-    file = tmp_path / "r.yaml"
-    text = CONFIG.replace("[wo, mless]", "[wo, mless, mful]") % ("demo", "layouts: [raw, chat]")
-    file.write_text(text)
-    said = make_plan(load_config(file)).describe()
-    primary, others = (100 * minimal_detectable_effect(n=500, discordance=0.1, alpha=0.05 / tests) for tests in (2, 2))
-    assert "primary (mless), alpha 0.05 / 2: " in said and f"{primary:.1f} at 10 %" in said
-    assert "others (mful), alpha 0.05 / 2: " in said and f"{others:.1f} at 10 %" in said
+    for family, names, tests in (
+        ("", "each of mless (primary), mful", 4),
+        (", family: [mful, mless]", "each of mless (primary), mful", 4),
+        (", family: [mful]", "mful", 2),
+    ):
+        text = CONFIG.replace("[wo, mless]", "[wo, mless, mful]") % ("demo", "layouts: [raw, chat]" + family)
+        effect = 100 * minimal_detectable_effect(n=500, discordance=0.1, alpha=0.05 / tests)
+        (line,) = re.findall(r"\n {10}(.*alpha.*)", plan_with(tmp_path, text, limit=None).describe())
+        assert line.startswith(f"{names}, alpha 0.05 / {tests}: ") and f" {effect:.1f} at 10 %" in line
+    none = plan_with(tmp_path, CONFIG % ("demo", "family: []")).describe()
+    assert "detects" not in none, "nothing is tested"

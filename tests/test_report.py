@@ -194,7 +194,7 @@ def hostile(tmp_path_factory):
 
 def test_the_table_holds_exactly_what_compare_says(effect):
     run, page = effect
-    compared = compare(load_run(run), primary=["mless"])
+    compared = compare(load_run(run))
     reader = Reader(page.read_text())
     headers = 18  # three words, nine always, pass@k, maj@k, problems up and down, twice A/A
     rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]
@@ -218,9 +218,8 @@ def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect
 
 
 def test_the_summary_says_what_the_table_says(demo_text):
-    assert "One comparison with the baseline in the primary contrast: equivalent within 1 point." in demo_text
-    assert "2 comparisons besides it: 1 equivalent within 1 point; 1 inconclusive" in demo_text
-    assert "adjusted by Holm over the primary contrast (w/ Mless), 1 test and, apart, the others, 2 tests" in demo_text
+    assert "3 comparisons with the baseline, not registered beforehand: 2 equivalent within 1 point; 1 inc" in demo_text
+    assert "adjusted by Holm over all 3 tests shown, not registered beforehand" in demo_text
     assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; 1 wrong to right, 0 right to wrong" in demo_text
     assert "The baseline was run once, so there is no noise floor" in demo_text
 
@@ -254,7 +253,7 @@ def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
 
 def test_the_list_counts_the_flips_of_the_table(demo_text):
     index, _ = details(demo_text)
-    for _, row in compare(load_run(DEMO), primary=["mless"]).iloc[1:].iterrows():
+    for _, row in compare(load_run(DEMO)).iloc[1:].iterrows():
         pairs = [(p["right"]["0 wo"][0], p["right"][f"0 {row['condition']}"][0]) for p in index["problems"]]
         assert sum(new > old for old, new in pairs) == row["problems_up"]
         assert sum(new < old for old, new in pairs) == row["problems_down"]
@@ -307,9 +306,24 @@ def test_two_models_in_one_page(tmp_path):
     page = (tmp_path / "page.html").read_text()
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
-    assert "2 comparisons with the baseline in the primary contrast" in page and "4 comparisons besides it" in page
+    assert "6 comparisons with the baseline, not registered beforehand" in page
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
+
+
+def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
+    run = write_run(tmp_path / "run", replicates=2, write=judged)
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    header = json.loads(lines[0])
+    header["config"] |= {"primary": "mless", "family": ["mless", "random"]}
+    (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:], ""]))
+    write_report([run], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "2 comparisons with the baseline, registered beforehand: " in page
+    assert "One comparison with the baseline besides: exploratory: not registered beforehand, so not judged." in page
+    assert "w/ Mless *" in page and "; *: the primary contrast; exploratory: not among them" in page
+    assert re.search(r"w/ Mful: [^;]*\]; [^;]*: exploratory\.", page), "without a p"
+    assert "% of problems flipped (under greedy decoding this measures only what" in page
 
 
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):

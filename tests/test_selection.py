@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attention_probe.criterion import Criterion
-from attention_probe.flips import FLIPS
+from attention_probe.flips import CHANGES, FLIPS
 from attention_probe.insertion import insert, split_plain
 from attention_probe.problems import Problem, RunPrompt
 from attention_probe.selection import Selection, select, selected_problems
@@ -26,6 +26,8 @@ from harness.prompts import Segment, hash_text
 from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import RunFolder, read_prompts, read_samples
 from harness.samples import Sample, hash_setting
+from harness.statistics import compare
+from tests.example_runs import drawn, evaluation
 
 DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -436,13 +438,29 @@ def source_of(*problems):
 RIGHT, WRONG = ("correct",), ("incorrect",)
 
 
-def test_what_the_grader_could_not_settle_is_neither_right_nor_wrong():
-    assert Criterion().outcome(made("p", ("timeout",), RIGHT)) == "undecided"
+def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
+    for verdict in ("timeout", "crashed", "refused", "truncated", "no_box"):
+        assert Criterion().outcome(made("p", (verdict,), RIGHT)) == "wrong_to_right"
+        assert Criterion().outcome(made("p", RIGHT, (verdict,))) == "right_to_wrong"
+        assert Criterion(repeats="majority").outcome(made("p", (verdict, "correct"), RIGHT)) == "wrong_to_right"
+        assert Criterion(repeats="any").outcome(made("p", (verdict, "correct"), RIGHT)) == "both_right"
+
+
+def test_flips_are_those_that_the_table_counts():
+    verdicts = drawn(3, 40, 1, {"wo": 0.5, "mless": 0.5})
+    (row,) = compare(evaluation(verdicts).frame).iloc[1:].to_dict("records")
+    problems = [
+        made(str(i), *map(tuple, both)) for i, both in enumerate(zip(verdicts["wo"], verdicts["mless"], strict=True))
+    ]
+    outcomes = select(source_of(*problems), Criterion(flip="wrong_to_right")).outcomes
+    assert [outcomes[name] for name in CHANGES] == [row["wrong_to_right"], row["right_to_wrong"]]
+    assert outcomes["undecided"] == 0
+
+
+def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
     assert Criterion().outcome(made("p", (), RIGHT)) == "undecided"
-    assert Criterion(repeats="majority").outcome(made("p", ("crashed", "correct"), RIGHT)) == "both_right"
-    assert Criterion(repeats="majority").outcome(made("p", ("correct", "no_box"), RIGHT)) == "wrong_to_right"
     lonely = Problem(id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]})
-    source = source_of(lonely, made("q", WRONG, RIGHT), made("r", ("refused",), WRONG))
+    source = source_of(lonely, made("q", WRONG, RIGHT), made("r", RIGHT, ()))
     assert select(source, Criterion(flip="wrong_to_right")).outcomes == {
         "wrong_to_right": 1,
         "right_to_wrong": 0,

@@ -24,6 +24,7 @@ from harness.statistics import (
     detection_power,
     difference_bounds,
     equivalence_p,
+    fewest_problems,
     holm,
     majority_vote,
     mcnemar_test,
@@ -203,11 +204,33 @@ def test_bounds_are_the_greatest_change_seen_unless_few_problems_changed():
 
 
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=60), st.sampled_from([0.01, 0.1, 0.4]))
-def test_equivalence_is_the_shorter_interval_inside_the_margin(changes, margin):
+def test_equivalence_is_the_shorter_interval_inside_the_margin_and_enough_problems(changes, margin):
     means, bounds = np.array(changes) / 5, difference_bounds(changes, 5)
     low, high = score_interval(means, bounds=bounds, level=0.9)
     if min(abs(low + margin), abs(high - margin)) > 1e-6:
-        assert (equivalence_p(means, margin, bounds=bounds) < 0.05) == (-margin < low and high < margin)
+        shown = -margin < low and high < margin and len(changes) >= fewest_problems(margin)
+        assert (equivalence_p(means, margin, bounds=bounds) < 0.05) == shown
+
+
+def test_equivalence_needs_so_many_problems_that_a_rare_effect_of_the_margins_size_would_show():
+    assert [fewest_problems(margin) for margin in (0.005, 0.01, 0.02, 0.05)] == [598, 299, 149, 59]
+    assert fewest_problems(0.01, alpha=0.01) == 459
+    for n in (298, 299, 500):
+        # with k = 1 the score test alone would do with a few problems less: it is an approximation to this very chance
+        assert score_interval(np.zeros(n), bounds=BOTH_WAYS, level=0.9)[1] < 0.01
+        assert (equivalence_p(np.zeros(n), 0.01, bounds=BOTH_WAYS) < 0.05) == (n >= 299)
+    assert score_interval(np.zeros(267), bounds=BOTH_WAYS, level=0.9)[1] > 0.01
+
+
+@pytest.mark.parametrize("n", [100, 299, 500])
+def test_a_rare_and_whole_change_of_the_margins_size_is_seldom_called_equivalent(n):
+    """With k = 20, one problem in 100 changes wholly, one in 10 a little: 6, 5 and 4 percent without the rule."""
+    experiments, random = 1000, rng(7)
+    little = random.binomial(20, 0.5, (2, experiments, n)) * (random.random((experiments, n)) < 0.1)
+    changes = np.where(random.random((experiments, n)) < 0.01, 20, little[0] - little[1])
+    called = sum(equivalence_p(row / 20, 0.01, bounds=difference_bounds(row, 20)) < 0.05 for row in changes)
+    assert called / experiments < 0.05 + 3 * (0.05 * 0.95 / experiments) ** 0.5
+    assert n > 100 or called == 0
 
 
 def test_the_bootstrap_agrees_with_scipys_and_repeats_with_its_seed():

@@ -89,14 +89,9 @@ def legend_columns(names: Sequence[str], width: Width) -> int:
 
 
 def adjustment(table: pandas.DataFrame) -> str:
-    """How p-values were adjusted: over how many tests, in which families."""
-    tested = table[table["tests"].notna()]
-    sizes = sorted(
-        {str(family): int(size) for family, size in zip(tested["family"], tested["tests"], strict=True)}.values()
-    )
-    if len(sizes) > 1:
-        return f"Holm in families of {' and '.join(map(str, sizes))}"
-    return f"Holm, {sizes[0]} test{'s' * (sizes[0] != 1)}" if sizes else "Holm"
+    """How p-values were adjusted: over how many tests."""
+    tests = int(max(table["tests"].dropna(), default=0))
+    return f"Holm, {tests} test{'s' * (tests != 1)}" if tests else "Holm"
 
 
 NAME = 17

@@ -93,7 +93,7 @@ def render(
     slots = {one["name"]: one["slot"] for one in conditions}
     parts = {
         "title": " + ".join(content.names),
-        "summary": words.summarise(rows),
+        "summary": words.summarise(rows, greedy=board.greedy),
         "notes": comparison_notes(board),
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.grid import Field, Grid, Row, make_grid, number_field, verdict_field, word_field
 from harness.leaderboard import records
 from harness.statistics import COLUMNS
-from harness.wording import LEVEL, VERDICTS, count, difference, interval, number, p_value, signed
+from harness.wording import LEVEL, count, difference, interval, number, p_value, signed, verdicts
 
 if TYPE_CHECKING:
     import pandas
@@ -28,7 +28,7 @@ def comparison_table(
         number_field("accuracy %", "accuracy", _accuracy, f"{COLUMNS['accuracy']}, {ends}"),
         number_field("difference", "difference", difference, f"{COLUMNS['difference']}, {ends}"),
         _number("p adjusted", "p_adjusted", p_value, f"{COLUMNS['p_adjusted']} of tests; test: {COLUMNS['test']}"),
-        verdict_field(VERDICTS.format(margin=f"{rows[0]['margin']:g}")),
+        verdict_field(verdicts(rows[0]["margin"])),
         _number("wrong to right", "wrong_to_right", count),
         _number("right to wrong", "right_to_wrong", count),
         *([_number("A/A difference", "aa_difference", signed)] if twice else []),

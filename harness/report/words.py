@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.wording import count, interval, judgement, label, number, p_value, points, signed
+from harness.wording import NOISE, count, interval, judgement, label, number, p_value, points, signed
 
 
-def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences over all comparisons, for rows of `statistics.compare` with None for what is missing."""
+def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()) -> list[str]:
+    """Sentences over all comparisons.
+
+    Args:
+        rows: Those of `statistics.compare`, with None for what is missing.
+        greedy: Models that decoded greedily.
+    """
     tested = [row for row in rows if row["verdict"] != "baseline"]
     if not tested:
         return ["There is one condition only, so nothing is compared."]
@@ -20,14 +25,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             for family in _FAMILIES
             if any(row["family"] == family for row in tested)
         ),
-        *_about_noise(rows),
+        *_about_noise(rows, greedy),
     ]
 
 
 _FAMILIES = {
-    "primary": "{} with the baseline in the primary contrast",
-    "secondary": "{} besides it",
-    "all": "{} with the baseline",
+    "registered": "{} with the baseline, registered beforehand",
+    "all": "{} with the baseline, not registered beforehand",
+    "exploratory": "{} with the baseline besides",
 }
 
 
@@ -39,6 +44,7 @@ def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
         "worse": "{} worse",
         "equivalent": f"{{}} equivalent within {points(rows[0]['margin'])}",
         "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
+        "exploratory": "{} exploratory: not registered beforehand, so not judged",
     }
     said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
     if len(rows) == 1:
@@ -58,22 +64,23 @@ def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row is base:
             continue
+        tested = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
         flips = f"{count(row['wrong_to_right'])} wrong to right, {count(row['right_to_wrong'])} right to wrong"
         found.append(
             f"{label(row['condition'])}: {number(row['accuracy'])} % right, {signed(row['difference'])} points "
-            f"{interval(row['low'], row['high'], sign=True)}, adjusted p {p_value(row['p_adjusted'])}; {flips}: "
+            f"{interval(row['low'], row['high'], sign=True)}{tested}; {flips}: "
             f"{judgement(row)}."
         )
     return found
 
 
-def _about_noise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: Collection[str]) -> list[str]:
     floors = [row for row in rows if row["verdict"] == "baseline" and row["aa_p"] is not None]
     if not floors:
         return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
     said = "; ".join(
         f"{row['model']}, {row['layout']}: {signed(row['aa_difference'])} points, "
-        f"{number(row['aa_discordance'])} % of problems flipped"
+        f"{number(row['aa_discordance'])} % of problems flipped ({NOISE[row['model'] in greedy]})"
         for row in floors
     )
     return [f"The baseline against itself (A/A): {said}."]

@@ -10,6 +10,7 @@ from harness.statistics.intervals import (
     bootstrap_interval,
     difference_bounds,
     equivalence_p,
+    fewest_problems,
     score_interval,
     score_statistic,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "detection_power",
     "difference_bounds",
     "equivalence_p",
+    "fewest_problems",
     "holm",
     "majority_vote",
     "mcnemar_test",

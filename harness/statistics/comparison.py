@@ -48,13 +48,15 @@ COLUMNS = {
     "problems_down": "problems with fewer",
     "test": "mcnemar (k = 1, exact) or sign-flip (k > 1)",
     "p": "its two-sided p-value",
-    "family": "tests that p is adjusted with: all, or primary and secondary; prompt null for edits, which have none",
+    "primary": "whether this is the contrast that the run is about, named before it",
+    "family": "tests that p is adjusted with: registered (named before the run) or all in the table; others have none: "
+    "exploratory, prompt null",
     "tests": "how many these are",
     "p_adjusted": "p after Holm over the family",
     "equivalence_low": "lower end of the score interval that equivalence is read from, points",
     "equivalence_high": "upper end",
-    "equivalence_p": "p-value of two one-sided tests against the margin",
-    "within_margin": "whether that interval lies inside the margin",
+    "equivalence_p": "p-value of two one-sided tests against the margin, never below what n problems may miss",
+    "within_margin": "whether it is below alpha: that interval lies inside the margin, and there are enough problems",
     "margin": "the margin, points",
     "aa_difference": "second replicate of the baseline less the first, points",
     "aa_wrong_to_right": "flips between the two, as above",
@@ -64,7 +66,7 @@ COLUMNS = {
     "null_p": "rank p-value of the difference among those of the harmless edits (prompt null)",
     "null_edits": "how many edits",
     "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
-    "baseline and prompt null are not judged",
+    "baseline, prompt null and exploratory are not judged",
 }
 """What each column of `compare` is. Intervals are of level 1 - alpha, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "majority_ties", "problems_up", "problems_down", "tests", "null_edits")
@@ -79,7 +81,8 @@ def compare(
     seed: int = DEFAULT_SEED,
     draws: int = DRAWS,
     by: Sequence[str] = (),
-    primary: Collection[str] = (),
+    family: Collection[str] | None = None,
+    primary: str | None = None,
     edits: Collection[str] = (),
 ) -> pandas.DataFrame:
     """One row for each model, layout and condition: its accuracy, and its difference from the baseline condition.
@@ -96,7 +99,8 @@ def compare(
         seed: Seed of all draws. A row's draws depend on it and on the row's names, not on other rows.
         draws: Bootstrap draws.
         by: Further columns to split by, such as subject or level.
-        primary: Conditions of the primary family. It and the rest are adjusted apart; by default all go together.
+        family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
+        primary: That of them which the run is about; it is marked, and tested as the others are.
         edits: Conditions that are no conditions but harmless edits of the baseline's prompt, the prompt null: they get
             a row but neither adjustment nor verdict, and every other condition its rank among them.
 
@@ -108,7 +112,9 @@ def compare(
     """
     _check(margin=margin, alpha=alpha, draws=draws)
     counted = count_outcomes(frame, by=by)
-    _refuse_unknown(counted, baseline, {"primary": primary, "edits": edits})
+    _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
+    if primary is not None and primary not in (family or ()):
+        raise ComparisonError(f"primary: expected a condition of the family, got {primary}. Name it in family too.")
     rows: list[dict[str, Any]] = []
     for setting in dict.fromkeys(one.setting for one in counted):
         here = [one for one in counted if one.setting == setting]
@@ -125,14 +131,15 @@ def compare(
                 refuse_unpaired(frame, old, new)
                 rng = np.random.default_rng([seed, *_words(new)])
                 row |= _difference(old, new, margin=margin, alpha=alpha, draws=draws, rng=rng)
+                row["primary"] = condition == primary
             table.append({**row, "margin": margin, **noise})
         rank_among_edits(table, edits)
         rows += table
-    judge(rows, primary=primary, edits=edits, alpha=alpha)
+    judge(rows, family=family, edits=edits, alpha=alpha)
     model, layout, *others = COLUMNS
     columns = [model, layout, *by, *others]
     return pandas.DataFrame(rows, columns=columns).astype(
-        {**dict.fromkeys(_COUNTS, "Int64"), "within_margin": "boolean"}
+        {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
     )
 
 
@@ -198,6 +205,7 @@ def _difference(
     ends = score_interval(means, bounds=bounds, level=1 - alpha)
     drawn = bootstrap_interval(changes, rng=rng, level=1 - alpha, draws=draws)
     inner = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
+    within = equivalence_p(means, margin / 100, bounds=bounds)
     return {
         "difference": 100 * float(means.mean()),
         "low": 100 * ends[0],
@@ -213,8 +221,8 @@ def _difference(
         "p": _p_value(old, new, rng),
         "equivalence_low": 100 * inner[0],
         "equivalence_high": 100 * inner[1],
-        "equivalence_p": equivalence_p(means, margin / 100, bounds=bounds),
-        "within_margin": -margin < 100 * inner[0] and 100 * inner[1] < margin,
+        "equivalence_p": within,
+        "within_margin": within < alpha,
     }
 
 
@@ -255,7 +263,7 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[s
     named = [name for names_of_role in roles.values() for name in names_of_role]
     if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
         raise ComparisonError(
-            f"A condition is either in the primary family or an edit: expected each named once, got {', '.join(twice)} "
+            f"A condition is either in the family or an edit: expected each named once, got {', '.join(twice)} "
             "again. Take it out of one of them."
         )
 

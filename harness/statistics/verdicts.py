@@ -1,4 +1,4 @@
-"""What is said of each difference in a word, once all tests of its family are in."""
+"""What is said of each difference in a word, once all tests of the family are in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.statistics.multiplicity import holm
 from harness.statistics.null import prompt_null_p
 from harness.statistics.power import ALPHA
 
-BASELINE, PROMPT_NULL = "baseline", "prompt null"
+BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
 """Verdicts of rows that are not judged."""
 
 Row = dict[str, Any]
@@ -26,12 +26,16 @@ def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha:
     return "equivalent" if within_margin else "inconclusive"
 
 
-def judge(rows: Sequence[Row], *, primary: Collection[str], edits: Collection[str], alpha: float) -> None:
+def judge(rows: Sequence[Row], *, family: Collection[str] | None, edits: Collection[str], alpha: float) -> None:
     """Add to each row its family, the p-value adjusted in it, and the verdict.
 
+    There is one family of tests, over all models and layouts, so that all that is called better or worse in a table
+    holds a false finding with probability at most alpha.
+
     Args:
-        rows: All rows of a table: a family runs over models and layouts.
-        primary: Conditions of the primary family; if there are none, all tests are one family.
+        rows: All rows of a table.
+        family: Conditions that were to be tested, named before the run; all others are exploratory. None: none were
+            named, and all tests are the family.
         edits: Conditions that are harmless edits of the prompt; they are not tested.
         alpha: Level of the verdicts.
     """
@@ -41,14 +45,14 @@ def judge(rows: Sequence[Row], *, primary: Collection[str], edits: Collection[st
             row["verdict"] = BASELINE
         elif row["condition"] in edits:
             row |= {"family": PROMPT_NULL, "verdict": PROMPT_NULL}
+        elif family is not None and row["condition"] not in family:
+            row |= {"family": EXPLORATORY, "verdict": EXPLORATORY}
         else:
-            row["family"] = "all" if not primary else "primary" if row["condition"] in primary else "secondary"
+            row["family"] = "all" if family is None else "registered"
             tested.append(row)
-    for name in dict.fromkeys(row["family"] for row in tested):
-        family = [row for row in tested if row["family"] == name]
-        for row, adjusted in zip(family, holm([row["p"] for row in family]).tolist(), strict=True):
-            word = verdict(adjusted, row["difference"], within_margin=row["within_margin"], alpha=alpha)
-            row |= {"tests": len(family), "p_adjusted": adjusted, "verdict": word}
+    for row, adjusted in zip(tested, holm([row["p"] for row in tested]).tolist(), strict=True):
+        word = verdict(adjusted, row["difference"], within_margin=row["within_margin"], alpha=alpha)
+        row |= {"tests": len(tested), "p_adjusted": adjusted, "verdict": word}
 
 
 def rank_among_edits(rows: Sequence[Row], edits: Collection[str]) -> None:
