@@ -101,7 +101,7 @@ class ModelConfig(_Strict):
         return self.label or self.name.rstrip("/").rpartition("/")[2]
 
 
-_FREE_ARGUMENTS = frozenset(
+FREE_ARGUMENTS = frozenset(
     "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
     "max_num_batched_tokens num_concurrent batch_size device".split()
 )
@@ -309,7 +309,7 @@ class RunConfig(_Strict):
         values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
         # always there, defaults too: what is tested must not be chosen, by a later default either, after the result
         values |= {"primary": self.primary_condition, "family": list(self.tested)}
-        arguments = {k: v for k, v in self.model.arguments.items() if k not in _FREE_ARGUMENTS}
+        arguments = {k: v for k, v in self.model.arguments.items() if k not in FREE_ARGUMENTS}
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 MAX_GEN_TOKS = 2048
 """Tokens generated at most, as in the authors' code."""
+
+
+_ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
+"""What `build_documents` adds to a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +141,18 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
         length += len(segments[size].text)
         size += 1
     return Prompt(segments=segments, system_size=size)
+
+
+def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
+    """Hash of what is asked and of its answer, the same under all conditions of our tasks.
+
+    Args:
+        document: A document of ours or of another task.
+        target: Its gold answer.
+    """
+    ours = _ADDED <= document.keys()
+    asked = {name: value for name, value in document.items() if not (ours and name in _ADDED)}
+    return hashlib.sha256(json.dumps([asked, target], sort_keys=True).encode()).hexdigest()
 
 
 def check_documents(

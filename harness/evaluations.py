@@ -1,38 +1,30 @@
-"""What tables compare: the samples of one run or several in one frame, and the facts in which they must agree."""
+"""What tables compare: a run of ours or logs of lm-eval's, as one frame of samples and the facts that go with it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.agreement import listed, other_settings
 from harness.conditions import BASELINE, named_conditions
+from harness.config import FREE_ARGUMENTS
 from harness.datasets import Dataset, Problem
+from harness.documents import hash_problem
 from harness.errors import ComparisonError, RunError
 from harness.grading import COLUMNS as GRADERS
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
 from harness.records import read_receipt
-from harness.run_folder import JOURNAL, RECEIPT, read_identity
+from harness.run_folder import JOURNAL, RECEIPT, read_identity, read_prompts
 from harness.sample_log import LoggedSample, SampleLog, read_log
 
 if TYPE_CHECKING:
     import pandas
-
-MUST_AGREE = {
-    "dataset": ("another dataset", "Compare runs on one dataset"),
-    "task_version": ("another task version", "Run the older one again"),
-    "grader_version": ("another grader version", "Grade both alike with `mless regrade`"),
-}
-"""Facts in which all evaluations of a table agree: what a difference means, and what to do about it."""
-_ONE_MODEL = {
-    name: (f"the same model's label, but other {words},", "Give one of them another label (model.label)")
-    for name, words in (("model_sha256", "weights"), ("sampling", "sampling"), ("engine", "engine"))
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,11 +36,13 @@ class Evaluation:
         frame: One row a sample, with the columns of `outcomes.read_outcomes`.
         facts: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
             not known is None, and then agrees with anything.
+        problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
     """
 
     name: str
     frame: pandas.DataFrame
     facts: Mapping[str, Any]
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = None) -> Evaluation:
@@ -61,7 +55,7 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 
     Raises:
         RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
-        ComparisonError: the logs are of several task versions.
+        ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
     """
     if isinstance(path, Mapping):
         logs = {name: read_log(file, metric=metric, prompts=False) for name, file in path.items()}
@@ -74,9 +68,8 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 
 
 def _from_run(path: Path) -> Evaluation:
-    receipt = read_receipt(path)
-    config = receipt["config"]
-    frame = read_outcomes(path, receipt)
+    receipt, prompts = read_receipt(path), read_prompts(path)
+    frame = read_outcomes(path, receipt, prompts)
     names = [str(name) for name in frame["condition"].cat.categories]
     facts = {
         "source": "run",
@@ -90,6 +83,7 @@ def _from_run(path: Path) -> Evaluation:
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
         "sampling": receipt["generation"],
+        "settings": _run_settings(receipt),
         "greedy": not receipt["generation"]["do_sample"],
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version}".format(**receipt["engine"]),
@@ -100,7 +94,21 @@ def _from_run(path: Path) -> Evaluation:
         "versions": receipt["versions"],
         "git_revision": receipt["git_revision"],
     }
-    return Evaluation(name=str(path), frame=frame, facts=facts)
+    docs = {row["doc"]["id"]: row["doc"] for row in prompts}
+    problems = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
+    return Evaluation(name=str(path), frame=frame, facts=facts, problems=problems)
+
+
+def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run, beside the facts that are told by themselves, could change a sample."""
+    model = receipt["config"]["model"]
+    return {
+        "backend": model["backend"],
+        "model_args": {k: str(v) for k, v in model["arguments"].items() if k not in FREE_ARGUMENTS},
+        "instruction": receipt["config"].get("instruction"),
+        "seed": receipt["seed"],
+        "limit": receipt.get("limit"),
+    }
 
 
 def _registered(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +125,15 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
     """One evaluation of several sample logs: each is one condition, named by the user or by its documents."""
     import pandas
 
+    paths = [log.path.resolve() for _, log in logs]
+    if twice := next((log.path for place, (_, log) in enumerate(logs) if paths[place] in paths[:place]), None):
+        raise ComparisonError(f"{twice} is given twice: expected one log a condition. Leave one out.")
+    _refuse_other_settings([log for _, log in logs])
+    problems = _shared_problems([log for _, log in logs])
     rows: list[dict[str, Any]] = []
     files: dict[tuple[str, str], Path] = {}
     for given, log in logs:
-        model = str(log.results.get("model_name") or log.model or "model").rstrip("/").rpartition("/")[2]
+        model = str(log.results.file.model_name or log.model or "model").rstrip("/").rpartition("/")[2]
         for (own, layout), samples in log.arms.items():
             condition = given or own
             if condition is None:
@@ -144,40 +157,71 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
     for column in ("completion_tokens", "boxes_after_first"):
         frame[column] = frame[column].astype(float)
     frame = frame.sort_values(["layout", "condition"], kind="stable", ignore_index=True)
-    results = [log.results for _, log in logs]
-    versions = _known(version for result in results for version in (result.get("versions") or {}).values())
-    if len(versions) > 1:
+    versions = [version for _, log in logs if (version := log.results.version) is not None]
+    if len(different := sorted({*map(str, versions)})) > 1:
         raise ComparisonError(
-            f"{name} holds logs of several task versions: expected one, got {', '.join(map(str, versions))}. Run the "
+            f"{name} holds logs of several task versions: expected one, got {', '.join(different)}. Run the "
             "older ones again, or name the logs that belong together."
         )
-    settings = _known(c.get("generation_kwargs") for r in results for c in (r.get("configs") or {}).values())
-    sampling = settings[0] if len(settings) == 1 else None
-    first: Mapping[str, Any] = next((result for result in results if result), {})
+    settings = next((log.results.settings for _, log in logs if log.results.settings), {})
+    sampling = settings.pop("generation_kwargs", None)
+    first = logs[0][1].results.file
     facts = {
         "source": "lm-eval",
         "run": name,
         "model": str(frame["model"].iloc[0]),
         "model_sha256": None,
-        "dataset": _dataset_hash(logs),
+        "dataset": _dataset_hash([log for _, log in logs]),
         "dataset_name": None,
-        "problems": int(frame["problem_id"].nunique()),
+        "problems": len(problems),
         "task_version": versions[0] if versions else None,
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for _, log in logs if log.metric)),
         "prompts_sha256": _hash([sample.sha256 for _, log in logs for sample in log.samples]),
         "sampling": sampling,
+        "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
-        "backend": (first.get("config") or {}).get("model"),
+        "backend": first.config.model,
         **_registered({}),
         "edits": [condition for condition in order if is_edit(condition)],
-        "seed": (first.get("config") or {}).get("random_seed"),
-        "created": _date(first.get("date")),
-        "versions": {"lm-eval": first.get("lm_eval_version")},
-        "git_revision": first.get("git_hash"),
+        "seed": first.config.random_seed,
+        "created": None
+        if first.date is None
+        else datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
+        "versions": {"lm-eval": first.lm_eval_version},
+        "git_revision": first.git_hash,
         "logs": {f"{condition}, {layout}": str(path) for (condition, layout), path in files.items()},
     }
-    return Evaluation(name=name, frame=frame, facts=facts)
+    return Evaluation(name=name, frame=frame, facts=facts, problems=problems)
+
+
+def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
+    """Nothing, if all conditions were asked alike, as far as their results files say."""
+    known = [log for log in logs if log.results.settings]
+    for log in known[1:]:
+        if how := other_settings(known[0].results.settings, log.results.settings):
+            raise ComparisonError(
+                f"{log.path} was made with other settings than {known[0].path}: {how}. Run one of them again with the "
+                "other's, or name logs that belong together."
+            )
+
+
+def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
+    """The hash of each problem.
+
+    Raises:
+        ComparisonError: two logs have other problems under one id. A document without an id has its place as its id.
+    """
+    found: dict[str, tuple[str, SampleLog]] = {}
+    for log in logs:
+        hashes = {sample.problem_id: sample.problem_sha256 for sample in log.samples}
+        others = [name for name, sha256 in hashes.items() if found.setdefault(name, (sha256, log))[0] != sha256]
+        if others:
+            raise ComparisonError(
+                f"{log.path} asks other problems than {found[others[0]][1].path}: expected the same document and "
+                f"target under the same id, got others for {listed(others)}. Compare logs of the same problems."
+            )
+    return {name: sha256 for name, (sha256, _) in found.items()}
 
 
 def _sample_rows(sample: LoggedSample, model: str, condition: str) -> Iterable[dict[str, Any]]:
@@ -211,82 +255,16 @@ def _sample_rows(sample: LoggedSample, model: str, condition: str) -> Iterable[d
         }
 
 
-def _date(seconds: Any) -> str | None:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if isinstance(seconds, float) else None
-
-
-def _dataset_hash(logs: Sequence[tuple[str | None, SampleLog]]) -> str | None:
+def _dataset_hash(logs: Sequence[SampleLog]) -> str | None:
     """`Dataset.sha256` of the documents, where they are ours and all that there are."""
-    log = logs[0][1]
-    counts = _known((log.results.get("n-samples") or {}).values())
-    whole = bool(counts) and all(count.get("original") == count.get("effective") for count in counts)
-    names = [field.name for field in fields(Problem)]
-    if not whole or not all(set(names) <= sample.doc.keys() for sample in log.samples):
+    counts = [log.results.counts for log in logs]
+    names = [one.name for one in fields(Problem)]
+    docs = {sample.problem_id: sample.doc for log in logs for sample in log.samples}
+    whole = all(count is not None and count.original == count.effective for count in counts)
+    if not whole or not all(set(names) <= doc.keys() for doc in docs.values()):
         return None
-    problems = tuple(Problem(**{name: sample.doc[name] for name in names}) for sample in log.samples)
+    problems = tuple(Problem(**{name: doc[name] for name in names}) for doc in docs.values())
     return Dataset(name="", source="", problems=problems).sha256
-
-
-def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
-    """The samples of all in one frame.
-
-    Raises:
-        ComparisonError: one is given twice, two do not agree in what `MUST_AGREE` names, or two share a model's label
-            and differ in more than the condition.
-    """
-    import pandas
-    from pandas.api.types import union_categoricals
-
-    names = [str(Path(one.name).resolve()) for one in evaluations]
-    if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
-        raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
-    for one in evaluations[1:]:
-        _refuse_disagreement(evaluations[0], one, MUST_AGREE)
-    for place, one in enumerate(evaluations):
-        for other in evaluations[:place]:
-            if one.facts["model"] == other.facts["model"]:
-                _refuse_disagreement(other, one, _ONE_MODEL)
-    if len(evaluations) == 1:
-        return evaluations[0].frame
-    columns: dict[str, Any] = {}
-    for name in evaluations[0].frame.columns:
-        parts = [one.frame[name] for one in evaluations]
-        if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
-            columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
-        else:
-            columns[name] = pandas.concat([part.astype(_plain(part)) for part in parts], ignore_index=True)
-    return pandas.DataFrame(columns)
-
-
-def _refuse_disagreement(one: Evaluation, other: Evaluation, facts: Mapping[str, tuple[str, str]]) -> None:
-    for name, (what, remedy) in facts.items():
-        ours, theirs = one.facts.get(name), other.facts.get(name)
-        if None not in (ours, theirs) and ours != theirs:
-            raise ComparisonError(
-                f"{other.name} has {what} than {one.name}: expected {_short(ours)}, got {_short(theirs)}. {remedy}, "
-                "or make two tables."
-            )
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-    return text[:12] + "..." if len(text) == 64 else text
-
-
-def _plain(column: pandas.Series[Any]) -> Any:
-    """The type of what a column holds, categorical or not."""
-    import pandas
-
-    return column.cat.categories.dtype if isinstance(column.dtype, pandas.CategoricalDtype) else column.dtype
-
-
-def _known(values: Iterable[Any]) -> list[Any]:
-    """Different values, None left out."""
-    found: list[Any] = []
-    for value in values:
-        if value is not None and value not in found:
-            found.append(value)
-    return found
 
 
 def _hash(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -121,6 +121,12 @@ class DocumentForm(_Form):
     system: str
     segments: list[SegmentForm]
 
+    @model_validator(mode="after")
+    def _begins_with_the_system_turn(self) -> Self:
+        if not "".join(segment.text for segment in self.segments).startswith(self.system):
+            raise ValueError("system is not what the first segments say")
+        return self
+
 
 class ProblemDocumentForm(DocumentForm):
     """A document of our tasks."""
@@ -188,6 +194,7 @@ class LogLineForm(_Form):
     arguments: Any
     filter: str = "none"
     prompt_hash: str | None = None
+    metrics: list[Word] | None = None
     generations: list[GenerationRecordForm] | None = None
 
 
@@ -226,6 +233,20 @@ class ResultsForm(_Form):
     date: float | None = Field(default=None, ge=0, le=LAST_SECOND)
     lm_eval_version: Word | None = None
     git_hash: Word | None = None
+
+
+def encodable(text: str) -> str:
+    """Text with half a surrogate pair, which is no text, spelt out (`\\ud800`)."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def fits(form: type[BaseModel], value: object) -> bool:
+    """Whether the value has the form."""
+    try:
+        form.model_validate(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def fit(form: type[Form], value: object, where: object, remedy: str) -> Form:

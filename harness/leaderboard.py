@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.evaluations import Evaluation, join
+from harness.agreement import join
+from harness.evaluations import Evaluation
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import UNGRADED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,7 +14,7 @@ from harness.errors import RunError
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.journal import read_journal
-from harness.run_folder import JOURNAL, SCORES, read_prompts, refuse_missing
+from harness.run_folder import JOURNAL, SCORES, refuse_missing
 
 if TYPE_CHECKING:
     import pandas
@@ -53,12 +53,13 @@ def loops(completion: str) -> bool:
     return len(text) >= LOOP_LENGTH * LOOP_COUNT and text.count(text[-LOOP_LENGTH:]) >= LOOP_COUNT
 
 
-def read_outcomes(folder: Path, receipt: Mapping[str, Any]) -> pandas.DataFrame:
+def read_outcomes(folder: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """The samples of a finished run with their verdicts, in the order of `records.read_frame`.
 
     Args:
         folder: A run folder.
         receipt: `records.read_receipt` of it.
+        prompts: `run_folder.read_prompts` of it.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are
@@ -71,7 +72,6 @@ def read_outcomes(folder: Path, receipt: Mapping[str, Any]) -> pandas.DataFrame:
     import pyarrow
     import pyarrow.compute
 
-    prompts = read_prompts(folder)
     samples = _read_samples(folder / JOURNAL)
     scores = _read(folder / SCORES, _SCORE, _shorten_keys).combine_chunks()
     if not samples.num_rows:
@@ -145,7 +145,7 @@ def _shorten_keys(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     return rows.set_column(0, "key", pyarrow.compute.utf8_slice_codeunits(rows["key"], 0, 24))
 
 
-def _prompt_places(samples: pyarrow.Table, prompts: list[dict[str, Any]]) -> npt.NDArray[np.int64]:
+def _prompt_places(samples: pyarrow.Table, prompts: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.int64]:
     """Each sample's row in the prompts; -1 where there is none."""
     task, problem = (samples[name].combine_chunks() for name in ("task", "problem_id"))
     tasks, problems = ({word: code for code, word in enumerate(c.dictionary.to_pylist())} for c in (task, problem))

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.agreement import join
 from harness.errors import ComparisonError, ConfigError
-from harness.evaluations import Evaluation, join, read_evaluation
+from harness.evaluations import Evaluation, read_evaluation
 from harness.figures import (
     Width,
     draw_accuracy_bars,

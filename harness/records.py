@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
-from harness.forms import GradeForm, ReceiptForm, SampleForm, fit
+from harness.forms import GradeForm, ReceiptForm, SampleForm, encodable, fit
 from harness.run_folder import (
     JOURNAL,
     RECEIPT,
@@ -39,7 +39,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     remedy = "Run the command that made it again, or restore it from a copy."
     try:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is torn or damaged ({error}). {remedy}") from None
     fit(ReceiptForm, receipt, path, remedy)
     return receipt
@@ -104,9 +104,9 @@ def read_frame(folder: Path) -> pandas.DataFrame:
                 "level": doc["level"],
                 "verdict": score["verdict"],
                 "correct": score["verdict"] == "correct",
-                "answer": _spelt(score["answer"]),
+                "answer": None if score["answer"] is None else encodable(score["answer"]),
                 "target": doc["answer"],
-                "completion": _spelt(sample["completion"]),
+                "completion": encodable(sample["completion"]),
                 "finish_reason": sample["finish_reason"],
                 "seed": sample["seed"],
                 "prompt_sha256": row["prompt_sha256"],
@@ -129,7 +129,3 @@ def read_frame(folder: Path) -> pandas.DataFrame:
     ]
     ordered = frame.sort_values(["layout", "condition", "_place", "replicate", "sample_index"], ignore_index=True)
     return ordered.drop(columns="_place")
-
-
-def _spelt(text: str | None) -> str | None:
-    return text if text is None or text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.documents import document_prompt
+from harness.documents import document_prompt, hash_problem
 from harness.errors import RunError
+from harness.forms import DocumentForm, GradeForm, LogLineForm, encodable, fit, fits
 from harness.prompts import Layout, Segment, hash_text, refuse_other_text
+from harness.task_results import TaskResults, read_results
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
 
-_DATED = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl$")
+_RESTORE = "Restore the file from a copy, or run lm_eval again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,11 @@ class LoggedSample:
     completion_tokens: tuple[int | None, ...]
     target: str | None
 
+    @property
+    def problem_sha256(self) -> str:
+        """Hash of what is asked and its answer, whatever the condition."""
+        return hash_problem(self.doc, self.target)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLog:
@@ -69,16 +76,19 @@ class SampleLog:
     Attributes:
         path: The file.
         metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
-        model: What the results file beside it says was loaded; None where there is none.
-        results: That file; empty where there is none.
+        results: What the results file beside it says.
         samples: One a problem.
     """
 
     path: Path
     metric: str | None
-    model: str | None
-    results: Mapping[str, Any]
+    results: TaskResults
     samples: tuple[LoggedSample, ...]
+
+    @property
+    def model(self) -> str | None:
+        """What the results file says was loaded."""
+        return self.results.model
 
     @property
     def arms(self) -> dict[tuple[str | None, str], list[LoggedSample]]:
@@ -93,35 +103,44 @@ def read_log(path: Path, *, metric: str | None = None, prompts: bool = True) -> 
     """Read one sample log.
 
     Args:
-        path: A `samples_*.jsonl` file.
+        path: A `samples_*.jsonl` file, or a folder that holds one.
         metric: What says right or wrong: `NAME`, or `NAME,FILTER` where the task has several filters. Without it our
             own tasks' verdicts are taken, else the first of `METRICS` under the file's first filter.
         prompts: Whether the prompts' texts are needed: a log of chat messages has none, and is then refused.
 
     Raises:
-        RunError: the file is missing, damaged or no sample log, lacks the metric, or does not hold the prompt's text.
+        RunError: the file is missing, damaged or no sample log, lacks samples or the metric, or does not hold the
+            prompt's text.
         PromptMismatchError: a prompt is not the one that was hashed.
     """
+    path = _one_file(path)
     name, _, wanted = (metric or "").partition(",")
-    results = _read_results(path)
-    chat = bool(results.get("chat_template"))
+    results = read_results(path)
+    chat = bool(results.file.chat_template)
     samples: dict[str, LoggedSample] = {}
     chosen: str | None = None
     for where, line in _read_lines(path):
         chosen = chosen or wanted or line.get("filter", "none")
         if line.get("filter", "none") != chosen:
             continue
-        sample, found = _read_sample(where, line, name, chat=chat, prompts=prompts)
+        try:
+            sample, found = _read_sample(where, line, name, chat=chat, prompts=prompts)
+        except RecursionError:
+            raise RunError(f"{where}: nested too deeply for a sample. {_RESTORE}") from None
         name = name or found
         if sample.problem_id in samples:
             raise RunError(f"{where}: problem {sample.problem_id} again. Expected one line a problem and filter.")
         samples[sample.problem_id] = sample
     if not samples:
         raise RunError(f"{path} has no sample{f' under the filter {wanted!r}' if wanted else ''}. Check the path.")
+    if results.counts is not None and len(samples) < results.counts.effective:
+        raise RunError(
+            f"{path}: samples are missing: expected {results.counts.effective}, as its results file says, got "
+            f"{len(samples)}. {_RESTORE}"
+        )
     return SampleLog(
         path=path,
         metric=f"{name},{chosen}" if name else None,
-        model=_model_name(results),
         results=results,
         samples=tuple(samples.values()),
     )
@@ -138,7 +157,7 @@ def _read_sample(
         refuse_other_text(text, sha256, where)
     segments, system_size = None, 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
-    if "segments" in doc and "condition" in doc:
+    if fits(DocumentForm, doc):
         prompt = document_prompt(doc)
         segments, system_size = prompt.segments, prompt.system_size
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
@@ -146,18 +165,20 @@ def _read_sample(
     responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
     answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
     verdicts: tuple[str, ...] = ()
-    grades = [] if metric not in ("", "verdict") else [grade for grade in map(_grade, filtered) if grade]
+    # what another task's filter lets through is the model's own words, whatever they say
+    graded = segments is not None and metric in ("", "verdict")
+    grades = [grade for grade in (_grade(where, text) for text in filtered) if grade] if graded else []
     if grades:
-        metric, answers = "verdict", tuple(grade.get("answer") for grade in grades)
+        metric, answers = "verdict", tuple(grade["answer"] for grade in grades)
         verdicts = tuple(grade["verdict"] for grade in grades)
     elif metric := metric or next((name for name in METRICS if name in line), ""):
         verdicts = (_verdict(where, line, metric),)
     generations = line.get("generations") or [{}]
-    level = re.search(r"\d+", str(doc.get("level", "")))
+    level = re.search(r"\d{1,9}", str(doc.get("level", "")))
     return (
         LoggedSample(
-            problem_id=str(doc.get("id") or doc.get("unique_id") or line["doc_id"]),
-            subject=str(doc.get("subject") or doc.get("type") or ""),
+            problem_id=encodable(str(doc.get("id") or doc.get("unique_id") or line["doc_id"])),
+            subject=encodable(str(doc.get("subject") or doc.get("type") or "")),
             level=int(level[0]) if level else 0,
             condition=doc["condition"] if segments is not None else None,
             layout=layout,
@@ -169,10 +190,10 @@ def _read_sample(
             doc=doc,
             completions=tuple(responses) if generated else (),
             verdicts=verdicts,
-            answers=answers,
+            answers=tuple(answer and encodable(answer) for answer in answers),
             grades=tuple(grades),
             completion_tokens=tuple(generation.get("completion_tokens") for generation in generations),
-            target=None if line.get("target") is None else str(line["target"]),
+            target=None if line.get("target") is None else encodable(str(line["target"])),
         ),
         metric,
     )
@@ -210,13 +231,16 @@ def _verdict(where: str, line: Mapping[str, Any], metric: str) -> str:
     return "correct" if value else "incorrect"
 
 
-def _grade(text: str) -> dict[str, Any] | None:
+def _grade(where: str, text: str) -> dict[str, Any] | None:
     """One of our own tasks' grades; None if the text is none."""
     try:
         grade = json.loads(text)
     except ValueError:
         return None
-    return grade if isinstance(grade, dict) and isinstance(grade.get("verdict"), str) else None
+    if not isinstance(grade, dict) or "verdict" not in grade:
+        return None
+    fit(GradeForm, grade, f"{where}: its grade", _RESTORE)
+    return grade
 
 
 def _flat(values: Any) -> list[str]:
@@ -228,37 +252,28 @@ def _flat(values: Any) -> list[str]:
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line with its place, for messages."""
-    if not path.is_file():
-        raise RunError(f"{path} does not exist. Expected a sample log of lm_eval --log_samples; check the path.")
     with path.open("rb") as stream:
         for number, raw in enumerate(stream, start=1):
             where = f"{path}, line {number}"
             try:
                 line = json.loads(raw.decode("utf-8", "surrogatepass"))
-            except ValueError:
-                raise RunError(f"{where}: damaged, expected one JSON object. Restore the file from a copy.") from None
+            except (ValueError, RecursionError):
+                raise RunError(f"{where}: damaged, expected one JSON object. {_RESTORE}") from None
             if not isinstance(line, dict) or not {"doc_id", "doc", "arguments"} <= line.keys():
                 raise RunError(
                     f"{where}: not a line of a sample log: expected the keys doc_id, doc and arguments, as lm_eval "
                     "--log_samples writes them."
                 )
+            fit(LogLineForm, line, where, _RESTORE)
             yield where, line
 
 
-def _read_results(path: Path) -> dict[str, Any]:
-    """The results file that lm-eval wrote with the log; empty where there is none."""
-    dated = _DATED.search(path.name)
-    beside = path.with_name(f"results_{dated[1]}.json") if dated else path
-    try:
-        results = json.loads(beside.read_text(encoding="utf-8")) if dated else {}
-    except (OSError, ValueError):
-        return {}
-    return results if isinstance(results, dict) else {}
-
-
-def _model_name(results: Mapping[str, Any]) -> str | None:
-    arguments = (results.get("config") or {}).get("model_args") or {}
-    if isinstance(arguments, str):
-        arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
-    name = arguments.get("pretrained") or arguments.get("model")
-    return None if name is None else str(name)
+def _one_file(path: Path) -> Path:
+    """The log itself, or the one that a folder holds."""
+    found = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+    if len(found) != 1:
+        named = f", such as {found[0]}" if found else ""
+        raise RunError(f"{path} is a folder with {len(found)} sample logs{named}: expected one. Name the file itself.")
+    if not found[0].is_file():
+        raise RunError(f"{path} does not exist. Expected a sample log of lm_eval --log_samples; check the path.")
+    return found[0]

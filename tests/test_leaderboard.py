@@ -14,8 +14,9 @@ import numpy as np
 import pandas
 import pytest
 
+from harness.agreement import join
 from harness.errors import ComparisonError, ConfigError, RunError
-from harness.evaluations import join, read_evaluation
+from harness.evaluations import read_evaluation
 from harness.grid import Cell, Column, Grid
 from harness.grids import comparison_grid, leaderboard_grid
 from harness.leaderboard import accuracy_table, as_csv, as_json, audit_table, make_leaderboard
@@ -327,7 +328,7 @@ def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
         (log,) = DEMO.glob(f"samples_demo_{condition}_*")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         for line in lines:
-            for name in ("segments", "condition", "layout"):
+            for name in ("segments", "condition", "layout", "system", "user"):
                 del line["doc"][name]
             line["filtered_resps"], line["arguments"] = (
                 ["x"],

@@ -16,7 +16,7 @@ from harness.grading import COLUMNS
 from harness.outcomes import LOOP_COUNT, LOOP_LENGTH, loops
 from harness.outcomes import read_outcomes as read_with_receipt
 from harness.records import load_run, read_frame, read_receipt
-from harness.run_folder import JOURNAL, SCORES
+from harness.run_folder import JOURNAL, SCORES, read_prompts
 from tests.example_runs import right, write_run
 
 DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
@@ -29,7 +29,7 @@ def demo_run(tmp_path):
 
 
 def read_outcomes(folder):
-    return read_with_receipt(folder, read_receipt(folder))
+    return read_with_receipt(folder, read_receipt(folder), read_prompts(folder))
 
 
 def assert_same(folder):

@@ -145,7 +145,7 @@ def test_the_command_shows_them_in_every_format():
     data = json.loads(make_table([str(DEMO)], form="json", parts=parts))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
     assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
-    assert make_table([str(DEMO)], form="csv", parts=parts).startswith("model,layout,condition,accuracy,low,high,")
+    assert make_table([str(DEMO)], form="csv", parts=parts).startswith('"model","layout","condition","accuracy",')
     documented = (DEMO.parent.parent / "docs" / "tables.md").read_text()
     assert not [name for name in COLUMNS if f"- `{name}`: {COLUMNS[name]}" not in documented]
 
