@@ -60,13 +60,11 @@ def flips(
     from attention_probe.selection import require_verdicts, select
     from attention_probe.source import read_source
     from harness.evaluations import read_evaluation
-    from harness.tables import locate
+    from harness.run_paths import locate_one
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r}: expected one of {', '.join(FORMATS)}.")
-    path, *others = locate(run)
-    if others:
-        raise ConfigError(f"Expected one run, got {len(others) + 1}: {' '.join(run)}. Look at them one after another.")
+    path = locate_one(run)
     source = read_source(path, layout=layout, metric=metric)
     criterion = Criterion(
         flip=direction,  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def report(
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
     from attention_probe.report_curves import read_attention
     from harness.report import write_report
-    from harness.tables import locate
+    from harness.run_paths import locate
 
     chosen = _definition(definition)
     curves = [read_attention(path, layer=layer, heads=head, definition=chosen) for path in traces or ()]

@@ -22,10 +22,9 @@ app = typer.Typer(
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
-RunPaths = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 RunNames = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, or sample logs as CONDITION=FILE."),
+    typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),
 ]
 Metric = Annotated[str | None, typer.Option(help="What in the logs of other tasks says right or wrong.")]
 FormatName = Annotated[str, typer.Option("--format", help="text, markdown, csv, latex or json.")]
@@ -146,13 +145,14 @@ def plot(
 
 @app.command()
 def export(
-    run: RunPath,
+    run: Annotated[str, typer.Argument(help="A run folder, or a folder of one.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file.")] = Path("samples.parquet"),
 ) -> None:
     """Write a run's samples as one Parquet file, a row each, with the run's receipt in it."""
     from harness.parquet import export_parquet
+    from harness.run_paths import locate_folder
 
-    typer.echo(f"{export_parquet(run, output):,} samples  {output}")
+    typer.echo(f"{export_parquet(locate_folder(run), output):,} samples  {output}")
 
 
 @app.command()

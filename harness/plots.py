@@ -24,7 +24,7 @@ from harness.figures import (
 )
 from harness.figures.style import without_edits
 from harness.leaderboard import Leaderboard, make_leaderboard
-from harness.tables import locate
+from harness.run_paths import locate
 
 if TYPE_CHECKING:
     import pandas
@@ -61,7 +61,7 @@ def make_plots(
     """Draw figures of some runs: PNG, SVG, PDF and the table that is shown as CSV, each named after its kind.
 
     Args:
-        runs: See `tables.make_table`.
+        runs: See `run_paths.locate`.
         folder: Where the files go.
         kinds: Of `KINDS`; none for all.
         width: `page` is 7 inches, `column` 3.3, which the names of the files then say.

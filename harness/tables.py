@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
+from harness.agreement import by_dataset
 from harness.errors import ConfigError
 from harness.evaluations import Evaluation, read_evaluation
 from harness.grid import Grid
@@ -15,7 +15,7 @@ from harness.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, ma
 from harness.receipts import receipt_line
 from harness.reference import read_reference, reference_table, setup_differences
 from harness.rendering import Format, check_format, render_grids
-from harness.run_folder import RECEIPT
+from harness.run_paths import locate
 from harness.side_grids import audit_grid, mediator_grid, plain_grid, reference_grid
 
 SPLITS = ("subject", "level")
@@ -44,8 +44,7 @@ def make_table(
     """The page of `mless table`.
 
     Args:
-        runs: Run folders, lm-eval's output folders or sample logs; `CONDITION=FILE` names a log's condition, and all
-            that are named so are one run.
+        runs: See `run_paths.locate`.
         form: One of `rendering.FORMATS`.
         by: Further columns to split by, of `SPLITS`.
         baseline: The condition that others are compared with.
@@ -103,55 +102,42 @@ def make_leaderboard_page(
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:
-    """The page of `mless leaderboard`: a folder that is no run stands for the finished runs in it.
+    """The page of `mless leaderboard`: one table a dataset, in the order in which they are met.
 
     Args and Raises: see `make_table`.
     """
     chosen = check_format(form)
     _check_splits(by)
-    found = [str(path) for run in runs for path in _expand(run)]
-    board = make_leaderboard(_read(found, metric), baseline=baseline, margin=margin, by=by)
+    groups = by_dataset(_read(runs, metric))
+    boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
+    names = [_dataset(board) for board in boards]
     if chosen == "json":
-        return as_json(board)
+        return as_json(boards[0]) if len(boards) == 1 else f"[{', '.join(map(as_json, boards))}]"
     if chosen == "csv":
-        return as_csv(board.comparison, board)
-    return _page([leaderboard_grid(board)], chosen, board)
+        if len(boards) > 1:
+            raise ConfigError(
+                f"CSV holds one table: expected runs on one dataset, got {', '.join(names)}. Name those of one."
+            )
+        return as_csv(boards[0].comparison, boards[0])
+    if len(boards) == 1:
+        return _page([leaderboard_grid(boards[0])], chosen, boards[0])
+    grids = [leaderboard_grid(board) for board in boards]
+    titled = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
+    return "\n\n".join(_page([grid], chosen, board) for grid, board in zip(titled, boards, strict=True))
+
+
+def _dataset(board: Leaderboard) -> str:
+    """The name of the data that the runs of a table were asked."""
+    named = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)
+    return next(filter(None, named), "a dataset without a name")
 
 
 def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
     return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
 
 
-def locate(runs: Sequence[str]) -> list[Path | dict[str, Path]]:
-    """Where runs lie that are named on the command line; sample logs named by condition are one run together.
-
-    Raises:
-        ConfigError: a condition is named twice.
-    """
-    named: dict[str, Path] = {}
-    found: list[Path | dict[str, Path]] = []
-    for run in runs:
-        condition, equals, file = run.partition("=")
-        if not equals or Path(run).exists():
-            found.append(Path(run))
-        elif condition in named:
-            raise ConfigError(
-                f"{run}: the condition {condition!r} has a log already, {named[condition]}. Name each once."
-            )
-        else:
-            named[condition] = Path(file)
-    return [*found, named] if named else found
-
-
 def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
     return [read_evaluation(run, metric=metric) for run in locate(runs)]
-
-
-def _expand(run: str) -> list[Path | str]:
-    """The run itself, or the finished runs in a folder of runs."""
-    path = Path(run)
-    inside = sorted(receipt.parent for receipt in path.glob(f"*/{RECEIPT}")) if path.is_dir() else []
-    return [run] if not inside or (path / RECEIPT).is_file() else list(inside)
 
 
 def _check_splits(by: Sequence[str]) -> None:

@@ -166,7 +166,7 @@ def refuse_unpaired(frame: pandas.DataFrame, baseline: Outcomes, other: Outcomes
     if baseline.k != other.k:
         raise ComparisonError(
             f"{other.name}: expected {baseline.k} samples a problem as the baseline {baseline.condition} has, got "
-            f"{other.k}. Sample both alike, or keep only the first min(k) values of sample_index."
+            f"{other.k}. Run one of them again with the other's samples_per_problem."
         )
 
 
