@@ -16,6 +16,7 @@ from harness.config import FREE_ARGUMENTS
 from harness.datasets import Dataset, Problem
 from harness.documents import hash_problem
 from harness.errors import ComparisonError, RunError
+from harness.forms import IdentityForm, fit
 from harness.grading import COLUMNS as GRADERS
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
@@ -87,7 +88,7 @@ def _from_run(path: Path) -> Evaluation:
         "greedy": not receipt["generation"]["do_sample"],
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version}".format(**receipt["engine"]),
-        **_registered(read_identity(path)),
+        **_registered(path),
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],
@@ -111,14 +112,13 @@ def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _registered(identity: Mapping[str, Any]) -> dict[str, Any]:
+def _registered(path: Path) -> dict[str, Any]:
     """Primary contrast and family of a run as its journal's first line, written before any sample, has them.
 
-    None where it has no family: older runs and other programs' logs name no tests beforehand.
+    None where it has no family: a run of before named no tests that tables could hold it to.
     """
-    config = identity.get("config") or {}
-    family = config.get("family")
-    return {"primary": None if family is None else config.get("primary"), "family": family}
+    contrast = fit(IdentityForm, read_identity(path), path / JOURNAL, "Restore it from a copy.").config
+    return {"primary": None if contrast.family is None else contrast.primary, "family": contrast.family}
 
 
 def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evaluation:
@@ -182,7 +182,8 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": first.config.model,
-        **_registered({}),
+        "primary": None,  # nobody named it, or its family, beforehand
+        "family": None,
         "edits": [condition for condition in order if is_edit(condition)],
         "seed": first.config.random_seed,
         "created": None

@@ -80,6 +80,19 @@ class TaskForm(_Form):
     samples: str
 
 
+class ContrastForm(_Form):
+    """What a run registered before it began; runs made before there was a family have none."""
+
+    primary: Word | None = None
+    family: list[Word] | None = None
+
+
+class IdentityForm(_Form):
+    """A journal's first line, as far as tables read it."""
+
+    config: ContrastForm = ContrastForm()
+
+
 class ReceiptForm(_Form):
     """`run.json`."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import RunError
 from harness.evaluations import read_evaluation
 from harness.grids import comparison_grid
 from harness.leaderboard import as_json, make_leaderboard
@@ -99,6 +100,12 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
     assert read_evaluation(run).facts["family"] == ["mless"]
     assert [read_evaluation(OLD).facts[name] for name in ("primary", "family")] == [None, None], "it is older"
+    first, *rest = (run / "journal.jsonl").read_text().splitlines()
+    header = json.loads(first)
+    header["config"]["family"] = [7]
+    (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
+    with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: input should be a valid string, got 7\. Rest"):
+        read_evaluation(run)
 
 
 def test_the_noise_floor_is_explained_for_each_model():
