@@ -24,6 +24,7 @@ from harness.errors import ConfigError
 __all__ = [
     "Curve",
     "aligned_curve",
+    "aligned_curves",
     "as_frame",
     "bootstrap_band",
     "chosen_problems",
@@ -64,11 +65,49 @@ def aligned_curve(
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
+    (curve,) = aligned_curves(
+        traces,
+        condition=condition,
+        layer=layer,
+        heads=[head],
+        definition=definition,
+        exclude_first=exclude_first,
+        problem_ids=problem_ids,
+        draws=draws,
+        seed=seed,
+    )
+    return curve
+
+
+def aligned_curves(
+    traces: AttentionTraces,
+    *,
+    condition: str,
+    layer: int,
+    heads: Sequence[int],
+    definition: Definition = "common",
+    exclude_first: bool = False,
+    problem_ids: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = SEED,
+) -> list[Curve]:
+    """`aligned_curve` of several heads, for which every trace is read but once.
+
+    Raises:
+        ConfigError: no such layer, head, condition or problem in the traces.
+    """
     chosen = _chosen(traces, condition, problem_ids)
-    ask = _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
-    texts = _texts(ask, traces.get(chosen[0], condition)) if len(chosen) == 1 else None
+    asks = [
+        _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
+        for head in heads
+    ]
+    texts = _texts(asks[0], traces.get(chosen[0], condition)) if len(chosen) == 1 else None
     note = _OF_COMPLETIONS if traces.header.queries == "completion" else None
-    return _curve(ask, condition, _table(ask, traces, condition, chosen), draws, seed, texts=texts, note=note)
+    tables = _tables(asks, traces, condition, chosen)
+    return [
+        _curve(ask, condition, table, draws, seed, texts=texts, note=note)
+        for ask, table in zip(asks, tables, strict=True)
+    ]
 
 
 def full_curve(
@@ -112,7 +151,7 @@ def full_curve(
     ask = _Ask(layer=layer, head=head, definition=definition, view="full", exclude_first=exclude_first)
     texts = _texts(ask, traces.get(chosen[0], condition)) if len(chosen) == 1 else None
     region = None if span is None else (span[0] - 0.5, span[1] - 0.5)
-    table = _table(ask, traces, condition, chosen)
+    (table,) = _tables([ask], traces, condition, chosen)
     return _curve(ask, condition, table, draws, seed, texts=texts, region=region, note="; ".join(notes) or None)
 
 
@@ -139,7 +178,9 @@ def difference_curve(
     """
     chosen = chosen_problems(traces, (condition, baseline)) if problem_ids is None else problem_ids
     ask = _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
-    with_filler, without = (_table(ask, traces, name, _chosen(traces, name, chosen)) for name in (condition, baseline))
+    (with_filler,), (without,) = (
+        _tables([ask], traces, name, _chosen(traces, name, chosen)) for name in (condition, baseline)
+    )
     width = min(with_filler.shape[1], without.shape[1])
     table = with_filler[:, :width] - without[:, :width]
     filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
@@ -215,21 +256,24 @@ def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] 
     return wanted
 
 
-def _table(ask: _Ask, traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> NDArray[np.float64]:
-    """[prompt, x] values of one head, NaN where a prompt has none."""
-    index, head = traces.header.layer_index(ask.layer), traces.header.check_head(ask.head)
+def _tables(
+    asks: Sequence[_Ask], traces: AttentionTraces, condition: str, chosen: Sequence[str]
+) -> NDArray[np.float64]:
+    """[head, prompt, x] values, NaN where a prompt has none. What is asked differs in the head alone."""
+    ask = asks[0]
+    index, heads = traces.header.layer_index(ask.layer), [traces.header.check_head(one.head) for one in asks]
     rows = []
     for problem_id in chosen:
         trace = traces.get(problem_id, condition)
         means = trace.mean_common if ask.definition == "common" else trace.mean_all
         places = ask.places(trace)
-        row = np.full(max(len(places), int(places.max(initial=0)) + 1), np.nan)
-        row[places[places >= 0]] = means[index, head][places >= 0]
+        row = np.full((len(heads), max(len(places), int(places.max(initial=0)) + 1)), np.nan)
+        row[:, places[places >= 0]] = means[index, heads][:, places >= 0]
         rows.append(row)
-    table = np.full((len(rows), max(len(row) for row in rows)), np.nan)
-    for line, row in zip(table, rows, strict=True):
-        line[: len(row)] = row
-    return table
+    tables = np.full((len(heads), len(rows), max(row.shape[1] for row in rows)), np.nan)
+    for number, row in enumerate(rows):
+        tables[:, number, : row.shape[1]] = row
+    return tables
 
 
 def _texts(ask: _Ask, trace: Trace) -> dict[int, str]:

@@ -172,7 +172,7 @@ def _read_reference(path: Path) -> tuple[pandas.DataFrame, str]:
         for entry in reference.accuracies
         for condition, accuracy in entry.conditions.items()
     ]
-    return pandas.DataFrame(rows).assign(standard_error=np.nan, n=0), reference.source
+    return pandas.DataFrame(rows).assign(accuracy_low=np.nan, accuracy_high=np.nan, n=0), reference.source
 
 
 def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None = None) -> pandas.DataFrame:

@@ -6,15 +6,16 @@ that a terminal would obey rather than show (escapes, carriage returns, changes 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from attention_probe.criterion import Criterion
 from attention_probe.flips import CHANGES
 from attention_probe.problems import Problem, RunPrompt
-from harness.wording import LABELS
+from harness.visible import is_hidden, spelt
+from harness.wording import label
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -114,23 +115,18 @@ def print_page(console: Console, entries: Iterable[FlipEntry], *, limit: int | N
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> Text:
-    r"""The text as characters that a terminal shows and does not obey; line breaks and tabs alone are kept.
+    """The text as characters that a terminal shows and does not obey; line breaks and tabs alone are kept.
 
-    Everything else that is not printable is spelt as Python would (`\x1b`, `\u202e`) and set off by its style, and so
-    is what the terminal's encoding has no letter for.
+    What is hidden, and what the terminal's encoding has no letter for, is spelt by number and set off by its style.
     """
     from rich.text import Text
 
     shown = Text()
-    for piece in re.split(r"(\n)", text.replace("\t", "    ")):
-        if piece == "\n" or (piece.isprintable() and _encodable(piece, encoding)):
-            shown.append(piece)
-            continue
-        for char in piece:
-            if char.isprintable() and _encodable(char, encoding):
-                shown.append(char)
-            else:
-                shown.append(char.encode("unicode_escape").decode("ascii"), style=_SPELT)
+    for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
+        if plain:
+            shown.append("".join(characters))
+        else:
+            shown.append("".join(map(spelt, characters)), style=_SPELT)
     return shown
 
 
@@ -173,7 +169,7 @@ def _head(side: Side, encoding: str) -> Text:
     from rich.text import Text
 
     colour = {"correct": "green", None: ""}.get(side.verdict, "red")
-    head = Text().append_text(spell_out(LABELS.get(side.condition, side.condition), encoding))
+    head = Text().append_text(spell_out(label(side.condition), encoding))
     head.stylize("bold")
     head.append(f"  {side.verdict or 'not graded'}", style=colour)
     head.append("  answer ", style="dim")
@@ -196,12 +192,12 @@ def _body(side: Side, encoding: str, limit: int | None) -> Text:
     return body
 
 
-def _encodable(text: str, encoding: str) -> bool:
+def _is_plain(character: str, encoding: str) -> bool:
     try:
-        text.encode(encoding)
+        character.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return False
-    return True
+    return character == "\n" or not is_hidden(character)
 
 
 def _at(values: Sequence[Any], index: int) -> Any:

@@ -104,13 +104,15 @@ def flips(
 def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
     """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
     from harness.statistics import compare
+    from harness.wording import LEVEL, MINUS, count, signed
 
-    table = compare(frame[frame["layout"] == source.layout], baseline=criterion.baseline, draws=1000)
+    both = frame["condition"].isin([criterion.baseline, criterion.condition])
+    table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline, draws=1000)
     row = table[table["condition"] == criterion.condition].iloc[0]
     said = (
-        f"over all {row['n']} problems: {row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to "
-        f"{row['high']:+.1f}\n{criterion.baseline} against itself (A/A): "
-    )
+        f"over all {row['n']} problems: {signed(row['difference'])} points, {LEVEL} interval {signed(row['low'])} to "
+        f"{signed(row['high'])}\n{criterion.baseline} against itself (A/A): "
+    ).replace(MINUS, "-")
     if row["aa_p"] != row["aa_p"]:
         return f"{said}run once, so how many problems change by themselves is not known"
-    return f"{said}{row['aa_wrong_to_right']:g} wrong to right, {row['aa_right_to_wrong']:g} right to wrong"
+    return f"{said}{count(row['aa_wrong_to_right'])} wrong to right, {count(row['aa_right_to_wrong'])} right to wrong"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.curve import Definition, bootstrap_band
-from attention_probe.curves import chosen_problems
+from attention_probe.curve import Curve, Definition
+from attention_probe.curves import aligned_curves, chosen_problems
 from attention_probe.figure_config import leaves_out_first_token
 from attention_probe.spans import ROLES
 from attention_probe.trace import Trace, TraceHeader
@@ -47,62 +47,49 @@ def read_attention(
         chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
         labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
         left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
-        shared = set(chosen_problems(traces, traces.conditions))
-        means: list[MeanCurve] = []
+        shared = chosen_problems(traces, traces.conditions)
+        curves = [
+            aligned_curves(
+                traces,
+                condition=condition,
+                layer=layer,
+                heads=chosen,
+                definition=definition,
+                exclude_first=left_out,
+                problem_ids=shared,
+            )
+            for condition in traces.conditions
+        ]
         prompts: list[PromptCurves] = []
-        for condition in traces.conditions:
-            tables = []
-            for trace in traces.select(condition):
-                weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, chosen]
-                if left_out:
-                    weights[:, trace.original_pos == 0] = np.nan
-                prompts.append(_prompt(trace, weights))
-                if trace.problem_id in shared:
-                    tables.append(_aligned(trace, weights))
-            means += _means(condition, labels, tables)
-        means.sort(key=lambda curve: labels.index(curve.head))  # stable: conditions keep their order
+        for trace in traces.select():
+            weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, chosen]
+            if left_out:
+                weights[:, trace.original_pos == 0] = np.nan
+            prompts.append(_prompt(trace, weights))
         return AttentionFile(
             name=path.name,
             model=str(header.fingerprint.get("name", header.model)),
             layout=header.layout,
             heads=labels,
             notes=tuple(_notes(header, layer, definition, left_out)),
-            means=tuple(means),
+            means=tuple(_mean(curve) for head in zip(*curves, strict=True) for curve in head),
             prompts=tuple(prompts),
             receipt=traces.receipt,
         )
 
 
-def _aligned(trace: Trace, weights: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[head, original position] weights."""
-    here = trace.original_pos >= 0
-    table = np.full((len(weights), int(trace.original_pos.max(initial=0)) + 1), np.nan)
-    table[:, trace.original_pos[here]] = weights[:, here]
-    return table
-
-
-def _means(condition: str, labels: Sequence[str], tables: Sequence[NDArray[np.float64]]) -> list[MeanCurve]:
-    """One curve a head from the [head, position] tables of all prompts, where at least half of them have a value."""
-    width = max(table.shape[1] for table in tables)
-    stacked = np.full((len(labels), len(tables), width), np.nan)
-    for number, table in enumerate(tables):
-        stacked[:, number, : table.shape[1]] = table
-    found = []
-    for label, rows in zip(labels, stacked, strict=True):
-        x = np.flatnonzero(2 * np.isfinite(rows).sum(axis=0) >= len(rows))
-        low, high = bootstrap_band(rows[:, x]) if len(rows) > 1 else (None, None)
-        found.append(
-            MeanCurve(
-                head=label,
-                condition=condition,
-                x=tuple(x.tolist()),
-                mean=tuple(np.nanmean(rows[:, x], axis=0).tolist()),
-                low=None if low is None else _listed(low),
-                high=None if high is None else _listed(high),
-                prompts=len(tables),
-            )
-        )
-    return found
+def _mean(curve: Curve) -> MeanCurve:
+    """A curve where at least half of its prompts have a value."""
+    kept = 2 * curve.count >= curve.prompts
+    return MeanCurve(
+        head=curve.label,
+        condition=curve.condition,
+        x=tuple(curve.x[kept].tolist()),
+        mean=tuple(curve.mean[kept].tolist()),
+        low=None if curve.low is None else _listed(curve.low[kept]),
+        high=None if curve.high is None else _listed(curve.high[kept]),
+        prompts=curve.prompts,
+    )
 
 
 def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:

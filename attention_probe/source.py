@@ -14,6 +14,7 @@ from harness.conditions import Condition, named_conditions
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, RunError
+from harness.prompt_edits import is_edit
 from harness.prompts import Layout, Segment, hash_text
 from harness.records import read_receipt
 from harness.run_folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
@@ -153,7 +154,8 @@ def _from_run(folder: Path, layout: str | None) -> Source:
     receipt = read_receipt(folder)
     rows = read_prompts(folder)
     chosen = _choose_layout(folder, (row["layout"] for row in rows), layout)
-    rows = [row for row in rows if row["layout"] == chosen]
+    # the prompt null's edits are no conditions, and their other instruction could not be aligned
+    rows = [row for row in rows if row["layout"] == chosen and not is_edit(row["condition"])]
     if chosen == Layout.CHAT and any(row["prompt_token_sha256"] is None for row in rows):
         raise RunError(
             f"{folder}: its chat prompts were templated by a server whose tokenizer was not known, so the text that "
@@ -211,7 +213,7 @@ def _from_logs(name: str, logs: Mapping[str, SampleLog] | Sequence[SampleLog], l
     by_condition: dict[str, list[LoggedSample]] = {}
     files: dict[str, Path] = {}
     for condition, of, log, rows in arms:
-        if of != chosen:
+        if of != chosen or is_edit(condition or ""):
             continue
         if condition is None:
             raise RunError(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.errors import HarnessError, RunInterrupted
+from harness.visible import visible
 
 app = typer.Typer(
     name="mless",
@@ -285,12 +286,10 @@ def main() -> None:
     try:
         add_commands()
         app()
-    except RunInterrupted as error:
-        typer.echo(f"mless: {error}", err=True)
-        sys.exit(130)
     except HarnessError as error:
-        typer.echo(f"mless: {error}", err=True)
-        sys.exit(2)
+        told = visible(" ".join(str(error).split()), keep="")  # it may quote what a file or a model says
+        typer.echo(f"mless: {told}", err=True)
+        sys.exit(130 if isinstance(error, RunInterrupted) else 2)
     except KeyboardInterrupt:
         typer.echo("mless: interrupted", err=True)
         sys.exit(130)

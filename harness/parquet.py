@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from harness.errors import ConfigError
 from harness.records import load_run, read_receipt
+from harness.run_folder import whole
 
 RECEIPT_KEY = b"mless.receipt"
 """Under this key the file's metadata hold run.json."""
@@ -72,9 +73,8 @@ def export_parquet(run: Path, path: Path) -> int:
     table = pyarrow.Table.from_pandas(frame[list(COLUMNS)], schema=schema, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     try:
-        part = path.with_name(f".{path.name}.part")
-        pyarrow.parquet.write_table(table, part, compression="zstd")
-        part.replace(path)
+        with whole(path) as part:
+            pyarrow.parquet.write_table(table, part, compression="zstd")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(f"{path} cannot be written: {why}. Choose another file.") from None

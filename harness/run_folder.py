@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -257,12 +258,20 @@ def set_old_scores_aside(path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either absent or whole."""
-    part = path.with_name(path.name + ".part")
+    with whole(path) as part, part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that, once this ends well, lies at `path`; otherwise nothing is left."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield part
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)

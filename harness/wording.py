@@ -62,8 +62,10 @@ def difference(row: Mapping[str, Any]) -> str:
 
 
 def count(value: float | None) -> str:
-    """A number of problems; a mean over samples can have a fraction."""
-    return number(value).removesuffix(".0")
+    """A number of problems; a mean over samples, which need not be whole, has a digit after the point then."""
+    if value is None or _missing(value):
+        return NONE
+    return f"{value:.0f}" if math.isclose(value, round(value), abs_tol=1e-9) else f"{value:.1f}"
 
 
 def flips(row: Mapping[str, Any], of: str = "") -> str:

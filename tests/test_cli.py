@@ -139,6 +139,12 @@ def test_a_used_output_folder_is_refused(mless, config, tmp_path):
     assert "already holds files" in refused_line.stderr.splitlines()[-1]
 
 
+def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsys, monkeypatch):
+    done = here(capsys, monkeypatch, "table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
+    refused(done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run")
+    assert done.stderr.rstrip("\n").isprintable()
+
+
 def test_table_of_a_missing_run(mless, tmp_path):
     refused(mless("table", str(tmp_path)), "holds no finished run: expected run.json")
 

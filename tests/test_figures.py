@@ -16,8 +16,10 @@ from attention_probe.figure_data import figure_table, panel_curves, read_bars
 from attention_probe.figures import COLOURS, draw_figure, write_figure
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
+from harness import load_run
 from harness.errors import ConfigError
 from harness.reference import read_reference
+from harness.statistics import compare
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
@@ -259,13 +261,19 @@ def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
     assert "read off the figure" in " ".join(figure.get_supxlabel().split())
 
 
-def test_bars_of_runs_have_errors_and_no_stamp(traces):
+def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/demo'}]")
     bars = read_bars(config.bars)
     assert list(bars.table["condition"]) == ["wo", "mless", "mful"]
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
-    assert "reference numbers" not in texts(axes) and "standard error" in axes.get_ylabel()
+    assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
+    compared = compare(load_run(ROOT / "results/demo"), draws=1000).set_index("condition")
+    drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
+    for condition, container in zip(bars.table["condition"], drawn, strict=True):
+        (whiskers,) = container.errorbar.lines[2]
+        ends = whiskers.get_segments()[0][:, 1]
+        assert np.allclose(ends, compared.loc[condition, ["accuracy_low", "accuracy_high"]].astype(float))
     assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
 
 

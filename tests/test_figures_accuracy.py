@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas
@@ -24,8 +25,10 @@ from harness.figures import (
     draw_lengths,
     draw_split_differences,
     length_shares,
+    save_figure,
 )
 from harness.figures.style import GAINED, LOST, in_order
+from harness.leaderboard import accuracy_table
 from harness.plots import KINDS, make_plots
 from harness.statistics import compare
 from tests.test_cli import here, refused
@@ -240,16 +243,40 @@ def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table)
             assert bar.get_height() == row["accuracy"]
             assert np.allclose(ends[:, 1], [row["accuracy_low"], row["accuracy_high"]])
         assert to_hex(container.patches[0].get_facecolor()) == COLOURS[condition]
-    assert axes.get_ylabel().startswith("Accuracy (%), 95 % interval")
+    assert axes.get_ylabel().startswith("Accuracy (%), 95 % score interval")
 
 
-def test_bars_without_intervals_have_standard_errors_and_say_so(table):
-    axes = draw_accuracy_bars(table.drop(columns=["accuracy_low", "accuracy_high"]), title="").axes[0]
-    container = next(c for c in axes.containers if hasattr(c, "errorbar"))
-    (whiskers,) = container.errorbar.lines[2]
-    row = table[(table["condition"] == "wo")].iloc[0]
-    low, high = whiskers.get_segments()[0][:, 1]
-    assert np.allclose((high - low) / 2, row["standard_error"]) and "± 1 standard error" in axes.get_ylabel()
+def test_the_bars_of_a_run_folder_have_the_same_intervals(frame, table):
+    alone = accuracy_table(frame.assign(verdict="incorrect", math_verify=None))
+    keys = ["model", "condition"]
+    both = alone.merge(table, on=keys, suffixes=("", "_compared"))
+    assert len(both) == len(table) > 10
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "standard_error", "pass_at_k"):
+        assert both[name].tolist() == both[f"{name}_compared"].tolist()
+
+
+@pytest.mark.parametrize("label", [r"a#1, $\frac{$ b", "$x$ _ ^", "a\x1b\x00\u202e\nb", "<b>&amp;"])
+def test_no_label_is_a_formula_or_breaks_a_figure(table, splits, frame, label, tmp_path):
+    def named(rows):
+        known = rows.assign(model=rows["model"].map(str), condition=rows["condition"].map(str))
+        return known.replace({"model": {next(iter(MODELS)): label}, "condition": {"mful": label}})
+
+    hostile = {by: named(rows).assign(**({by: label} if by == "subject" else {})) for by, rows in splits.items()}
+    spelt = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in label)
+    for kind, figure in drawn(named(table), hostile, named(frame), "page").items():
+        (svg,) = save_figure(figure, tmp_path / kind, {"seed": 1}, formats=["svg"])
+        ElementTree.parse(svg)
+        shown = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
+        assert any(spelt in text for text in shown), kind
+
+
+def test_harmless_edits_are_counted_and_not_drawn(table, splits, frame):
+    rows = pandas.concat([splits["level"], table[table["verdict"] == "prompt null"].assign(level=1)])
+    split = draw_split_differences(rows, by="level")
+    for figure in (draw_accuracy_bars(table, title=""), draw_flip_matrix(table), split):
+        shown = [text for text, _ in words(figure)]
+        assert not [text for text in shown if "edit_" in text]
+        assert "6 harmless edits of the prompt (prompt null) are not shown." in " ".join(shown).replace("\n", " ")
 
 
 def test_the_flips_matrix_has_the_flips_of_the_table_and_adds_up(table):

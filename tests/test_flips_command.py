@@ -19,6 +19,7 @@ from attention_probe.source import read_source
 from harness import load_run
 from harness.prompts import Segment, hash_text
 from harness.statistics import compare
+from harness.wording import signed
 from tests.test_cli import here, refused
 
 DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
@@ -225,11 +226,11 @@ def test_a_terminal_obeys_nothing_that_a_model_wrote(flips, hostile, columns):
         return
     flat = re.sub(r"\s+", "", text)
     for piece in (
-        r"\x1b[31mred\x1b[0m",
-        r"\x1b]0;title\x07",
+        "<U+001B>[31mred<U+001B>[0m",
+        "<U+001B>]0;title<U+0007>",
         "[boldred]markup[/][/]:smile:",
-        r"\rover\x08\x7f\x9b2J",
-        r"\ud800",
+        "<U+000D>over<U+0008><U+007F><U+009B>2J<U+202E>",
+        "<U+D800>",
         "\N{GREEK SMALL LETTER PI}",
     ):
         assert flat.count(piece) >= 2, piece
@@ -243,15 +244,15 @@ def test_colours_on_a_terminal_are_ours_alone():
 
 
 def test_spelling_out_keeps_line_breaks_and_every_printable_character():
-    assert spell_out("a\nb\tc\r\n[red]").plain == "a\nb    c\\r\n[red]"
+    assert spell_out("a\nb\tc\r\n[red]").plain == "a\nb    c<U+000D>\n[red]"
     assert not spell_out("[red]x[/red]").spans
-    assert spell_out("\N{GREEK SMALL LETTER PI}", "ascii").plain == "\\u03c0"
+    assert spell_out("\N{GREEK SMALL LETTER PI}", "ascii").plain == "<U+03C0>"
 
 
 def test_letters_that_the_terminal_does_not_have_are_spelt_out():
     problem = made({"wo": ("incorrect",), "mless": ("correct",)}, completions=("\N{GREEK SMALL LETTER PI} = 3",))
-    assert printed(problem, "wrong_to_right", encoding="ascii").count("\\u03c0 = 3") == 2
-    assert printed(problem, "wrong_to_right", encoding="ascii", width=120).count("\\u03c0 = 3") == 2
+    assert printed(problem, "wrong_to_right", encoding="ascii").count("<U+03C0> = 3") == 2
+    assert printed(problem, "wrong_to_right", encoding="ascii", width=120).count("<U+03C0> = 3") == 2
 
 
 def test_a_long_completion_is_shown_by_its_beginning_and_its_end():
@@ -293,6 +294,17 @@ def test_what_was_not_recorded_is_said():
     }
     text = printed(Problem(id="p", subject="", level=0, prompts=bare), "wrong_to_right")
     assert text.count("no completion is recorded") == 2 and "w/o  incorrect  answer -" in text and "target   -" in text
+
+
+def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
+    example = DEMO_RUN.parent.parent / "results" / "demo"
+    said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
+    refused(flips("--to", "edit-01", path=example), said)
+    whole = compare(load_run(example), draws=1000).set_index("condition").loc["mless"]
+    told = flips(path=example).stdout.splitlines()
+    assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
+    up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]
+    assert told[3].endswith(f"{up:.1f} wrong to right, {down:.1f} right to wrong")
 
 
 def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):

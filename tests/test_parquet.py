@@ -71,6 +71,15 @@ def test_what_cannot_be_read_or_written_is_said(tmp_path, exported):
         read_receipt_of(tmp_path / "other.parquet")
 
 
+def test_a_folder_is_no_file_and_nothing_is_left_in_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for output in (".", "/", "folder", ".."):
+        done = here(capsys, monkeypatch, "export", str(DEMO_RUN), "-o", output)
+        refused(done, f"{output} cannot be written: Is a directory. Choose another file.")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
 def test_the_command_says_how_many_samples_and_where(capsys, monkeypatch, tmp_path):
     done = here(capsys, monkeypatch, "export", str(DEMO_RUN), "-o", str(tmp_path / "s.parquet"))
     assert (done.returncode, done.stdout) == (

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import shutil
+import unicodedata
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -167,7 +168,7 @@ def effect(tmp_path_factory):
     return run, folder / "page.html"
 
 
-def make_hostile(folder):
+def make_hostile(folder, label="</script><b onclick=alert(1)>m\u202e\u2028\x1b\x00"):
     """A run in which every text that a user or a model controls is hostile."""
 
     def edit(document):
@@ -181,14 +182,14 @@ def make_hostile(folder):
         payload = HOSTILE[number % len(HOSTILE)]
         return f"{condition} {payload} $x$ {payload} \\boxed{{{payload}}}", "incorrect" if number % 2 else "correct"
 
-    return write_run(folder / "<b>run&", problems=34, label="</script><b onclick=alert(1)>m", edit=edit, write=write)
+    return write_run(folder / f"<b>run&{len(label)}", problems=34, label=label, edit=edit, write=write)
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    run = make_hostile(folder)
-    write_report([run], folder / "page.html")
+    run, other = make_hostile(folder), make_hostile(folder, HOSTILE[0])  # two: figures then name the models
+    write_report([run, other], folder / "page.html")
     return run, folder / "page.html"
 
 
@@ -282,7 +283,10 @@ def test_hostile_text_stays_text(hostile):
         assert payload in text  # by subject: shown as it is
     assert "\u202e" not in page and "<U+202E>" in text and "\x00" not in page
     completions = [s["completion"] for one in found.values() for side in one["samples"].values() for s in side]
-    assert sorted(completions) == sorted(load_run(run)["completion"])
+    assert sorted(completions) == sorted([*load_run(run)["completion"]] * 2)
+    shown = {character for character in page if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    assert shown == {"\n"}, "neither text nor drawings hold a character that hides or turns others"
+    assert page.count("m&lt;U+202E&gt;&lt;U+2028&gt;&lt;U+001B&gt;&lt;U+0000&gt;") > 6
 
 
 def test_the_policy_lets_only_our_script_and_style_run(hostile):
@@ -394,6 +398,10 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be written"):
         write_report([DEMO], tmp_path / "file" / "page.html")
+    for folder in (Path(), Path("/"), tmp_path):
+        with pytest.raises(JournalError, match=r"cannot be written: Is a directory\. Choose an --output that can\."):
+            write_report([DEMO], folder)
+    assert not list(tmp_path.parent.glob("*.part"))
 
 
 def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
