@@ -143,6 +143,11 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
     return Prompt(segments=segments, system_size=size)
 
 
+def is_ours(document: Mapping[str, Any]) -> bool:
+    """Whether a document is one of our tasks', rather than another's."""
+    return _ADDED <= document.keys()
+
+
 def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
     """Hash of what is asked and of its answer, the same under all conditions of our tasks.
 
@@ -150,8 +155,8 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
         document: A document of ours or of another task.
         target: Its gold answer.
     """
-    ours = _ADDED <= document.keys()
-    asked = {name: value for name, value in document.items() if not (ours and name in _ADDED)}
+    added = _ADDED if is_ours(document) else ()
+    asked = {name: value for name, value in document.items() if name not in added}
     return hashlib.sha256(json.dumps([asked, target], sort_keys=True).encode()).hexdigest()
 
 

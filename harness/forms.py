@@ -253,15 +253,6 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def fits(form: type[BaseModel], value: object) -> bool:
-    """Whether the value has the form."""
-    try:
-        form.model_validate(value)
-    except ValidationError:
-        return False
-    return True
-
-
 def fit(form: type[Form], value: object, where: object, remedy: str) -> Form:
     """The value in its form.
 

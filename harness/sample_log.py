@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.documents import document_prompt, hash_problem
+from harness.documents import document_prompt, hash_problem, is_ours
 from harness.errors import RunError
-from harness.forms import DocumentForm, GradeForm, LogLineForm, encodable, fit, fits
+from harness.forms import DocumentForm, GradeForm, LogLineForm, encodable, fit
 from harness.prompts import Layout, Segment, hash_text, refuse_other_text
 from harness.task_results import TaskResults, read_results
 
@@ -157,7 +157,8 @@ def _read_sample(
         refuse_other_text(text, sha256, where)
     segments, system_size = None, 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
-    if fits(DocumentForm, doc):
+    if is_ours(doc):
+        fit(DocumentForm, doc, f"{where}: its document", _RESTORE)
         prompt = document_prompt(doc)
         segments, system_size = prompt.segments, prompt.system_size
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
