@@ -82,10 +82,9 @@ def test_closing_leaves_one_file(written):
 
 def test_a_second_session_like_the_first_leaves_one_receipt(tmp_path):
     for day in ("Monday", "Tuesday"):
-        with AttentionTraces.create(
-            tmp_path / "x.traces", make_header(), receipt={"seed": 1, "created": day}
-        ) as traces:
-            assert opened.receipts == ({"seed": 1, "created": "Monday"},)
+        receipt = {"seed": 1, "created": day}
+        with AttentionTraces.create(tmp_path / "x.traces", make_header(), receipt=receipt) as traces:
+            assert traces.receipts == ({"seed": 1, "created": "Monday"},)
 
 
 def test_continuing_knows_what_is_there_and_keeps_both_receipts(tmp_path):
