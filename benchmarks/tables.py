@@ -1,6 +1,6 @@
 """What a table of many samples costs: one run of a million, and twenty models' runs that have a million together.
 
-The runs are the committed example with its samples multiplied: other keys, completions of 2,000 characters, one verdict
+The runs are the committed greedy run with its samples multiplied: other keys, completions of 2,000 characters, one verdict
 in ten turned round so that the statistics have something to count. Each figure is the command in a fresh process, its
 start and imports included.
 
@@ -28,7 +28,7 @@ SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
 MODELS = 20
 CHARACTERS = 2_000
 SECONDS, GIGABYTES = 20.0, 1.0
-EXAMPLE = ROOT / "results" / "demo"
+EXAMPLE = ROOT / "tests" / "greedy_run"
 
 
 def main() -> None:
@@ -87,7 +87,7 @@ def measure(*, small: bool = False) -> Figures:
 
 
 def multiply(folder: Path, samples: int) -> Path:
-    """A finished run folder of so many samples, made of the committed example."""
+    """A finished run folder of so many samples, made of the committed one."""
     folder.mkdir(parents=True)
     label, rng = folder.name, random.Random(folder.name)
     lines = (EXAMPLE / JOURNAL).read_text(encoding="utf-8").splitlines()
