@@ -188,6 +188,20 @@ def test_the_forest_shows_both_intervals_of_every_row_and_fills_only_what_passed
     assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "prompt null"]["difference"]))
 
 
+def test_an_edit_far_out_is_an_arrow_and_does_not_squeeze_the_differences(table):
+    before = draw_forest(table).axes[0].get_xlim()
+    far = table.copy()
+    far.loc[far[far["verdict"] == "prompt null"].index[0], "difference"] = -80.0
+    figure = draw_forest(far)
+    axes = figure.axes[0]
+    assert axes.get_xlim()[0] > 2.5 * before[0]
+    (arrow,) = [line for line in axes.lines if line.get_marker() == "<"]
+    ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
+    assert arrow.get_xdata()[0] == -max(abs(tick) for tick in (*ticks, *arrow.get_xdata()))
+    assert len(ticks) == (table["verdict"] == "prompt null").sum() - 1
+    assert "\N{MINUS SIGN}80.0 to" in " ".join(figure.texts[0].get_text().split()) and not cut_off(figure)
+
+
 def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(table):
     texts = [text.get_text() for text in draw_forest(table).axes[0].texts]
     names = [text for text in texts if text.startswith("w/ ") or text == "Random sentence"]

@@ -54,6 +54,12 @@ class _Line:
     row: dict[str, Any]
     edits: tuple[float, ...] = ()
 
+    @property
+    def reach(self) -> float:
+        """How far from zero its differences and intervals go."""
+        ends = {"difference": ("low", "high"), "noise": ("aa_difference",)}.get(self.kind, ())
+        return max((abs(float(self.row[end])) for end in ends), default=0.0)
+
 
 def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float = 0.05) -> Figure:
     """Differences from the baseline with both intervals, the margin shaded, and the verdict in words.
@@ -80,8 +86,9 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
         )
         axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
         axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
+        edge = 2 * max(margin, *(line.reach for line in lines))
         for y, line in enumerate(lines):
-            _draw_line(axes, y, line, colour=colour(line.row.get("condition", "wo"), conditions), size=size)
+            _draw_line(axes, y, line, colour=colour(line.row.get("condition", "wo"), conditions), size=size, edge=edge)
         _write(axes, lines, width, size)
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_yticks([])
@@ -114,7 +121,7 @@ def _lines(table: pandas.DataFrame) -> list[_Line]:
     return lines
 
 
-def _draw_line(axes: Axes, y: int, line: _Line, *, colour: str, size: float) -> None:
+def _draw_line(axes: Axes, y: int, line: _Line, *, colour: str, size: float, edge: float) -> None:
     row = line.row
     if line.kind == "difference":
         axes.plot([row["low"], row["high"]], [y, y], color=INK, linewidth=0.8, zorder=2, solid_capstyle="butt")
@@ -135,7 +142,11 @@ def _draw_line(axes: Axes, y: int, line: _Line, *, colour: str, size: float) -> 
     elif line.kind == "noise":
         axes.plot(row["aa_difference"], y, marker="D", markersize=size * 0.5, color=MUTED, zorder=4, linestyle="none")
     elif line.kind == "edits":
-        axes.plot(line.edits, [y] * len(line.edits), marker="|", color=MUTED, markersize=size, linestyle="none")
+        near = [edit for edit in line.edits if abs(edit) <= edge]
+        axes.plot(near, [y] * len(near), marker="|", color=MUTED, markersize=size, linestyle="none")
+        for side, marker in ((-1, "<"), (1, ">")):  # one edit that wrecks the prompt must not squeeze all else
+            if any(side * edit > edge for edit in line.edits):
+                axes.plot(side * edge, y, marker=marker, color=MUTED, markersize=size * 0.6)
 
 
 def _write(axes: Axes, lines: list[_Line], width: Width, size: float) -> None:
@@ -194,5 +205,9 @@ def _note(table: pandas.DataFrame, margin: float, alpha: float, kinds: set[str])
     if "noise" in kinds:
         sentences.append("Diamonds: the baseline run a second time less the first.")
     if "edits" in kinds:
-        sentences.append("Ticks: edits of the prompt that change neither meaning nor length much, without filler.")
+        edits = table[table["verdict"] == "prompt null"]["difference"]
+        sentences.append(
+            "Ticks: edits of the prompt that change neither meaning nor length much, without filler, "
+            f"{signed(edits.min())} to {signed(edits.max())} points; an arrow is for those farther out."
+        )
     return " ".join(sentences)

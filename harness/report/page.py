@@ -30,7 +30,7 @@ from harness.report.tables import comparison_table
 from harness.run_folder import clear_messages, write_whole
 from harness.side_grids import audit_grid, mediator_grid
 from harness.visible import visible
-from harness.wording import count, label, points, signed
+from harness.wording import LEVEL, count, label, points, signed
 
 LIMIT = 5_000_000
 """Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
@@ -197,7 +197,8 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
     limits = (max(0.0, 5 * math.floor(min(ends) / 5 - 0.2)), min(100.0, 5 * math.ceil(max(ends) / 5 + 0.2)))
     drawn = [
         {
-            "caption": "Accuracy with its interval. The axis does not start at zero." if limits[0] else "Accuracy.",
+            "caption": f"Accuracy with its {LEVEL} interval."
+            + (" The axis does not start at zero." if limits[0] else ""),
             "drawing": drawings.dots(accuracies, title="Accuracy", axis="right, percent", limits=limits),
         }
     ]
@@ -206,7 +207,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
         most = max(*spans, margin) * 1.1
         drawn.append(
             {
-                "caption": f"Difference from the baseline with its interval. Shaded: within {points(margin)}.",
+                "caption": f"Difference from the baseline with its {LEVEL} interval. Shaded: within {points(margin)}.",
                 "drawing": drawings.dots(
                     differences, title="Differences", axis="points", limits=(-most, most), band=margin
                 ),
