@@ -1,8 +1,8 @@
 """What a table of many samples costs: one run of a million, and twenty models' runs that have a million together.
 
-The runs are the committed greedy run with its samples multiplied: other keys, completions of 2,000 characters, one verdict
-in ten turned round so that the statistics have something to count. Each figure is the command in a fresh process, its
-start and imports included.
+The runs are the committed greedy run with its samples multiplied: other keys, completions of 2,000 characters, one
+verdict in ten turned round so that the statistics have something to count. Each figure is the command in a fresh
+process, its start and imports included.
 
     python -m benchmarks.tables [--small]
 """

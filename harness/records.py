@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
-from harness.forms import GradeForm, ReceiptForm, SampleForm, encodable, fit
+from harness.forms import ReceiptForm, SampleForm, encodable, fit
 from harness.run_folder import (
     JOURNAL,
     RECEIPT,
-    SCORES,
     read_config,
     read_identity,
     read_prompts,
@@ -55,7 +54,8 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     which is no text, is spelt out in completions and answers (`\\ud800`).
 
     Raises:
-        RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing.
+        RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
+            doubled.
     """
     folder = Path(path)
     config = read_receipt(folder)["config"]
@@ -64,6 +64,13 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     prompts = read_prompts(folder)
     there = [counts.get((row["condition"], row["layout"], row["doc"]["id"]), 0) for row in prompts]
     refuse_missing(folder, prompts, config, there)
+    again = frame.duplicated(["condition", "layout", "problem_id", "replicate", "sample_index"])
+    if again.any():
+        row = frame[again].iloc[0]
+        raise RunError(
+            f"{folder}: sample {row['sample_index']} of problem {row['problem_id']}, condition {row['condition']}, "
+            f"occurs more than once. Delete what is doubled from {JOURNAL}, or restore it from a copy."
+        )
     return frame
 
 
@@ -90,7 +97,6 @@ def read_frame(folder: Path) -> pandas.DataFrame:
                 f"{folder}: the {missing} of problem {sample['problem_id']}, {sample['task']}, is missing. Run "
                 "`mless regrade` on the folder, or restore its files."
             )
-        fit(GradeForm, score, folder / SCORES, "Run `mless regrade` on the folder.")
         doc = row["doc"]
         rows.append(
             {

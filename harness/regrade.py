@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 from rich.progress import track
 
 from harness.errors import JournalError
 from harness.grading import GRADER_VERSION
-from harness.journal import Journal
+from harness.journal import Journal, read_journal
 from harness.run import finish
 from harness.run_folder import (
     SCORES,
@@ -34,7 +35,8 @@ def regrade(path: Path) -> str:
     read_receipt(path)
     held = lock(path)
     try:
-        before = read_scores(path) if (path / SCORES).exists() else {}
+        old = islice(read_journal(path / SCORES), 1, None) if (path / SCORES).exists() else ()
+        before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
         part = path / f"{SCORES}.part"
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
@@ -56,9 +58,9 @@ def regrade(path: Path) -> str:
     finally:
         held.release()
     changed = Counter(
-        f"{before[key]['verdict']} -> {score['verdict']}"
+        f"{before[key]} -> {score['verdict']}"
         for key, score in after.items()
-        if key in before and before[key]["verdict"] != score["verdict"]
+        if key in before and before[key] != score["verdict"]
     )
     told = "".join(f"\n  {count:6}  {change}" for change, count in changed.most_common())
     return f"{len(after)} samples graded by version {GRADER_VERSION}, {sum(changed.values())} verdicts changed{told}"

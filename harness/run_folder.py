@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from harness.conditions import BASELINE
 from harness.errors import JournalError
-from harness.forms import ConfigForm, PromptForm, fit
+from harness.forms import ConfigForm, GradeForm, PromptForm, fit
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal, differences, read_journal
 from harness.samples import hash_prompts
@@ -149,8 +149,15 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
-    """The score of every sample, by the sample's key."""
-    return {record["key"]: record for record in _records(path / name)}
+    """The score of every sample, by the sample's key.
+
+    Raises:
+        RunError: the file is missing or damaged, or a score says what no grader says.
+    """
+    scores = {record["key"]: record for record in _records(path / name)}
+    for score in scores.values():
+        fit(GradeForm, score, path / name, "Run `mless regrade` on the folder.")
+    return scores
 
 
 def scores_version(path: Path) -> int | None:

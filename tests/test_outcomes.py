@@ -16,7 +16,8 @@ from harness.grading import COLUMNS
 from harness.outcomes import LOOP_COUNT, LOOP_LENGTH, loops
 from harness.outcomes import read_outcomes as read_with_receipt
 from harness.records import load_run, read_frame, read_receipt
-from harness.run_folder import JOURNAL, SCORES, read_prompts
+from harness.regrade import regrade
+from harness.run_folder import JOURNAL, SCORES, read_prompts, read_scores
 from tests.example_runs import right, write_run
 
 DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
@@ -201,6 +202,26 @@ def test_records_that_are_none_are_refused(demo_run):
         for read in (read_outcomes, load_run):
             with pytest.raises(RunError, match=r"prompts.jsonl: doc.*Restore it from a copy"):
                 read(demo_run)
+
+
+def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_run):
+    journal, scores = demo_run / JOURNAL, demo_run / SCORES
+    whole, lines = journal.read_text(), scores.read_text().splitlines()
+    journal.write_text(whole + whole.splitlines()[5] + "\n")
+    with pytest.raises(
+        RunError, match=r"sample 0 of problem demo/\S+, condition \w+, occurs more than once. Delete what"
+    ):
+        load_run(demo_run)
+    journal.write_text(whole)
+    for wrong in ({"verdict": "Correct"}, {"answer": ["x"]}):
+        scores.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), **wrong}), *lines[2:]]) + "\n")
+        with pytest.raises(RunError, match="Run `mless regrade` on the folder"):
+            read_scores(demo_run)
+    scores.write_text("\n".join([lines[0], json.dumps({"key": json.loads(lines[1])["key"]}), *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match=r"scores.jsonl: verdict: field required. Run `mless regrade`"):
+        read_scores(demo_run)
+    assert "1 verdicts changed\n       1  None -> correct" in regrade(demo_run)
+    assert load_run(demo_run).equals(load_run(DEMO_RUN))
 
 
 def test_the_forms_name_every_grader():
