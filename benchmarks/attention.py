@@ -23,6 +23,7 @@ import torch
 MOST_RUNS = 5
 ENOUGH_SECONDS = 10.0
 WARM_UP_TOKENS = 16
+CPU = torch.device("cpu")
 FILLER_TOKENS = 55
 """As in the study; short prompts of --small have fewer."""
 
@@ -159,7 +160,7 @@ WAYS: dict[str, Callable[[Path, int, int, torch.device], dict[str, Any]]] = {
 }
 
 
-def timed(run: Callable[[int], object], length: int, device: torch.device) -> dict[str, Any]:
+def timed(run: Callable[[int], object], length: int, device: torch.device = CPU) -> dict[str, Any]:
     """The least seconds of a few runs after a short one that warms up: of the CPU, or on a GPU of the wall."""
 
     def wait() -> None:
