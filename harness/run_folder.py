@@ -131,9 +131,8 @@ def read_config(path: Path) -> dict[str, Any]:
     sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
-    config: dict[str, Any] = sessions[-1].get("config", {})
-    fit(ConfigForm, config, path / JOURNAL, "Restore it from a copy.")
-    return config
+    fit(ConfigForm, sessions[-1].get("config"), path / JOURNAL, "Restore it from a copy.")
+    return dict(sessions[-1]["config"])
 
 
 def read_timing(path: Path) -> dict[str, Any]:
@@ -174,7 +173,7 @@ def wanted_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, An
 
 
 def _wanted(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """How many samples a finished run has of a prompt; the baseline may be run more than once."""
+    """The same of one prompt; the baseline may be run more than once."""
     runs = config.get("replicates", 1) if prompt["condition"] == BASELINE else 1
     return int(runs * config["samples_per_problem"])
 

@@ -301,7 +301,7 @@ def test_missing_samples_are_named(run):
 def test_another_number_of_samples_is_refused(run):
     fewer = run[(run["condition"] != "mless") | (run["sample_index"] < 2)]
     message = refused(fewer)
-    assert "condition mless: expected 4 samples a problem as the baseline wo has, got 2. Run one of them again with" in message
+    assert "expected 4 samples a problem as the baseline wo has, got 2. Run one of them again with" in message
 
 
 def test_an_incomplete_replicate_is_named(run):
