@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, V
 from attention_probe.curve import Definition, View
 from attention_probe.flips import CHANGED, CHANGES
 from harness.conditions import DEFAULT_SEED, named_conditions
-from harness.config import DatasetConfig, explain, read_values
+from harness.config import DatasetConfig
+from harness.config_file import explain, read_values
 from harness.errors import ConfigError
 from harness.prompts import Layout
 

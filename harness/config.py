@@ -2,75 +2,27 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from harness import resources
+from harness.condition_config import as_condition, draw_sentences, written
 from harness.conditions import (
     BASELINE,
     DEFAULT_SEED,
-    SENTENCES,
-    STUDY_COUNT,
-    Condition,
-    Filler,
-    Placement,
-    Sentence,
-    named_condition,
-    named_conditions,
 )
+from harness.config_file import Strict, explain, read_values
 from harness.datasets import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.errors import ConfigError
-from harness.prompt_edits import first_edits, is_edit
+from harness.prompt_edits import first_edits
 from harness.prompts import Layout
 from harness.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ConditionConfig(_Strict):
-    """An inline condition: a repeated unit, token ids, or one of our sentences; how many tokens, and where."""
-
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
-    unit: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    sentence: StrictInt | None = None
-    count: StrictInt = STUDY_COUNT
-    separator: str = " "
-    placement: Placement = Placement.BETWEEN
-    seed: int = DEFAULT_SEED
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Condition:
-        """A condition from raw values.
-
-        Raises:
-            ConfigError: naming the key and what it should be.
-        """
-        try:
-            return cls.model_validate(dict(values)).condition()
-        except ValidationError as error:
-            raise ConfigError(explain(error, "condition", cls)) from None
-
-    def condition(self) -> Condition:
-        """The condition that this describes."""
-        filler: Filler | Sentence
-        if self.sentence is None:
-            filler = Filler(unit=self.unit, token_ids=self.token_ids, count=self.count, separator=self.separator)
-        elif self.unit is None and self.token_ids is None:
-            filler = Sentence(count=self.count, number=self.sentence - 1)
-        else:
-            raise ConfigError(f"Condition {self.name!r}: expected one of unit, token_ids and sentence, got several.")
-        return Condition(name=self.name, filler=filler, placement=self.placement, seed=self.seed)
-
-
-class ModelConfig(_Strict):
+class ModelConfig(Strict):
     """Which model, by which of lm-eval's backends, with which of the backend's own arguments.
 
     `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model.
@@ -108,7 +60,7 @@ FREE_ARGUMENTS = frozenset(
 """Model arguments that a run may be continued with other values of."""
 
 
-class DatasetConfig(_Strict):
+class DatasetConfig(Strict):
     """A JSONL file of one's own and which of its fields hold what; `id: null` numbers the lines."""
 
     path: Path
@@ -132,7 +84,7 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
             return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
 
 
-class ExplicitSampling(_Strict):
+class ExplicitSampling(Strict):
     """Sampling values of one's own; what is left out is off."""
 
     temperature: float = Field(ge=0)
@@ -142,46 +94,7 @@ class ExplicitSampling(_Strict):
     repetition_penalty: float = Field(default=1.0, gt=0)
 
 
-def _as_condition(value: Any) -> Condition:
-    """A named condition from its name, an inline one from a mapping; a study's name stays the study's."""
-    if isinstance(value, str):
-        return named_condition(value)
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}. "
-            "Quote names that YAML reads as something else."
-        )
-    condition = ConditionConfig.parse(value)
-    if condition.name in named_conditions() or is_edit(condition.name):
-        raise ConfigError(
-            f"conditions: the name {condition.name!r} is the study's own condition or a prompt edit's. Give an inline "
-            "one another name."
-        )
-    return condition
-
-
-def _draw_sentences(values: Any) -> Any:
-    """`{name: X, sentences: 3}` becomes three conditions X-1, X-2, X-3, with sentences drawn by the seed."""
-    if not isinstance(values, (list, tuple)):
-        return values
-    expanded: list[Any] = []
-    for value in values:
-        if not (isinstance(value, Mapping) and "sentences" in value):
-            expanded.append(value)
-            continue
-        rest = {key: entry for key, entry in value.items() if key != "sentences"}
-        count, seed = value["sentences"], rest.get("seed", DEFAULT_SEED)
-        if not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
-            raise ConfigError(f"conditions: sentences: expected 1 to {len(SENTENCES)}, got {count!r}.")
-        drawn = random.Random(seed).sample(range(len(SENTENCES)), count)
-        expanded += [
-            {**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1}
-            for place, number in enumerate(drawn, start=1)
-        ]
-    return expanded
-
-
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """One experiment.
 
     Attributes:
@@ -197,7 +110,7 @@ class RunConfig(_Strict):
     model: ModelConfig
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
     conditions: Annotated[
-        tuple[Annotated[Any, BeforeValidator(_as_condition)], ...], BeforeValidator(_draw_sentences)
+        tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
     primary: str | None = None
     family: tuple[str, ...] | None = None
@@ -324,7 +237,7 @@ class RunConfig(_Strict):
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""
         values = self.model_dump(mode="json", exclude={"conditions"})
-        values["conditions"] = [_written(condition) for condition in self.conditions]
+        values["conditions"] = [written(condition) for condition in self.conditions]
         return values
 
     def model_arguments(self) -> dict[str, Any]:
@@ -344,29 +257,7 @@ class RunConfig(_Strict):
 _LATER = ("replicates", "prompt_null")
 """Keys that enter a run's identity only where they change something."""
 
-
-def _written(condition: Condition) -> str | dict[str, Any]:
-    if condition.filler is None or condition == named_conditions().get(condition.name):
-        return condition.name
-    filler = condition.filler
-    if isinstance(filler, Sentence):
-        assert filler.number is not None  # only the study's own is drawn by its seed
-        return {
-            "name": condition.name,
-            "sentence": filler.number + 1,
-            "count": filler.count,
-            "placement": str(condition.placement),
-            "seed": condition.seed,
-        }
-    content = {"unit": filler.unit} if filler.unit is not None else {"token_ids": list(filler.token_ids or ())}
-    return {
-        "name": condition.name,
-        **content,
-        "count": filler.count,
-        "separator": filler.separator,
-        "placement": str(condition.placement),
-        "seed": condition.seed,
-    }
+_NESTED: dict[str, type[Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -379,68 +270,4 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(path), RunConfig)) from None
-
-
-def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The unchecked values of a config file with the overrides set; `kind` is the folder of the shipped ones.
-
-    Raises:
-        ConfigError: the file is missing, is not YAML or not a mapping, or an override cannot be read.
-    """
-    if not path.is_file():
-        shipped = resources.folder("configs") / kind / path.name
-        if path.parent not in (Path(), Path("configs") / kind) or not shipped.is_file():
-            raise ConfigError(
-                f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
-            )
-        path = shipped
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(schema.model_fields)}.")
-    for override in overrides:
-        _override(values, override)
-    return values
-
-
-def _override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected key=value, such as --set sampling.max_gen_toks=512.")
-    *parents, last = key.split(".")
-    target = values
-    for parent in parents:
-        target = target.setdefault(parent, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is not a mapping in the config.")
-    try:
-        target[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        target[last] = text
-
-
-def explain(
-    error: ValidationError,
-    where: str,
-    schema: type[BaseModel],
-    nested: Mapping[str, type[BaseModel]] | None = None,
-) -> str:
-    """The worst complaint in one line; an unknown key is named with the valid ones (`nested`: schemas by key)."""
-    worst = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
-    parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
-    key = ".".join(parts)
-    if worst["type"] == "extra_forbidden":
-        for part in parts[:-1]:
-            schema = (_NESTED if nested is None else nested).get(part, schema)
-        return f"{where}: unknown key {key!r}. Expected one of: {', '.join(schema.model_fields)}."
-    if worst["type"] == "missing":
-        return f"{where}: the key {key!r} is missing."
-    message = worst["msg"].removeprefix("Value error, ")
-    return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."
-
-
-_UNIONS = ("DatasetConfig", "ExplicitSampling")
-_NESTED: dict[str, type[_Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}
+        raise ConfigError(explain(error, str(path), RunConfig, _NESTED)) from None

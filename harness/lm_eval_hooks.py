@@ -12,8 +12,8 @@ from typing import Any
 
 import datasets
 
+from harness.condition_config import ConditionConfig
 from harness.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, named_condition
-from harness.config import ConditionConfig
 from harness.datasets import load_math500
 from harness.documents import MAX_GEN_TOKS, Model, build_documents, check_documents
 from harness.errors import ConfigError

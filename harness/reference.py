@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import resources
 from harness.conditions import BASELINE
-from harness.config import explain
+from harness.config_file import explain
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,0 +1,83 @@
+"""YAML files that hold settings: read, overridden key by key, and complained about in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness import resources
+from harness.errors import ConfigError
+
+_UNIONS = ("DatasetConfig", "ExplicitSampling")
+"""What pydantic puts into a key's place where several schemas are tried."""
+
+
+class Strict(BaseModel):
+    """A part of a config: unknown keys are refused, nothing is changed later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The unchecked values of a config file with the overrides set; `kind` is the folder of the shipped ones.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML or not a mapping, or an override cannot be read.
+    """
+    if not path.is_file():
+        shipped = resources.folder("configs") / kind / path.name
+        if path.parent not in (Path(), Path("configs") / kind) or not shipped.is_file():
+            raise ConfigError(
+                f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
+            )
+        path = shipped
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(schema.model_fields)}.")
+    for override in overrides:
+        _override(values, override)
+    return values
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: expected key=value, such as --set sampling.max_gen_toks=512.")
+    *parents, last = key.split(".")
+    target = values
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {override!r}: {parent!r} is not a mapping in the config.")
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        target[last] = text
+
+
+def explain(
+    error: ValidationError,
+    where: str,
+    schema: type[BaseModel],
+    nested: Mapping[str, type[BaseModel]] = MappingProxyType({}),
+) -> str:
+    """The worst complaint in one line; an unknown key is named with the valid ones (`nested`: schemas by key)."""
+    worst = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
+    parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
+    key = ".".join(parts)
+    if worst["type"] == "extra_forbidden":
+        for part in parts[:-1]:
+            schema = nested.get(part, schema)
+        return f"{where}: unknown key {key!r}. Expected one of: {', '.join(schema.model_fields)}."
+    if worst["type"] == "missing":
+        return f"{where}: the key {key!r} is missing."
+    message = worst["msg"].removeprefix("Value error, ")
+    return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."
