@@ -14,7 +14,7 @@ from harness.errors import RunError
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.journal import read_journal
-from harness.run_folder import JOURNAL, SCORES, refuse_missing
+from harness.run_folder import JOURNAL, SCORES, doubled, refuse_missing
 
 if TYPE_CHECKING:
     import pandas
@@ -76,6 +76,10 @@ def read_outcomes(folder: Path, receipt: Mapping[str, Any], prompts: Sequence[Ma
     scores = _read(folder / SCORES, _SCORE, _shorten_keys).combine_chunks()
     if not samples.num_rows:
         raise RunError(f"{folder} holds no sample. Continue it with the command that began it.")
+    if (again := samples["key"].to_pandas().duplicated()).any():
+        where = int(again.argmax())
+        names = ("sample_index", "problem_id", "task")
+        raise doubled(folder, {name: samples[name][where].as_py() for name in names})
     place = _prompt_places(samples, prompts)
     found = pyarrow.compute.index_in(samples["key"], value_set=scores["key"])
     unscored = found.is_null().to_numpy(zero_copy_only=False)

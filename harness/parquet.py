@@ -70,7 +70,7 @@ def export_parquet(run: Path, path: Path) -> int:
     ]
     metadata = {RECEIPT_KEY: json.dumps(receipt, ensure_ascii=False).encode()}
     schema = pyarrow.schema(fields, metadata=metadata)
-    table = pyarrow.Table.from_pandas(frame[list(COLUMNS)], schema=schema, preserve_index=False)
+    table = pyarrow.Table.from_pandas(frame.reindex(columns=list(COLUMNS)), schema=schema, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     try:
         with whole(path) as part:

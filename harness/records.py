@@ -64,13 +64,6 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     prompts = read_prompts(folder)
     there = [counts.get((row["condition"], row["layout"], row["doc"]["id"]), 0) for row in prompts]
     refuse_missing(folder, prompts, config, there)
-    again = frame.duplicated(["condition", "layout", "problem_id", "replicate", "sample_index"])
-    if again.any():
-        row = frame[again].iloc[0]
-        raise RunError(
-            f"{folder}: sample {row['sample_index']} of problem {row['problem_id']}, condition {row['condition']}, "
-            f"occurs more than once. Delete what is doubled from {JOURNAL}, or restore it from a copy."
-        )
     return frame
 
 

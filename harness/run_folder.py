@@ -14,7 +14,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from harness.conditions import BASELINE
-from harness.errors import JournalError
+from harness.errors import JournalError, RunError
 from harness.forms import ConfigForm, GradeForm, PromptForm, fit
 from harness.grading import GRADER_VERSION
 from harness.journal import Journal, differences, read_journal
@@ -143,8 +143,28 @@ def read_timing(path: Path) -> dict[str, Any]:
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Every sample of the folder's journal, in the order in which they finished."""
-    return (record for record in _records(path / JOURNAL) if not record["key"].startswith((SESSION, TIMING)))
+    """Every sample of the folder's journal, in the order in which they finished.
+
+    Raises:
+        RunError: the file is missing or damaged, or a sample is there twice.
+    """
+    seen = set()
+    for record in _records(path / JOURNAL):
+        if record["key"].startswith((SESSION, TIMING)):
+            continue
+        if record["key"] in seen:
+            raise doubled(path, record)
+        seen.add(record["key"])
+        yield record
+
+
+def doubled(path: Path, sample: Mapping[str, Any]) -> RunError:
+    """The error for a journal that has a sample twice."""
+    index, problem, task = (sample.get(name) for name in ("sample_index", "problem_id", "task"))
+    return RunError(
+        f"{path}: sample {index} of problem {problem}, {task}, occurs more than once. Delete what is doubled from "
+        f"{JOURNAL}, or restore it from a copy."
+    )
 
 
 def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:

@@ -208,10 +208,9 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_
     journal, scores = demo_run / JOURNAL, demo_run / SCORES
     whole, lines = journal.read_text(), scores.read_text().splitlines()
     journal.write_text(whole + whole.splitlines()[5] + "\n")
-    with pytest.raises(
-        RunError, match=r"sample 0 of problem demo/\S+, condition \w+, occurs more than once. Delete what"
-    ):
-        load_run(demo_run)
+    for read in (load_run, read_outcomes, regrade):
+        with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, occurs more than once. Delete"):
+            read(demo_run)
     journal.write_text(whole)
     for wrong in ({"verdict": "Correct"}, {"answer": ["x"]}):
         scores.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), **wrong}), *lines[2:]]) + "\n")
