@@ -75,6 +75,8 @@ def load_tokenizer(
             f"The tokenizer of {name} has no fast version, and only fast ones give character offsets. "
             "Expected a tokenizer.json beside the model: convert it with transformers."
         )
+    # lengths are checked against the model's context by us, with an error that says what to do
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
