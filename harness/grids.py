@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.grid import Cell, Column, Field, Grid, Row, make_grid, number_field, verdict_field, word_field
@@ -41,7 +41,8 @@ def comparison_grid(board: Leaderboard) -> Grid:
         *([number_field("rank p", "null_p", lambda r: p_value(r["null_p"]))] if ranked else []),
     ]
     title, words = heading(board)
-    return make_grid(title, [*map(word_field, words), *fields], rows, comparison_notes(board))
+    fields = [*map(word_field, words), *fields]
+    return make_grid(title, fields, rows, comparison_notes(board, [field.column.header for field in fields]))
 
 
 def leaderboard_grid(board: Leaderboard) -> Grid:
@@ -64,14 +65,16 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
             _of(main, verdict_field(), absent="not run"),
         ]
     fields += [_of(name, _bare(name)) for name in others if name != main]
+    bracketed = any(row["verdict"] == "exploratory" and row["condition"] != main for row in rows)
     return make_grid(
         title,
         fields,
         sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
         (
             "Best baseline first. Every condition's number is its difference from "
-            f"{label(board.baseline)}; only those that passed their test are bold.",
-            *comparison_notes(board),
+            f"{label(board.baseline)}; only those that passed their test are bold"
+            f"{', those in brackets exploratory' * bracketed}.",
+            *comparison_notes(board, [field.column.header for field in fields]),
         ),
     )
 
@@ -101,33 +104,41 @@ def heading(board: Leaderboard) -> tuple[str, list[str]]:
     return ", ".join(said) or "Differences from the baseline", words
 
 
-def comparison_notes(board: Leaderboard) -> list[str]:
-    """What the comparison's numbers are, how they were tested, and the noise that they stand beside."""
+def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
+    """What the numbers under this header are, how they were tested, and the noise that they stand beside."""
     rows = without_edits(board, board.comparison)
-    return [*_about_tests(board, rows), *_about_noise(board, rows)]
+    return [*_about_tests(board, rows, header), *_about_noise(board, rows, header)]
 
 
-def _about_tests(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
+def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
     compared = [row for row in rows if row["test"] is not None]
     if not compared:
         return ["One condition only: nothing is compared."]
-    test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
-    tests = " or ".join(dict.fromkeys(test[row["test"]] for row in compared))
-    return [
-        f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals; + / -: "
-        f"problems from wrong to right and from right to wrong; p: {tests}, {_about_family(board, compared)}.",
-        f"{verdicts(compared[0]['margin'])}, which is no evidence of no effect. Equivalence and rank p are not "
-        "adjusted for several: each may err 5 times in 100.",
-    ]
+    said = f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals"
+    if "+ / -" in header:
+        said += "; + / -: problems from wrong to right and from right to wrong"
+    judged = any(row["p_adjusted"] is not None for row in compared)
+    notes = [f"{said}; {_about_family(board, compared)}."]
+    if judged:
+        notes.append(f"{verdicts(compared[0]['margin'])}, which is no evidence of no effect.")
+    if judged and "rank p" in header:
+        notes[-1] += " Equivalence and rank p are not adjusted for several: each may err 5 times in 100."
+    elif judged:
+        notes[-1] += " Equivalence is not adjusted for several: it may err 5 times in 100."
+    return notes
 
 
 def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
-    """Over which tests p is adjusted, who chose them, and what that leaves out."""
+    """What gives p, over which tests it is adjusted, who chose them, and what that leaves out."""
+    test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
+    holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
     count = sum(row["p_adjusted"] is not None for row in compared)
     tests = f"{count} test{'s' * (count != 1)}"
     if board.family is None:
-        return f"adjusted by Holm over {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
-    said = f"adjusted by Holm over the {tests} registered beforehand ({', '.join(map(label, board.family)) or 'none'})"
+        return f"{holm} {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
+    if not count:
+        return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
+    said = f"{holm} the {tests} registered beforehand ({', '.join(map(label, board.family))})"
     if board.primary:
         said += "; *: the primary contrast"
     if count < len(compared):
@@ -135,11 +146,18 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
     return said
 
 
-def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
+def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
+    """The A/A and the prompt null by model and layout; of a split the rows tell them themselves."""
+    layouts = {row["layout"] for row in rows}
     notes = []
-    if again := [row for row in rows if row["aa_p"] is not None and row["verdict"] == "baseline"]:
+    again = [row for row in rows if row["aa_p"] is not None and row["verdict"] == "baseline"]
+    if again and not board.by:
         told = [
-            (f"{row['model']} {signed(row['aa_difference'])}, {flips(row, 'aa_')}", row["model"] in board.greedy)
+            (
+                f"{_setting(row, layouts)} {signed(row['aa_difference'])}"
+                + (f", {flips(row, 'aa_')}" if "+ / -" in header else ""),
+                row["model"] in board.greedy,
+            )
             for row in again
         ]
         said = [
@@ -148,13 +166,29 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
             if any(of == greedy for _, of in told)
         ]
         notes.append(f"A/A: the baseline run again, in another order, against itself {'; '.join(said)}.")
-    null = [r["difference"] for r in records(board.comparison) if r["condition"] in board.edits]
-    if null:
-        notes.append(
-            f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)}): accuracy moves by "
-            f"{signed(min(null))} to {signed(max(null))} points; rank p: (1 + edits at least as far) / (1 + edits)."
-        )
+    said = [] if board.by else _moved(board, layouts)
+    if board.edits and "rank p" in header:
+        said.append("rank p: (1 + edits at least as far) / (1 + edits)")
+    if said:
+        null = f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)})"
+        notes.append(f"{null}: {'; '.join(said)}.")
     return notes
+
+
+def _moved(board: Leaderboard, layouts: Collection[str]) -> list[str]:
+    """How far the edits of the prompt move the accuracy, named by model and layout where there are several."""
+    null: dict[str, list[float]] = {}
+    for row in records(board.comparison):
+        if row["condition"] in board.edits:
+            null.setdefault(_setting(row, layouts), []).append(row["difference"])
+    ranges = {name: f"{signed(min(moves))} to {signed(max(moves))} points" for name, moves in null.items()}
+    if len(ranges) > 1:
+        return [f"accuracy moves by {', '.join(f'{said} ({name})' for name, said in ranges.items())}"]
+    return [f"accuracy moves by {said}" for said in ranges.values()]
+
+
+def _setting(row: Row, layouts: Collection[str]) -> str:
+    return f"{row['model']}, {row['layout']}" if len(layouts) > 1 else str(row["model"])
 
 
 def _of(condition: str, field: Field, absent: str = "") -> Field:
@@ -169,10 +203,12 @@ def _of(condition: str, field: Field, absent: str = "") -> Field:
 
 
 def _bare(condition: str) -> Field:
-    """A difference without its interval, strong where it passed its test."""
+    """A difference without its interval, strong where it passed its test, in brackets where it had none."""
 
     def cell(row: Row) -> Cell:
-        return Cell(text=signed(row.get("difference")), strong=row.get("verdict") in PASSED)
+        text = signed(row.get("difference"))
+        tested = row.get("verdict") != "exploratory"
+        return Cell(text=text if tested else f"({text})", strong=row.get("verdict") in PASSED)
 
     return Field(column=Column(header=label(condition)), cell=cell)
 

@@ -27,7 +27,7 @@ from harness.rendering import render_grids
 from harness.side_grids import audit_grid, mediator_grid
 from harness.statistics import COLUMNS
 from harness.tables import Parts, make_leaderboard_page, make_table
-from harness.wording import MINUS, NONE, p_value
+from harness.wording import MINUS, NONE, p_value, signed
 from tests.example_runs import drawn, evaluation, right, write_run
 
 DEMO = Path(__file__).resolve().parent / "greedy_run"
@@ -90,7 +90,7 @@ def test_verdicts_in_words_and_only_what_passed_is_bold():
     text = " ".join(comparison_grid(board).notes)
     assert "adjusted by Holm over the 3 tests registered beforehand (w/ Mless, w/ Mful, Random sentence)" in text
     assert "; *: the primary contrast." in text and "exploratory" not in text
-    assert "of at least 299 problems" in text and "Equivalence and rank p are not adjusted" in text
+    assert "of at least 299 problems" in text and "Equivalence is not adjusted for several" in text
     assert "inconclusive, which is no evidence of no effect" in text
     line = next(line for line in make_table([str(DEMO)], form="markdown").splitlines() if "w/ Mless" in line)
     assert "equivalent" in line and "**" not in line, "no better, no bold"
@@ -136,6 +136,49 @@ def test_edits_of_the_prompt_are_a_note_and_a_rank():
     assert any("harmless edits of the prompt, without filler: 5" in note for note in grid.notes)
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless"]
+
+
+def noisy(*settings, **facts):
+    """A leaderboard of runs with both noise floors, one for each model and layout."""
+    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "edit-01": 0.2, "edit-02": 0.5}
+    parts = [
+        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout, edits=["edit-01", "edit-02"])
+        for i, (model, layout) in enumerate(settings)
+    ]
+    for number, part in enumerate(parts):
+        object.__setattr__(part, "name", f"results/{number}")
+    return make_leaderboard(parts, **facts)
+
+
+def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
+    settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
+    board = noisy(*settings)
+    again, null = comparison_grid(board).notes[-2:]
+    table = board.comparison.set_index(["model", "layout", "condition"])
+    for model, layout in settings:
+        moves = [signed(table.loc[(model, layout, edit), "difference"]) for edit in ("edit-01", "edit-02")]
+        assert f"{model}, {layout} {signed(table.loc[(model, layout, 'wo'), 'aa_difference'])}, " in again
+        assert f"{moves[0]} to {moves[1]} points ({model}, {layout})" in null
+    (split,) = [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "null" in note]
+    assert "moves" not in split and split.endswith("rank p: (1 + edits at least as far) / (1 + edits).")
+    assert not [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "A/A" in note]
+
+
+def test_footers_explain_what_is_shown_and_nothing_else():
+    whole, line = (" ".join(grid(noisy(("m", "raw"))).notes) for grid in (comparison_grid, leaderboard_grid))
+    for clause in ("; + / -: problems", "Equivalence and rank p are not adjusted", "rank p: (1 + edits"):
+        assert clause in whole and clause not in line
+    assert "Equivalence is not adjusted for several: it may err" in line and "A/A" in line
+    one = evaluation(drawn(3, 60, 1, REAL), primary="mless", family=["mless", "mful"])
+    grid = leaderboard_grid(make_leaderboard([one]))
+    bare = dict(zip(grid.header, grid.rows[0], strict=True))
+    assert bare["Random sentence"].text.startswith("(") and not bare["w/ Mful"].text.startswith("(")
+    assert "bold, those in brackets exploratory." in grid.notes[0] and "exploratory: not among" in " ".join(grid.notes)
+    none = make_leaderboard([evaluation(drawn(3, 60, 1, REAL), primary=None, family=[])])
+    for grid in (comparison_grid(none), leaderboard_grid(none)):
+        text = " ".join(grid.notes)
+        assert "no test was registered beforehand, so all are exploratory" in text
+        assert "Holm" not in text and "adjusted p" not in text and "Equivalence" not in text
 
 
 def test_splits_by_subject_and_level_have_rows_in_order():

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -91,15 +92,16 @@ def render(
     margin = float(rows[0]["margin"])
     conditions = _conditions(rows)
     slots = {one["name"]: one["slot"] for one in conditions}
+    results = comparison_table(compared, "Every condition against the baseline")
     parts = {
         "title": " + ".join(content.names),
         "summary": words.summarise(rows, greedy=board.greedy),
-        "notes": comparison_notes(board),
+        "notes": comparison_notes(board, results.header),
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
-        "results": comparison_table(compared, "Every condition against the baseline"),
+        "results": results,
         "others": _other_tables(board, content),
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
@@ -163,7 +165,8 @@ def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
         if any(one.frame[column].nunique() > 1 for one in content.evaluations):
             split = make_leaderboard(content.evaluations, baseline=board.baseline, margin=margin, by=[column])
             shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
-            found.append(comparison_table(shown, f"By {column}", by=[column], notes=comparison_notes(split)))
+            table = comparison_table(shown, f"By {column}", by=[column])
+            found.append(replace(table, notes=tuple(comparison_notes(split, table.header))))
     return found
 
 

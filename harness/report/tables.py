@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def comparison_table(
-    compared: pandas.DataFrame, title: str, *, by: Sequence[str] = (), notes: Sequence[str] = ()
-) -> Grid:
+def comparison_table(compared: pandas.DataFrame, title: str, *, by: Sequence[str] = ()) -> Grid:
     """The table of `statistics.compare`: accuracies, differences with intervals, adjusted p-values, verdicts."""
     rows = records(compared)
     repeated = any(row["k"] > 1 for row in rows)
@@ -42,7 +40,7 @@ def comparison_table(
         *([_number("up", "problems_up", count)] if repeated else []),
         *([_number("down", "problems_down", count)] if repeated else []),
     ]
-    return make_grid(title, fields, rows, notes)
+    return make_grid(title, fields, rows)
 
 
 def _number(header: str, name: str, write: Callable[[float | None], str], meaning: str = "") -> Field:
