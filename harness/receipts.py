@@ -89,6 +89,7 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
     """What a table says of how one of its runs was made, of an entry of `Leaderboard.receipt`."""
     sampling, installed = entry.get("sampling") or {}, entry.get("versions") or {}
     drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
+    revision, *changed = str(entry.get("git_revision") or "").split("+")
     facts = {
         "": entry.get("model"),
         "weights": _short(entry.get("model_sha256")),
@@ -100,7 +101,7 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
         "seed": entry.get("seed"),
         "by": entry.get("engine") or entry.get("backend"),
         **{name: installed.get(name) for name in ("mless", "lm-eval")},
-        "at": str(entry.get("git_revision") or "")[:7],
+        "at": "+".join([revision[:7], *changed]),
         "on": str(entry.get("created") or "")[:10],
     }
     said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))

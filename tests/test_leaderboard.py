@@ -294,6 +294,13 @@ def test_every_format_ends_with_the_receipt():
         make_table([str(DEMO)], form="html")
 
 
+def test_a_receipt_says_that_files_differed_from_the_revision():
+    entry = {"name": "r", "model": "m", "git_revision": 40 * "a"}
+    assert receipt_line(entry) == "receipt: r: m, at aaaaaaa"
+    assert receipt_line({**entry, "git_revision": 40 * "a" + "+changed"}).endswith("at aaaaaaa+changed")
+    assert receipt_line({**entry, "git_revision": None}) == "receipt: r: m"
+
+
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     data = json.loads(make_table([str(DEMO)], form="json"))
     assert data["schema"] == "mless-table/1" and data["primary"] == [] and data["family"] is None
@@ -384,6 +391,8 @@ def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
     theirs = audit_table(load_run(DEMO)).set_index("condition")["math_verify"]
     assert [row["accuracy"] for row in data["rows"]] == pytest.approx([theirs["wo"], theirs["mless"]])
     assert data["receipt"][0]["metric"] == "math_verify,graded"
+    documented = (DEMO.parent.parent / "docs" / "tables.md").read_text().partition("\n`receipt`:")[2]
+    assert not [name for name in data["receipt"][0] if f"`{name}`" not in documented]
     with pytest.raises(RunError, match=r"is a log of another task: its documents name no condition. Say which log is"):
         make_table([str(tmp_path / "wo.jsonl")])
     with pytest.raises(RunError, match=r"wo.jsonl, line 1: no metric 'bleu' that says right or wrong; it has correct"):
