@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attention_probe.source import Source
 
 FORMATS = ("text", "json")
+RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
 SHOWN = 1200
 """About so many characters of a completion are printed unless all are asked for."""
 
@@ -94,7 +95,8 @@ def flips(
         return
     within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
     typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
-    typer.echo(count_line(every.outcomes))
+    repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
+    typer.echo(f"{RULES[criterion.repeats]}: " * repeated + count_line(every.outcomes))
     typer.echo(_comparison(read_evaluation(path, metric=metric).frame, source, criterion))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if save is not None:
@@ -104,15 +106,23 @@ def flips(
 def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
     """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
     from harness.statistics import compare
-    from harness.wording import LEVEL, MINUS, count, signed
+    from harness.wording import LEVEL, MINUS, signed
 
     both = frame["condition"].isin([criterion.baseline, criterion.condition])
     table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline, draws=1000)
     row = table[table["condition"] == criterion.condition].iloc[0]
+    mean = ", mean over pairs of samples" if row["k"] > 1 else ""
     said = (
-        f"over all {row['n']} problems: {signed(row['difference'])} points, {LEVEL} interval {signed(row['low'])} to "
-        f"{signed(row['high'])}\n{criterion.baseline} against itself (A/A): "
+        f"over all {row['n']} problems{mean}: {signed(row['difference'])} points, {LEVEL} interval "
+        f"{signed(row['low'])} to {signed(row['high'])}, {_changes(row)}\n"
+        f"{criterion.baseline} against itself (A/A): "
     ).replace(MINUS, "-")
     if row["aa_p"] != row["aa_p"]:
         return f"{said}run once, so how many problems change by themselves is not known"
-    return f"{said}{count(row['aa_wrong_to_right'])} wrong to right, {count(row['aa_right_to_wrong'])} right to wrong"
+    return f"{said}{_changes(row, 'aa_')}"
+
+
+def _changes(row: pandas.Series[Any], of: str = "") -> str:
+    from harness.wording import count
+
+    return f"{count(row[f'{of}wrong_to_right'])} wrong to right, {count(row[f'{of}right_to_wrong'])} right to wrong"

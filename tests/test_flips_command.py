@@ -161,8 +161,19 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
     assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
     row = compare(load_run(DEMO_RUN), draws=1000).set_index("condition").loc["mless"]
     said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
-    assert lines[2] == f"over all {row['n']} problems: {said}"
+    flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
+    assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
     assert lines[3].startswith("wo against itself (A/A): ")
+
+
+def test_of_several_samples_each_count_says_how_it_counts(flips):
+    demo = DEMO_RUN.parent.parent / "results" / "demo"
+    row = compare(load_run(demo), draws=1000).set_index("condition").loc["mless"]
+    mean = f"{row['wrong_to_right']:.1f} wrong to right, {row['right_to_wrong']:.1f} right to wrong"
+    for rule, words in (("first", "first sample"), ("majority", "majority of samples"), ("any", "any right sample")):
+        lines = flips("--repeats", rule, "--n", "1", path=demo).stdout.splitlines()
+        assert re.fullmatch(rf"by (the )?{words}: wrong to right \d+, right to wrong \d+, .*", lines[1])
+        assert lines[2].startswith("over all 200 problems, mean over pairs of samples: ") and lines[2].endswith(mean)
 
 
 def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tmp_path):
