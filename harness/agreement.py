@@ -21,7 +21,7 @@ _ALL = {
 }
 """Facts in which all evaluations of a table agree: what a difference means, and what to do about it."""
 _ONE_MODEL = {
-    name: (f"the same model's label, but other {words},", "Give one of them another label (model.label)")
+    name: (f"the same model's label, but other {words},", "Leave one out")
     for name, words in (("model_sha256", "weights"), ("sampling", "sampling"), ("engine", "engine"))
 }
 """Facts in which evaluations of one model agree, beside their settings."""
@@ -37,12 +37,10 @@ def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
     import pandas
     from pandas.api.types import union_categoricals
 
-    names = [str(Path(one.name).resolve()) for one in evaluations]
-    if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
-        raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
+    _refuse_twice(evaluations)
     for place, one in enumerate(evaluations):
-        for other in evaluations[:place]:
-            _refuse_disagreement(other, one)
+        if message := next(filter(None, (_disagreement(other, one) for other in evaluations[:place])), None):
+            raise ComparisonError(message)
     if len(evaluations) == 1:
         return evaluations[0].frame
     columns: dict[str, Any] = {}
@@ -55,11 +53,30 @@ def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
     return pandas.DataFrame(columns)
 
 
-def by_dataset(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
-    """The evaluations in groups of the same problems, in order."""
+def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """The evaluations in groups that may stand in one table and have no sample in common, in order.
+
+    A shard is left out where the merged run is there too.
+
+    Raises:
+        ComparisonError: one is given twice.
+    """
+    _refuse_twice(evaluations)
+    samples = {one.name: _samples(one) for one in evaluations}
+    wholes = [one for one in evaluations if not one.facts.get("shard")]
     groups: list[list[Evaluation]] = []
     for one in evaluations:
-        home = next((group for group in groups if not any(_other_problems(member, one) for member in group)), None)
+        mine = samples[one.name]
+        if one.facts.get("shard") and any(
+            mine <= samples[whole.name] and not _disagreement(whole, one) for whole in wholes
+        ):
+            continue
+        fitting = (
+            group
+            for group in groups
+            if not any(mine & samples[other.name] or _disagreement(other, one) for other in group)
+        )
+        home = next(fitting, None)
         if home is None:
             groups.append([one])
         else:
@@ -78,19 +95,34 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _refuse_disagreement(one: Evaluation, other: Evaluation) -> None:
-    def refuse(what: str, how: str, remedy: str) -> None:
-        raise ComparisonError(f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables.")
+def _refuse_twice(evaluations: Sequence[Evaluation]) -> None:
+    names = [str(Path(one.name).resolve()) for one in evaluations]
+    if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
+        raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
+
+
+def _samples(one: Evaluation) -> set[tuple[str, ...]]:
+    """Which problems it asked of which model, and how."""
+    keys = one.frame[["model", "layout", "condition", "problem_id"]].drop_duplicates()
+    return set(keys.astype(str).itertuples(index=False, name=None))
+
+
+def _disagreement(one: Evaluation, other: Evaluation) -> str | None:
+    """Why the two may not stand in one table; None if they may."""
+
+    def refusal(what: str, how: str, remedy: str) -> str:
+        return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
 
     if how := _other_problems(one, other):
-        refuse("another dataset", how, "Compare runs on one dataset")
+        return refusal("another dataset", how, "Compare runs on one dataset")
     same_model = one.facts["model"] == other.facts["model"]
     for name, (what, remedy) in (_ALL | _ONE_MODEL if same_model else _ALL).items():
         ours, theirs = one.facts.get(name), other.facts.get(name)
         if None not in (ours, theirs) and ours != theirs:
-            refuse(what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
+            return refusal(what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
     if same_model and (how := other_settings(one.facts.get("settings") or {}, other.facts.get("settings") or {})):
-        refuse("the same model's label, but other settings,", how, "Give one of them another label (model.label)")
+        return refusal("the same model's label, but other settings,", how, "Leave one out")
+    return None
 
 
 def _other_problems(one: Evaluation, other: Evaluation) -> str | None:

@@ -79,6 +79,7 @@ def _from_run(path: Path) -> Evaluation:
         "model_sha256": _hash(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
+        "shard": receipt.get("shard"),
         "problems": receipt["problems"],
         "task_version": receipt["task_version"],
         "grader_version": receipt["grader_version"],

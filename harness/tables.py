@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.agreement import by_dataset
+from harness.agreement import by_table, listed
 from harness.errors import ConfigError
 from harness.evaluations import Evaluation, read_evaluation
 from harness.grid import Grid
@@ -102,21 +102,21 @@ def make_leaderboard_page(
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:
-    """The page of `mless leaderboard`: one table a dataset, in the order in which they are met.
+    """The page of `mless leaderboard`: all that may stand in one table does, in the order in which they are met.
 
     Args and Raises: see `make_table`.
     """
     chosen = check_format(form)
     _check_splits(by)
-    groups = by_dataset(_read(runs, metric))
+    groups = by_table(_read(runs, metric))
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
-    names = [_dataset(board) for board in boards]
+    names = _titles(boards)
     if chosen == "json":
         return as_json(boards[0]) if len(boards) == 1 else f"[{', '.join(map(as_json, boards))}]"
     if chosen == "csv":
         if len(boards) > 1:
             raise ConfigError(
-                f"CSV holds one table: expected runs on one dataset, got {', '.join(names)}. Name those of one."
+                f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
             )
         return as_csv(boards[0].comparison, boards[0])
     if len(boards) == 1:
@@ -124,6 +124,15 @@ def make_leaderboard_page(
     grids = [leaderboard_grid(board) for board in boards]
     titled = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
     return "\n\n".join(_page([grid], chosen, board) for grid, board in zip(titled, boards, strict=True))
+
+
+def _titles(boards: Sequence[Leaderboard]) -> list[str]:
+    """What each table is called: by its dataset and, where others have the same, by its runs."""
+    datasets = [_dataset(board) for board in boards]
+    return [
+        name if datasets.count(name) == 1 else f"{name}, {listed([str(entry['name']) for entry in board.receipt])}"
+        for name, board in zip(datasets, boards, strict=True)
+    ]
 
 
 def _dataset(board: Leaderboard) -> str:

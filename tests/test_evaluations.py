@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.agreement import by_dataset, join
+from harness.agreement import by_table, join
 from harness.documents import hash_problem
 from harness.errors import ComparisonError, RunError
 from harness.evaluations import read_evaluation
@@ -314,13 +314,29 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
             ComparisonError, match=f"second has the same model's label, but other settings, .*{message}"
         ):
             join([ours, second(**change)])
-    with pytest.raises(ComparisonError, match=r"other sampling, .* another label \(model.label\), or make two tables"):
+    with pytest.raises(ComparisonError, match=r"other sampling, .*\. Leave one out, or make two tables"):
         join([ours, second(generation={**receipt["generation"], "until": ["x"]})])
     with pytest.raises(ComparisonError, match="occurs more than once"):
         make_leaderboard(
             [ours, second(model={"arguments": {**receipt["config"]["model"]["arguments"], "device": "x"}})]
         )
     assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, "another label, another model"
+
+
+def test_a_shard_is_left_out_beside_its_merged_run():
+    def part(name, problems, **facts):
+        one = evaluation({"wo": [["correct"]] * 4, "mless": [["correct"]] * 4}, dataset="1" * 64, **facts)
+        object.__setattr__(one, "frame", one.frame[one.frame["problem_id"].isin(problems)])
+        object.__setattr__(one, "name", name)
+        return one
+
+    first, second = part("first", ["p0", "p2"], shard="1/2"), part("second", ["p1", "p3"], shard="2/2")
+    merged = part("merged", ["p0", "p1", "p2", "p3"])
+    assert by_table([first, merged, second]) == [[merged]]
+    assert by_table([first, second]) == [[first, second]], "nothing is asked twice"
+    other = part("other", ["p0", "p2"], shard="1/2", settings={"seed": 2})
+    settled = part("settled", ["p0", "p1", "p2", "p3"], settings={"seed": 1})
+    assert by_table([other, settled]) == [[other], [settled]], "a shard of another run"
 
 
 def test_one_dataset_is_the_same_problems():
@@ -330,10 +346,10 @@ def test_one_dataset_is_the_same_problems():
         return one
 
     known, same, other = of("a", dataset="1" * 64), of("b", dataset="1" * 64), of("c", dataset="2" * 64)
-    assert by_dataset([known, other, same]) == [[known, same], [other]]
+    assert by_table([known, other, same]) == [[known, same], [other]]
     log, part, stranger = of("d", {"1": "x", "2": "y"}), of("e", {"1": "x"}), of("f", {"1": "z", "2": "y"})
     elsewhere, unknown = of("g", {"9": "x"}), of("h")
-    assert by_dataset([log, stranger, part, elsewhere, unknown]) == [[log, part, unknown], [stranger], [elsewhere]]
+    assert by_table([log, stranger, part, elsewhere, unknown]) == [[log, part, unknown], [stranger], [elsewhere]]
     with pytest.raises(
         ComparisonError, match=r"f has another dataset than .*d: expected the same text and .* for 1\. Comp"
     ):

@@ -428,7 +428,7 @@ BAD = [
         {"dataset": {"name": "demo", "sha256": "0" * 64}},
         r"another dataset .* expected 09e2316ab347..., got 000000000000...",
     ),
-    ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Give one of them another label"),
+    ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Leave one out, or make two tables"),
     ({"generation": {"do_sample": True}}, r"the same model's label, but other sampling, than"),
     ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
 ]

@@ -106,10 +106,27 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
     assert page.count("receipt: ") == 2
     boards = json.loads(make_leaderboard_page([str(two_datasets)], form="json"))
     assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
-    with pytest.raises(ConfigError, match="CSV holds one table: expected runs on one dataset, got demo, own"):
+    with pytest.raises(ConfigError, match="CSV holds one table: expected the runs of one, got tables of demo; own"):
         make_leaderboard_page([str(two_datasets)], form="csv")
     one = json.loads(make_leaderboard_page([str(two_datasets / "first")], form="json"))
     assert one["schema"] == boards[0]["schema"] and "demo: " not in make_leaderboard_page([str(two_datasets / "first")])
+
+
+def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
+    shutil.rmtree(results / "stock")
+    shutil.copytree(RUN, results / "again")
+    shutil.copytree(RUN, results / "sampled")
+    receipt = json.loads((RUN / "run.json").read_text())
+    receipt["generation"] = {**receipt["generation"], "until": ["x"]}
+    (results / "sampled" / "run.json").write_text(json.dumps(receipt))
+    page = make_leaderboard_page([str(results)])
+    titles = [" ".join(part.split("\n\n")[0].split()) for part in f"\n\n{page}".split("\n\ndemo, ")[1:]]
+    said = "mless-demo, raw, 500 problems, 1 sample each"
+    assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
+    with pytest.raises(ComparisonError, match=r"is given twice: expected every run once"):
+        make_leaderboard_page([str(results), str(results / "demo")])
+    with pytest.raises(ComparisonError, match=r"other sampling, .* Leave one out, or make two tables"):
+        make_table([str(results / "demo"), str(results / "sampled")])
 
 
 def test_a_table_of_two_datasets_is_refused(two_datasets):
