@@ -158,12 +158,7 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
     for column in ("completion_tokens", "boxes_after_first"):
         frame[column] = frame[column].astype(float)
     frame = frame.sort_values(["layout", "condition"], kind="stable", ignore_index=True)
-    versions = [version for _, log in logs if (version := log.results.version) is not None]
-    if len(different := sorted({*map(str, versions)})) > 1:
-        raise ComparisonError(
-            f"{name} holds logs of several task versions: expected one, got {', '.join(different)}. Run the "
-            "older ones again, or name the logs that belong together."
-        )
+    version = _task_version(name, [log for _, log in logs])
     settings = next((log.results.settings for _, log in logs if log.results.settings), {})
     sampling = settings.pop("generation_kwargs", None)
     first = logs[0][1].results.file
@@ -175,7 +170,7 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
         "dataset": _dataset_hash([log for _, log in logs]),
         "dataset_name": None,
         "problems": len(problems),
-        "task_version": versions[0] if versions else None,
+        "task_version": version,
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for _, log in logs if log.metric)),
         "prompts_sha256": _hash([sample.sha256 for _, log in logs for sample in log.samples]),
@@ -195,6 +190,28 @@ def _from_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Evalu
         "logs": {f"{condition}, {layout}": str(path) for (condition, layout), path in files.items()},
     }
     return Evaluation(name=name, frame=frame, facts=facts, problems=problems)
+
+
+def _task_version(name: str, logs: Sequence[SampleLog]) -> float | str | None:
+    """The version of the task; None if it is not known, or there are several tasks with a version each.
+
+    Our tasks are one, with a name for each condition.
+
+    Raises:
+        ComparisonError: logs of one task are of several versions.
+    """
+    versions: dict[str | None, dict[str, float | str]] = {}
+    for log in logs:
+        if (version := log.results.version) is not None:
+            ours = all(condition is not None for condition, _ in log.arms)
+            versions.setdefault(None if ours else log.results.task, {})[str(version)] = version
+    if different := next((sorted(found) for found in versions.values() if len(found) > 1), None):
+        raise ComparisonError(
+            f"{name} holds logs of several task versions: expected one, got {', '.join(different)}. Run the "
+            "older ones again, or name the logs that belong together."
+        )
+    every = {key: version for found in versions.values() for key, version in found.items()}
+    return next(iter(every.values())) if len(every) == 1 else None
 
 
 def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:

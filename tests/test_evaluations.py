@@ -148,6 +148,24 @@ def test_settings_that_change_nothing_may_differ(tmp_path):
     assert read_evaluation(logs), "what is not known is not compared"
 
 
+def test_versions_are_compared_between_logs_of_one_task(tmp_path):
+    with pytest.raises(
+        ComparisonError, match=r"logs of several task versions: expected one, got 3.0, 4.0. Run the older"
+    ):
+        read_evaluation(both(tmp_path, versions={"task": 4}))
+    logs = both(tmp_path, versions={"other": 4})
+    logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
+    assert read_evaluation(logs).facts["task_version"] is None, "another task has versions of its own"
+    (tmp_path / "ours").mkdir()
+    for file in (*RUN.glob("samples_*"), *RUN.glob("results_*")):
+        shutil.copy(file, tmp_path / "ours")
+    (file,) = (tmp_path / "ours").glob("results_*")
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
+    with pytest.raises(ComparisonError, match=r"expected one, got 1\.0, 2\.0"):
+        read_evaluation(tmp_path / "ours")
+
+
 def test_a_log_is_given_once_and_is_whole(tmp_path):
     logs = both(tmp_path)
     with pytest.raises(ComparisonError, match="is given twice: expected one log a condition"):
