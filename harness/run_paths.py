@@ -58,11 +58,11 @@ def locate_folder(run: str) -> Path:
     """The same, where sample logs do not do.
 
     Raises:
-        ConfigError: there are several, or it is a sample log.
+        ConfigError: there are several, or it is sample logs.
     """
     found = locate_one([run])
-    if not isinstance(found, Path):
-        raise ConfigError(f"{run}: expected a folder that `mless run` made, got a sample log. Name the run's folder.")
+    if not isinstance(found, Path) or (_is_run(found) and not (found / RECEIPT).exists()):
+        raise ConfigError(f"{run}: expected a folder that `mless run` made, got sample logs. Name the run's folder.")
     return found
 
 
@@ -71,7 +71,10 @@ def _runs_in(path: Path) -> list[Path]:
     if not path.is_dir() or (path / JOURNAL).exists() or _is_run(path):
         return [path]
     inside = [child for folder in _folders(path) for child in ([folder] if _is_run(folder) else _logs_in(folder))]
-    return inside or [path]  # whose reader says what was expected
+    once: dict[Path, Path] = {}  # a link beside what it leads to is no second run
+    for child in inside:
+        once.setdefault(child.resolve(), child)
+    return list(once.values()) or [path]  # whose reader says what was expected
 
 
 def _logs_in(folder: Path) -> list[Path]:
@@ -84,4 +87,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir())
+    """What is in a folder, links last."""
+    return sorted((child for child in path.iterdir() if child.is_dir()), key=lambda child: (child.is_symlink(), child))

@@ -44,6 +44,19 @@ def test_a_folder_stands_for_the_finished_runs_in_it(results):
     assert results / "begun" not in locate([str(results)]), "logs of a run that did not end are none"
 
 
+def test_a_link_beside_its_run_is_no_second_run(results):
+    there = locate([str(results)])
+    (results / "a-latest").symlink_to(results / "demo")
+    (results / "latest-logs").symlink_to(results / "stock")
+    assert locate([str(results)]) == there
+    elsewhere = results.rename(results.with_name("moved"))
+    results.mkdir()
+    (results / "link").symlink_to(elsewhere / "demo")
+    assert locate([str(results)]) == [results / "link"]
+    with pytest.raises(ComparisonError, match=r"demo is given twice: expected every run once\. Leave one out"):
+        make_table([str(results), str(elsewhere / "demo")])
+
+
 def test_logs_named_by_condition_are_one_run(results):
     assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [
         results / "demo",
@@ -64,8 +77,11 @@ def test_one_run_is_one(results):
     assert locate_folder(str(results)) == results / "demo"
     with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun. Take them one after another"):
         locate_one([str(results / "demo"), str(results / "begun")])
-    with pytest.raises(ConfigError, match="expected a folder that `mless run` made, got a sample log"):
+    with pytest.raises(ConfigError, match="expected a folder that `mless run` made, got sample logs"):
         locate_folder("wo=x")
+    shutil.copytree(RUN, results / "logs", ignore=shutil.ignore_patterns("run.json", "journal.jsonl"))
+    with pytest.raises(ConfigError, match="logs: expected a folder that `mless run` made, got sample logs"):
+        locate_folder(str(results / "logs"))
 
 
 def test_a_folder_holding_one_log_is_that_log(results):
