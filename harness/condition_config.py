@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import Field, StrictInt, ValidationError
@@ -97,6 +98,12 @@ def draw_sentences(values: Any) -> Any:
             for place, number in enumerate(drawn, start=1)
         ]
     return expanded
+
+
+def drawn_names(name: str, conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """What `draw_sentences` made of `{name: NAME, sentences: N}`; empty if it made nothing of that name."""
+    names = [condition.name for condition in conditions if isinstance(condition.filler, Sentence)]
+    return tuple(found for found in names if re.fullmatch(rf"{re.escape(name)}-\d+", found))
 
 
 def written(condition: Condition) -> str | dict[str, Any]:

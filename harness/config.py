@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harness import resources
-from harness.condition_config import as_condition, draw_sentences, written
+from harness.condition_config import as_condition, draw_sentences, drawn_names, written
 from harness.conditions import (
     BASELINE,
     DEFAULT_SEED,
@@ -101,7 +101,7 @@ class RunConfig(Strict):
         primary: The condition whose difference from `wo` the experiment is about, named before it is run. By default
             `mless` if it is among the conditions.
         family: The conditions whose differences from `wo` are tested, all as one family; others are exploratory. By
-            default all of the run's.
+            default all of the run's. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
         replicates: How often the baseline is run: 2 gives a noise floor (A/A).
         prompt_null: So many harmless edits of the prompt are run too, without a filler.
     """
@@ -126,6 +126,17 @@ class RunConfig(Strict):
     output: Path = Path("results")
     seed: int = DEFAULT_SEED
 
+    @field_validator("family")
+    @classmethod
+    def _with_drawn(cls, family: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        """The name that drawn sentences have in common stands for all of them."""
+        if family is None or "conditions" not in info.data:
+            return family
+        conditions = info.data["conditions"]
+        names = {condition.name for condition in conditions}
+        spelt = [(name,) if name in names else drawn_names(name, conditions) or (name,) for name in family]
+        return tuple(name for some in spelt for name in some)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
@@ -138,6 +149,8 @@ class RunConfig(Strict):
             raise ValueError("a condition's name ends like a layout; rename it")
         if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
             raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
+        if self.primary not in names and (drawn := drawn_names(self.primary or "", self.conditions)):
+            raise ValueError(f"primary is one condition, and drawn sentences are several: {', '.join(drawn)}")
         if self.primary is not None and (self.primary == BASELINE or not {BASELINE, self.primary} <= set(names)):
             raise ValueError(
                 f"primary is compared with {BASELINE}: both must be among the conditions {', '.join(names)}"

@@ -115,6 +115,14 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     assert len(texts) == 3 and all(condition.filler.count == 40 for condition in config.conditions[1:4])
     assert load_config(write(tmp_path, config.as_written())) == config
     assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]})) == config
+    named = {**MINIMAL, "conditions": ["wo", several, "random"], "family": ["unrelated", "random"]}
+    tested = load_config(write(tmp_path, named))
+    assert tested.tested == tested.family == ("unrelated-1", "unrelated-2", "unrelated-3", "random")
+    assert load_config(write(tmp_path, tested.as_written())) == tested
+    with pytest.raises(
+        ConfigError, match=r"primary is one condition, and drawn .* several: unrelated-1, unrelated-2, unrelated-3"
+    ):
+        load_config(write(tmp_path, {**named, "primary": "unrelated"}))
     other = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", {**several, "seed": 5}]}))
     assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
 
