@@ -76,7 +76,9 @@ def _text(grid: Grid, colour: bool) -> str:
     with console.capture() as captured:
         console.print(table)
     lines = [line.rstrip() for line in captured.get().splitlines()]
-    return "\n".join([*_fold(grid.title), "", *lines, *([""] if grid.notes else []), *_fold_all(grid.notes)])
+    return "\n".join(
+        [*_fold(grid.title, hyphens=False), "", *lines, *([""] if grid.notes else []), *_fold_all(grid.notes)]
+    )
 
 
 def _markdown(grid: Grid, colour: bool) -> str:
@@ -118,8 +120,12 @@ def _latex(grid: Grid, colour: bool) -> str:
     )
 
 
-def _fold(text: str) -> list[str]:
-    return textwrap.wrap(text.translate(_PLAIN), WIDTH, subsequent_indent="  ", break_long_words=False) or [""]
+def _fold(text: str, *, hyphens: bool = True) -> list[str]:
+    """Lines of at most WIDTH; names, which may hold hyphens, stay whole where these are no places to break."""
+    lines = textwrap.wrap(
+        text.translate(_PLAIN), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens
+    )
+    return lines or [""]
 
 
 def _fold_all(notes: Sequence[str]) -> list[str]:
