@@ -136,7 +136,8 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     receipt["generation"] = {**receipt["generation"], "until": ["x"]}
     (results / "sampled" / "run.json").write_text(json.dumps(receipt))
     page = make_leaderboard_page([str(results)])
-    titles = [" ".join(part.split("\n\n")[0].split()) for part in f"\n\n{page}".split("\n\ndemo, ")[1:]]
+    blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title
+    titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     said = "mless-demo, raw, 500 problems, 1 sample each"
     assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
     with pytest.raises(ComparisonError, match=r"is given twice: expected every run once"):
