@@ -14,11 +14,12 @@ from harness.conditions import Condition, named_conditions
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, RunError
+from harness.journal import is_stored
 from harness.prompt_edits import is_edit
 from harness.prompts import Layout, Segment, hash_text
 from harness.records import read_receipt
 from harness.run_folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
-from harness.sample_log import LoggedSample, SampleLog, read_log
+from harness.sample_log import LoggedSample, SampleLog, find_logs, read_log
 from harness.tokenization import render
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ def read_source(
         named = {condition: read_log(Path(log), metric=metric) for condition, log in path.items()}
         return _from_logs(", ".join(f"{condition}={log}" for condition, log in path.items()), named, layout)
     folder = Path(path)
-    if any((folder / name).exists() for name in (RECEIPT, JOURNAL)):
+    if any(is_stored(folder / name) for name in (RECEIPT, JOURNAL)):
         return _from_run(folder, layout)
-    files = sorted(folder.rglob("samples_*.jsonl")) if folder.is_dir() else [folder]
+    files = find_logs(folder) if folder.is_dir() else [folder]
     if not files:
         raise RunError(
             f"{folder} holds neither a run ({RECEIPT}) nor sample logs (samples_*.jsonl). Expected the --output of "

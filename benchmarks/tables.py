@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.report import Figures, row, section
 from benchmarks.runs import ROOT, say, work_folder, write_json
+from harness.journal import open_stored, read_journal
 from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
@@ -90,24 +91,24 @@ def multiply(folder: Path, samples: int) -> Path:
     """A finished run folder of so many samples, made of the committed one."""
     folder.mkdir(parents=True)
     label, rng = folder.name, random.Random(folder.name)
-    lines = (EXAMPLE / JOURNAL).read_text(encoding="utf-8").splitlines()
-    scores = [json.loads(line) for line in (EXAMPLE / SCORES).read_text(encoding="utf-8").splitlines()]
-    by_key = {score["key"]: score for score in scores[1:]}
-    records = [json.loads(line) for line in lines[1:]]
+    header, *records = read_journal(EXAMPLE / JOURNAL)
+    version, *scores = read_journal(EXAMPLE / SCORES)
+    by_key = {score["key"]: score for score in scores}
     session = next(record for record in records if record["key"].startswith("session"))
     session["config"]["model"]["label"] = label
     receipt = json.loads((EXAMPLE / RECEIPT).read_text(encoding="utf-8"))
     receipt["config"]["model"]["label"] = label
     (folder / RECEIPT).write_text(json.dumps(receipt), encoding="utf-8")
-    shutil.copy(EXAMPLE / PROMPTS, folder / PROMPTS)
+    with open_stored(EXAMPLE / PROMPTS) as prompts:
+        (folder / PROMPTS).write_bytes(prompts.read())
     filler = " ".join(map(str, range(CHARACTERS)))
     base = [record for record in records if "task" in record]
     with (
         (folder / JOURNAL).open("w", encoding="utf-8") as journal,
         (folder / SCORES).open("w", encoding="utf-8") as out,
     ):
-        journal.write(f"{lines[0]}\n{json.dumps(session)}\n")
-        out.write(json.dumps(scores[0]) + "\n")
+        journal.write(f"{json.dumps(header)}\n{json.dumps(session)}\n")
+        out.write(json.dumps(version) + "\n")
         for number in range(samples):
             repeat, place = divmod(number, len(base))
             sample, score = dict(base[place]), dict(by_key[base[place]["key"]])

@@ -87,6 +87,16 @@ def regrade(
 
 
 @app.command()
+def pack(
+    run: RunPath,
+) -> None:
+    """Compress a run's files to a tenth or less, to commit or send them; every command reads them so."""
+    from harness.run_folder import pack as pack_run
+
+    pack_run(run)
+
+
+@app.command()
 def table(
     runs: RunNames,
     form: FormatName = "text",

@@ -18,11 +18,12 @@ from harness.documents import hash_problem
 from harness.errors import ComparisonError, RunError
 from harness.forms import IdentityForm, fit
 from harness.grading import COLUMNS as GRADERS
+from harness.journal import is_stored
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
 from harness.records import read_receipt
 from harness.run_folder import JOURNAL, RECEIPT, read_identity, read_prompts
-from harness.sample_log import LoggedSample, SampleLog, read_log
+from harness.sample_log import LoggedSample, SampleLog, find_logs, read_log
 
 if TYPE_CHECKING:
     import pandas
@@ -61,8 +62,8 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
     if isinstance(path, Mapping):
         logs = {name: read_log(file, metric=metric, prompts=False) for name, file in path.items()}
         return _from_logs(" ".join(f"{name}={file}" for name, file in path.items()), list(logs.items()))
-    files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
-    if any((path / name).exists() for name in (RECEIPT, JOURNAL)) or not files or not path.exists():
+    files = find_logs(path) if path.is_dir() else [path]
+    if any(is_stored(path / name) for name in (RECEIPT, JOURNAL)) or not files or not path.exists():
         return _from_run(path)  # whose refusal says what was expected
     read = [read_log(file, metric=metric, prompts=False) for file in files]
     return _from_logs(str(path), [(None, log) for log in read])

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import errno
 import json
+import lzma
 import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from harness.errors import JournalError
+
+PACKED = ".xz"
+"""Ending of a file in packed form; `harness.run_folder.pack` makes it."""
 
 SYNC_SECONDS = 2.0
 """At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
@@ -122,13 +126,29 @@ class Journal:
         self._dirty = True
 
 
+def is_stored(path: Path) -> bool:
+    """Whether the file is there, as it is or packed."""
+    return path.is_file() or path.with_name(path.name + PACKED).is_file()
+
+
+def open_stored(path: Path) -> IO[bytes]:
+    """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).
+
+    Raises:
+        OSError: there is neither.
+    """
+    if path.is_file() or not is_stored(path):
+        return path.open("rb")
+    return lzma.open(path.with_name(path.name + PACKED))
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """The header, then every record. A torn last line is passed over.
 
     Raises:
         JournalError: there is no journal, or a line in the middle is damaged.
     """
-    if not path.is_file():
+    if not is_stored(path):
         raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it; check the path.")
     for _, record, _ in _lines(path):
         yield record
@@ -167,7 +187,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
     """
     end = 0
     try:
-        with path.open("rb") as stream:
+        with open_stored(path) as stream:
             for number, line in enumerate(stream, start=1):
                 if not line.endswith(b"\n"):
                     return
@@ -178,6 +198,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
                         f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
                     )
                 yield number, record, end
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{path}{PACKED} is damaged ({error}). Restore it from a copy.") from None
     except OSError as error:
         raise _unwritable(path, error) from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from harness.errors import RunError
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
-from harness.journal import read_journal
+from harness.journal import open_stored, read_journal
 from harness.run_folder import JOURNAL, SCORES, doubled, refuse_missing
 
 if TYPE_CHECKING:
@@ -203,13 +205,14 @@ def _read(
 
     schema = pyarrow.schema([(name, getattr(pyarrow, kind)()) for name, kind in fields.items()])
     try:
-        batches = pyarrow.json.open_json(
-            path,
-            read_options=pyarrow.json.ReadOptions(block_size=BLOCK),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-        return pyarrow.Table.from_batches([reduce(batch) for batch in batches])
-    except (pyarrow.ArrowInvalid, FileNotFoundError):
+        with nullcontext(path) if path.is_file() else open_stored(path) as source:
+            batches = pyarrow.json.open_json(
+                source,
+                read_options=pyarrow.json.ReadOptions(block_size=BLOCK),
+                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+            )
+            return pyarrow.Table.from_batches([reduce(batch) for batch in batches])
+    except (pyarrow.ArrowInvalid, FileNotFoundError, lzma.LZMAError, EOFError):
         pass
     try:
         return pyarrow.Table.from_batches([reduce(batch) for batch in _read_lines(path, schema)])

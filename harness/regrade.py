@@ -10,7 +10,7 @@ from rich.progress import track
 
 from harness.errors import JournalError
 from harness.grading import GRADER_VERSION
-from harness.journal import Journal, read_journal
+from harness.journal import Journal, is_stored, read_journal
 from harness.run import finish
 from harness.run_folder import (
     SCORES,
@@ -20,6 +20,7 @@ from harness.run_folder import (
     read_samples,
     read_scores,
     set_old_scores_aside,
+    unpack,
 )
 from harness.scores import Scorer
 
@@ -35,7 +36,9 @@ def regrade(path: Path) -> str:
     read_receipt(path)
     held = lock(path)
     try:
-        old = islice(read_journal(path / SCORES), 1, None) if (path / SCORES).exists() else ()
+        with clear_messages(path):
+            unpack(path)
+        old = islice(read_journal(path / SCORES), 1, None) if is_stored(path / SCORES) else ()
         before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
         part = path / f"{SCORES}.part"
         part.unlink(missing_ok=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import lzma
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from harness.conditions import BASELINE
 from harness.errors import JournalError, RunError
 from harness.forms import ConfigForm, GradeForm, PromptForm, fit
 from harness.grading import GRADER_VERSION
-from harness.journal import Journal, differences, read_journal
+from harness.journal import PACKED, Journal, differences, is_stored, open_stored, read_journal
 from harness.samples import hash_prompts
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
@@ -43,6 +45,7 @@ class RunFolder:
         with clear_messages(path), ExitStack() as opened:
             _make(path)
             opened.callback(lock(path).release)
+            unpack(path)
             if not known_identity(path):
                 write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
             self.journal = opened.enter_context(Journal(path / JOURNAL, _as_begun(path, identity)))
@@ -114,7 +117,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 def known_identity(path: Path) -> dict[str, Any]:
     """The same, empty where there is no journal yet, or none that got as far as its first line."""
-    return read_identity(path) if (path / JOURNAL).exists() else {}
+    return read_identity(path) if is_stored(path / JOURNAL) else {}
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
@@ -181,7 +184,7 @@ def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
 
 def scores_version(path: Path) -> int | None:
     """The grader's version of the folder's scores; None where there are none."""
-    if not (path / SCORES).exists():
+    if not is_stored(path / SCORES):
         return None
     header: dict[str, Any] = next(iter(read_journal(path / SCORES)), {})
     return header.get("grader_version")
@@ -223,14 +226,14 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         JournalError: the file is missing, or is not the one that the journal's first line speaks of.
     """
     try:
-        lines = (path / PROMPTS).read_text(encoding="utf-8").rstrip("\n").split("\n")
-        rows = [json.loads(line) for line in lines]
+        with open_stored(path / PROMPTS) as stream:
+            rows = [json.loads(line) for line in stream]
         whole = all(hashlib.sha256(row["prompt"].encode()).hexdigest() == row["prompt_sha256"] for row in rows)
         if whole and hash_prompts(rows) == read_identity(path)["prompts_sha256"]:
             for row in rows:
                 fit(PromptForm, row, path / PROMPTS, "Restore it from a copy.")
             return rows
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, lzma.LZMAError, EOFError):
         pass
     raise JournalError(
         f"{path / PROMPTS} is missing or damaged: it does not hold the prompts of the journal beside it. Restore it "
@@ -269,7 +272,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _make(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    if not (path / JOURNAL).exists() and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
+    if not is_stored(path / JOURNAL) and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
         raise JournalError(
             f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."
         )
@@ -280,6 +283,32 @@ def set_old_scores_aside(path: Path) -> None:
     version = scores_version(path)
     if version not in (None, GRADER_VERSION):
         (path / SCORES).replace(path / f"scores-grader-{version}.jsonl")
+
+
+def pack(path: Path) -> None:
+    """Compress a folder's JSON lines, to a tenth or less of their size.
+
+    Every command reads a packed run as it is. What writes to it (continuing, regrading) unpacks it first.
+
+    Raises:
+        JournalError: another process has the folder, there is no run, or it cannot be written.
+    """
+    if not is_stored(path / JOURNAL):
+        raise JournalError(f"{path} holds no run: expected {JOURNAL} in it. Check the path.")
+    with clear_messages(path), lock(path):
+        for file in sorted(path.glob("*.jsonl")):
+            packed = file.with_name(file.name + PACKED)
+            with whole(packed) as part, file.open("rb") as source, lzma.open(part, "wb", preset=9) as target:
+                shutil.copyfileobj(source, target)
+            file.unlink()
+
+
+def unpack(path: Path) -> None:
+    """Undo `pack`; the caller holds the folder's lock."""
+    for packed in sorted(path.glob(f"*.jsonl{PACKED}")):
+        with whole(packed.with_suffix("")) as part, lzma.open(packed) as source, part.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        packed.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:

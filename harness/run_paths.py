@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
+from harness.journal import is_stored
 from harness.run_folder import JOURNAL, RECEIPT
 
 RunPath = Path | dict[str, Path]
@@ -68,7 +69,7 @@ def locate_folder(run: str) -> Path:
 
 def _runs_in(path: Path) -> list[Path]:
     """The run itself, or the finished runs in a folder of runs; lm-eval puts a folder a model around its logs."""
-    if not path.is_dir() or (path / JOURNAL).exists() or _is_run(path):
+    if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
     inside = [child for folder in _folders(path) for child in ([folder] if _is_run(folder) else _logs_in(folder))]
     once: dict[Path, Path] = {}  # a link beside what it leads to is no second run
@@ -83,7 +84,7 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     """Whether a folder holds a finished run of ours, or lm-eval's logs."""
-    return (folder / RECEIPT).is_file() or (not (folder / JOURNAL).exists() and any(folder.glob("samples_*.jsonl")))
+    return (folder / RECEIPT).is_file() or (not is_stored(folder / JOURNAL) and any(folder.glob("samples_*.jsonl*")))
 
 
 def _folders(path: Path) -> list[Path]:

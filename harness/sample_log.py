@@ -16,6 +16,7 @@ from typing import Any
 from harness.documents import document_prompt, hash_problem, is_ours
 from harness.errors import RunError
 from harness.forms import DocumentForm, GradeForm, LogLineForm, encodable, fit
+from harness.journal import PACKED, is_stored, open_stored
 from harness.prompts import Layout, Segment, hash_text, refuse_other_text
 from harness.task_results import TaskResults, read_results
 
@@ -253,7 +254,7 @@ def _flat(values: Any) -> list[str]:
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each line with its place, for messages."""
-    with path.open("rb") as stream:
+    with open_stored(path) as stream:
         for number, raw in enumerate(stream, start=1):
             where = f"{path}, line {number}"
             try:
@@ -269,12 +270,17 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, line
 
 
+def find_logs(folder: Path) -> list[Path]:
+    """The sample logs in a folder, however deep; a packed one by the name that it has unpacked."""
+    return sorted({log.with_name(log.name.removesuffix(PACKED)) for log in folder.rglob("samples_*.jsonl*")})
+
+
 def _one_file(path: Path) -> Path:
     """The log itself, or the one that a folder holds."""
-    found = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
+    found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
     if len(found) != 1:
         named = f", such as {found[0]}" if found else ""
         raise RunError(f"{path} is a folder with {len(found)} sample logs{named}: expected one. Name the file itself.")
-    if not found[0].is_file():
+    if not is_stored(found[0]):
         raise RunError(f"{path} does not exist. Expected a sample log of lm_eval --log_samples; check the path.")
     return found[0]

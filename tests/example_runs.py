@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +17,22 @@ from harness.evaluations import Evaluation
 from harness.grading import COLUMNS as GRADERS
 from harness.plan import make_plan
 from harness.run import _generation_config, _session, execute, run_identity
-from harness.run_folder import RunFolder
+from harness.run_folder import RunFolder, unpack
 from harness.samples import Request, Sample, hash_setting
+
+
+def _unpacked(folder: Path) -> Path:
+    """A copy of a committed run that tests may read as plain JSON lines; it goes with this process."""
+    copy = Path(tempfile.mkdtemp(prefix="mless-tests-")) / folder.name
+    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    unpack(copy)
+    return copy
+
+
+ROOT = Path(__file__).resolve().parent.parent
+GREEDY_RUN = _unpacked(ROOT / "tests" / "greedy_run")
+"""The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
 
 CONFIG = {
     "name": "made",

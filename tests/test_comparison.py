@@ -17,6 +17,7 @@ from harness import load_run
 from harness.errors import ComparisonError
 from harness.statistics import COLUMNS, compare, holm, mcnemar_test, noise_floor, score_interval, verdict
 from harness.statistics.verdicts import judge
+from tests.example_runs import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parent.parent
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
@@ -244,7 +245,7 @@ def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
 
 
 def test_the_committed_example_run_is_compared():
-    frame = load_run(ROOT / "tests" / "greedy_run")
+    frame = load_run(GREEDY_RUN)
     table = compare(frame)
     assert table["condition"].to_list() == list(frame["condition"].cat.categories)
     assert (table["n"] == 500).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from harness.evaluations import read_evaluation
 from harness.leaderboard import make_leaderboard
 from harness.run_folder import read_prompts
 from harness.tables import make_table
-from tests.example_runs import evaluation
+from tests.example_runs import GREEDY_RUN, evaluation
 
-RUN = Path(__file__).resolve().parent / "greedy_run"
 DATE = "2026-01-0{}T00-00-00.0"
 
 
@@ -104,10 +102,10 @@ def test_other_problems_under_the_same_numbers_are_refused(tmp_path, lines):
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    run = read_evaluation(RUN)
-    (log,) = RUN.glob("samples_demo_random_*")
+    run = read_evaluation(GREEDY_RUN)
+    (log,) = GREEDY_RUN.glob("samples_demo_random_*")
     assert read_evaluation(log).problems == run.problems and len(run.problems) == 500
-    docs = {row["condition"]: row["doc"] for row in read_prompts(RUN) if row["doc"]["id"].endswith("/7.json")}
+    docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
     other = {**docs["wo"], "problem": "Another?"}
@@ -157,7 +155,7 @@ def test_versions_are_compared_between_logs_of_one_task(tmp_path):
     logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
     assert read_evaluation(logs).facts["task_version"] is None, "another task has versions of its own"
     (tmp_path / "ours").mkdir()
-    for file in (*RUN.glob("samples_*"), *RUN.glob("results_*")):
+    for file in (*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")):
         shutil.copy(file, tmp_path / "ours")
     (file,) = (tmp_path / "ours").glob("results_*")
     results = json.loads(file.read_text())
@@ -244,7 +242,7 @@ def test_a_damaged_results_file_is_named(tmp_path, text):
 
 def our_log(tmp_path, change):
     """A log of our task, one line of which is changed."""
-    (log,) = RUN.glob("samples_demo_wo_*")
+    (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
     lines = [json.loads(text) for text in log.read_text().splitlines()[:3]]
     change(lines[1])
     path = tmp_path / "ours.jsonl"
@@ -305,7 +303,7 @@ def test_half_a_pair_in_words_is_spelt_out(tmp_path):
 
 
 def test_runs_of_one_label_agree_in_their_settings(tmp_path):
-    ours = read_evaluation(RUN)
+    ours = read_evaluation(GREEDY_RUN)
     assert ours.facts["settings"] == {
         "backend": "vllm",
         "model_args": {"dtype": "float32", "max_model_len": "4096", "enforce_eager": "True"},
@@ -313,7 +311,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
         "seed": 1234,
         "limit": None,
     }
-    shutil.copytree(RUN, tmp_path / "second")
+    shutil.copytree(GREEDY_RUN, tmp_path / "second")
     path = tmp_path / "second" / "run.json"
     receipt = json.loads(path.read_text())
 
@@ -383,13 +381,13 @@ def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, ca
     from tests.test_cli import here, refused
 
     folder = tmp_path / "run"
-    shutil.copytree(RUN, folder)
+    shutil.copytree(GREEDY_RUN, folder)
     options = ["-o", str(tmp_path / "out")] if command in ("plot", "report", "export") else []
     (folder / "run.json").write_bytes(b'{"tasks":\xff}')
     refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged")
     (folder / "run.json").write_text('{"tasks": [1], "model": {}}')
     refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json: run: field required")
-    shutil.copy(RUN / "run.json", folder)
+    shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"
     journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
     missing = "the sample of problem" if command == "flips" else "samples are missing: expected 2000, got 1996"

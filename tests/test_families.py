@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,8 @@ from harness.leaderboard import as_json, make_leaderboard
 from harness.statistics import holm
 from harness.tables import make_table
 from harness.wording import NONE
-from tests.example_runs import drawn, evaluation, right, write_run
+from tests.example_runs import GREEDY_RUN, drawn, evaluation, right, write_run
 
-OLD = Path(__file__).resolve().parent / "greedy_run"
 """A run that was made before runs registered a family."""
 REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -90,7 +88,7 @@ def test_against_another_baseline_there_is_no_prompt_null():
     assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.edits == ()
     edit = make_leaderboard([whole], baseline="edit-01")
     assert edit.comparison["condition"].tolist() == ["wo", "mless", "edit-01"]
-    assert "Differences from w/ Mless in points" in make_table([str(OLD)], baseline="mless")
+    assert "Differences from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
@@ -99,7 +97,7 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     receipt = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
     assert read_evaluation(run).facts["family"] == ["mless"]
-    assert [read_evaluation(OLD).facts[name] for name in ("primary", "family")] == [None, None], "it is older"
+    assert [read_evaluation(GREEDY_RUN).facts[name] for name in ("primary", "family")] == [None, None], "it is older"
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
     header = json.loads(first)
     header["config"]["family"] = [7]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,9 +30,9 @@ from harness.figures.style import GAINED, LOST, in_order
 from harness.leaderboard import accuracy_table
 from harness.plots import KINDS, make_plots
 from harness.statistics import compare
+from tests.example_runs import GREEDY_RUN
 from tests.test_cli import here, refused
 
-DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 EDITS = tuple(f"edit_{number}" for number in range(6))
 MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}
 
@@ -388,13 +387,13 @@ def test_the_studys_conditions_come_first_and_in_its_order():
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
-    files = make_plots([str(DEMO_RUN)], tmp_path / "figures", width="column")
+    files = make_plots([str(GREEDY_RUN)], tmp_path / "figures", width="column")
     assert [file.name for file in files] == [
         f"{kind}-column.{suffix}" for kind in KINDS for suffix in ("png", "svg", "pdf", "csv")
     ]
     assert all(file.stat().st_size > 500 for file in files)
     shown = pandas.read_csv(tmp_path / "figures" / "forest-column.csv")
-    expected = compare(load_run(DEMO_RUN)).set_index("condition")
+    expected = compare(load_run(GREEDY_RUN)).set_index("condition")
     for condition, row in shown[shown["verdict"] != "prompt null"].set_index("condition").iterrows():
         if row["verdict"] != "baseline":
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
@@ -403,33 +402,37 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     receipt = json.loads(image.text["Description"])
     assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
     assert image.width == 990
-    again = make_plots([str(DEMO_RUN)], tmp_path / "again", kinds=["bars"], width="column")
+    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["bars"], width="column")
     assert [file.read_bytes() for file in again] == [
         (tmp_path / "figures" / file.name).read_bytes() for file in again
     ], "the same numbers give the same files"
 
 
 def test_the_command_names_its_files_and_refuses_what_it_does_not_know(capsys, monkeypatch, tmp_path):
-    done = here(capsys, monkeypatch, "plot", str(DEMO_RUN), "--kind", "flips", "-o", str(tmp_path))
+    done = here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "flips", "-o", str(tmp_path))
     assert done.returncode == 0
     assert done.stdout.split() == [
         word for suffix in ("png", "svg", "pdf", "csv") for word in (suffix, str(tmp_path / f"flips.{suffix}"))
     ]
     known = "bars, forest, flips, levels, subjects, lengths"
-    refused(here(capsys, monkeypatch, "plot", str(DEMO_RUN), "--kind", "pie"), f"--kind 'pie': expected one of {known}")
-    refused(here(capsys, monkeypatch, "plot", str(DEMO_RUN), "--width", "wall"), "--width 'wall': expected page or col")
+    refused(
+        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "pie"), f"--kind 'pie': expected one of {known}"
+    )
+    refused(
+        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--width", "wall"), "--width 'wall': expected page or col"
+    )
     refused(here(capsys, monkeypatch, "plot", str(tmp_path)), "holds no finished run")
     (tmp_path / "file").write_text("")
     arguments = ("--kind", "bars", "-o", str(tmp_path / "file"))
-    refused(here(capsys, monkeypatch, "plot", str(DEMO_RUN), *arguments), "cannot be written: File exists. Choose")
+    refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. Choose")
 
 
 def test_lm_evals_logs_are_drawn_like_the_run_they_are_of(tmp_path):
     (tmp_path / "logs").mkdir()
-    for file in DEMO_RUN.glob("samples_*.jsonl"):
+    for file in GREEDY_RUN.glob("samples_*.jsonl"):
         shutil.copy(file, tmp_path / "logs")
     tables = []
-    for run in (DEMO_RUN, tmp_path / "logs"):
+    for run in (GREEDY_RUN, tmp_path / "logs"):
         *_, numbers = make_plots([str(run)], tmp_path, kinds=["forest"])
         shown = pandas.read_csv(numbers)
         tables.append(shown[shown["condition"].isin(["mless", "mful", "random"])][["condition", "difference", "high"]])

@@ -20,9 +20,10 @@ from harness import load_run
 from harness.prompts import Segment, hash_text
 from harness.statistics import compare
 from harness.wording import signed
+from tests.example_runs import GREEDY_RUN
 from tests.test_cli import here, refused
 
-DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
+EXAMPLE = Path(__file__).resolve().parent.parent / "results" / "demo"
 FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "
@@ -33,13 +34,13 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def frame():
     """What the command looks at unless told otherwise: the first sample of everything, the baseline's first run."""
-    frame = load_run(DEMO_RUN)
+    frame = load_run(GREEDY_RUN)
     return frame[(frame["replicate"] == 0) & (frame["sample_index"] == 0)]
 
 
 @pytest.fixture
 def flips(capsys, monkeypatch):
-    def run(*arguments, columns=80, path=DEMO_RUN):
+    def run(*arguments, columns=80, path=GREEDY_RUN):
         monkeypatch.setenv("COLUMNS", str(columns))
         return here(capsys, monkeypatch, "flips", str(path), *arguments)
 
@@ -64,7 +65,7 @@ def write(folder, name, lines):
 def hostile(tmp_path_factory):
     """The demo run, but every completion is hostile and so are the wrong answers."""
     folder = tmp_path_factory.mktemp("hostile") / "run"
-    shutil.copytree(DEMO_RUN, folder)
+    shutil.copytree(GREEDY_RUN, folder)
     samples, scores = read(folder, "journal.jsonl"), read(folder, "scores.jsonl")
     write(folder, "journal.jsonl", [{**line, "completion": HOSTILE} if "task" in line else line for line in samples])
     wrong = [{**line, "answer": HOSTILE} if line.get("verdict") == "incorrect" else line for line in scores]
@@ -159,7 +160,7 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
     lines = flips("--to", "mless").stdout.splitlines()
     counts = {name.replace("_", " "): len(changed(frame, "mless", name)) for name in FLIPS}
     assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
-    row = compare(load_run(DEMO_RUN), draws=1000).set_index("condition").loc["mless"]
+    row = compare(load_run(GREEDY_RUN), draws=1000).set_index("condition").loc["mless"]
     said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
     flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
     assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
@@ -167,18 +168,17 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
 
 
 def test_of_several_samples_each_count_says_how_it_counts(flips):
-    demo = DEMO_RUN.parent.parent / "results" / "demo"
-    row = compare(load_run(demo), draws=1000).set_index("condition").loc["mless"]
+    row = compare(load_run(EXAMPLE), draws=1000).set_index("condition").loc["mless"]
     mean = f"{row['wrong_to_right']:.1f} wrong to right, {row['right_to_wrong']:.1f} right to wrong"
     for rule, words in (("first", "first sample"), ("majority", "majority of samples"), ("any", "any right sample")):
-        lines = flips("--repeats", rule, "--n", "1", path=demo).stdout.splitlines()
+        lines = flips("--repeats", rule, "--n", "1", path=EXAMPLE).stdout.splitlines()
         assert re.fullmatch(rf"by (the )?{words}: wrong to right \d+, right to wrong \d+, .*", lines[1])
         assert lines[2].startswith("over all 200 problems, mean over pairs of samples: ") and lines[2].endswith(mean)
 
 
 def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(DEMO_RUN, run)
+    shutil.copytree(GREEDY_RUN, run)
     journal = [line for line in read(run, "journal.jsonl") if not line.get("replicate")]
     scores = read(run, "scores.jsonl")
     graded = {line["key"]: line for line in scores if "key" in line}
@@ -197,7 +197,7 @@ def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tm
     told = f"{noise['aa_wrong_to_right']:g} wrong to right, {noise['aa_right_to_wrong']:g} right to wrong"
     assert lines[3] == f"wo against itself (A/A): {told}"
     assert lines[1:3] == flips("--to", "mless").stdout.splitlines()[1:3]
-    for one, other in zip(read_source(run).problems, read_source(DEMO_RUN).problems, strict=True):
+    for one, other in zip(read_source(run).problems, read_source(GREEDY_RUN).problems, strict=True):
         assert {name: prompt.verdicts for name, prompt in one.prompts.items()} == {
             name: prompt.verdicts for name, prompt in other.prompts.items()
         }
@@ -219,7 +219,7 @@ def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(flips, fr
     path = tmp_path / "selection.json"
     done = flips("--to", "random", "--controls", "--save", str(path))
     assert done.stdout.endswith(f"\nselection  {path}\n")
-    source = read_source(DEMO_RUN)
+    source = read_source(GREEDY_RUN)
     selection = Selection.load(path)
     assert selection.on_outcome and selection.criterion.flip == "changed"
     assert selection == select(source, Criterion(flip="changed", condition="random", controls=True))
@@ -308,28 +308,27 @@ def test_what_was_not_recorded_is_said():
 
 
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
-    example = DEMO_RUN.parent.parent / "results" / "demo"
     said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
-    refused(flips("--to", "edit-01", path=example), said)
-    whole = compare(load_run(example), draws=1000).set_index("condition").loc["mless"]
-    told = flips(path=example).stdout.splitlines()
+    refused(flips("--to", "edit-01", path=EXAMPLE), said)
+    whole = compare(load_run(EXAMPLE), draws=1000).set_index("condition").loc["mless"]
+    told = flips(path=EXAMPLE).stdout.splitlines()
     assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]
     assert told[3].endswith(f"{up:.1f} wrong to right, {down:.1f} right to wrong")
 
 
 def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):
-    for file in DEMO_RUN.glob("samples_*.jsonl"):
+    for file in GREEDY_RUN.glob("samples_*.jsonl"):
         shutil.copy(file, tmp_path)
     entries = [
-        json.loads(flips("--to", "random", "--format", "json", path=path).stdout) for path in (DEMO_RUN, tmp_path)
+        json.loads(flips("--to", "random", "--format", "json", path=path).stdout) for path in (GREEDY_RUN, tmp_path)
     ]
     assert entries[0] == entries[1] and entries[0]
-    ours, theirs = (flips("--to", "random", path=path).stdout.splitlines() for path in (DEMO_RUN, tmp_path))
+    ours, theirs = (flips("--to", "random", path=path).stdout.splitlines() for path in (GREEDY_RUN, tmp_path))
     assert ours[1:] == theirs[1:]
     named = [f"{name}={next(tmp_path.glob(f'samples_demo_{name}_*'))}" for name in ("random", "wo")]
     assert json.loads(flips(*named[1:], "--to", "random", "--format", "json", path=named[0]).stdout) == entries[0]
-    refused(flips(str(DEMO_RUN)), "Expected one run, got 2: ")
+    refused(flips(str(GREEDY_RUN)), "Expected one run, got 2: ")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -28,9 +27,8 @@ from harness.side_grids import audit_grid, mediator_grid
 from harness.statistics import COLUMNS
 from harness.tables import Parts, make_leaderboard_page, make_table
 from harness.wording import MINUS, NONE, p_value, signed
-from tests.example_runs import drawn, evaluation, right, write_run
+from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, write_run
 
-DEMO = Path(__file__).resolve().parent / "greedy_run"
 REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""
@@ -38,7 +36,7 @@ REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 
 @pytest.fixture
 def demo_run(tmp_path):
-    shutil.copytree(DEMO, tmp_path / "demo")
+    shutil.copytree(GREEDY_RUN, tmp_path / "demo")
     return tmp_path / "demo"
 
 
@@ -92,7 +90,7 @@ def test_verdicts_in_words_and_only_what_passed_is_bold():
     assert "; *: the primary contrast." in text and "exploratory" not in text
     assert "of at least 299 problems" in text and "Equivalence is not adjusted for several" in text
     assert "inconclusive, which is no evidence of no effect" in text
-    line = next(line for line in make_table([str(DEMO)], form="markdown").splitlines() if "w/ Mless" in line)
+    line = next(line for line in make_table([str(GREEDY_RUN)], form="markdown").splitlines() if "w/ Mless" in line)
     assert "equivalent" in line and "**" not in line, "no better, no bold"
 
 
@@ -187,7 +185,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
     assert board.comparison["tests"].dropna().unique().tolist() == [5]
     assert "level" in comparison_grid(board).header
     with pytest.raises(ConfigError, match=r"--by expects subject or level, got 'colour'"):
-        make_table([str(DEMO)], by=["colour"])
+        make_table([str(GREEDY_RUN)], by=["colour"])
 
 
 def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
@@ -228,7 +226,7 @@ def test_no_table_is_wider_than_a_page():
             max(map(len, render_grids([grid], "text", [receipt_line(one) for one in board.receipt]).splitlines()))
             <= 100
         )
-    assert max(map(len, make_table([str(DEMO)], by=["subject"]).splitlines())) <= 100
+    assert max(map(len, make_table([str(GREEDY_RUN)], by=["subject"]).splitlines())) <= 100
 
 
 def test_text_is_bold_on_a_terminal_only():
@@ -286,12 +284,12 @@ def test_no_character_of_a_label_gives_a_terminal_an_order(form):
 
 def test_every_format_ends_with_the_receipt():
     for form in ("text", "markdown", "latex", "csv", "json"):
-        page = make_table([str(DEMO)], form=form)
+        page = make_table([str(GREEDY_RUN)], form=form)
         assert "09e2316a" in page.split("inconclusive")[-1], form
     with pytest.raises(
         ConfigError, match=r"Unknown table format 'html': expected one of text, markdown, csv, latex, json"
     ):
-        make_table([str(DEMO)], form="html")
+        make_table([str(GREEDY_RUN)], form="html")
 
 
 def test_a_receipt_says_that_files_differed_from_the_revision():
@@ -302,21 +300,21 @@ def test_a_receipt_says_that_files_differed_from_the_revision():
 
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
-    data = json.loads(make_table([str(DEMO)], form="json"))
+    data = json.loads(make_table([str(GREEDY_RUN)], form="json"))
     assert data["schema"] == "mless-table/1" and data["primary"] == [] and data["family"] is None
     assert all(list(row) == list(COLUMNS) for row in data["rows"])
     assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
-    assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(DEMO)
-    lines = [line for line in make_table([str(DEMO)], form="csv").splitlines() if not line.startswith("#")]
+    assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(GREEDY_RUN)
+    lines = [line for line in make_table([str(GREEDY_RUN)], form="csv").splitlines() if not line.startswith("#")]
     for row, line in zip(data["rows"], csv.DictReader(io.StringIO("\n".join(lines))), strict=True):
         assert float(line["accuracy"]) == row["accuracy"] and line["verdict"] == row["verdict"]
         assert (line["p_adjusted"] == "") == (row["p_adjusted"] is None)
-    documented = (DEMO.parent.parent / "docs" / "tables.md").read_text()
+    documented = (ROOT / "docs" / "tables.md").read_text()
     assert not [name for name in (*data, *COLUMNS, *MEDIATORS, *data["receipt"][0]) if f"`{name}`" not in documented]
-    audit = make_table([str(DEMO)], form="csv", parts=Parts(audit=True))
+    audit = make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True))
     assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
     with pytest.raises(ConfigError, match=r"CSV holds one table: .* got --mediators and --audit"):
-        make_table([str(DEMO)], form="csv", parts=Parts(audit=True, mediators=True))
+        make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True, mediators=True))
 
 
 def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
@@ -354,28 +352,28 @@ def test_the_audit_has_each_graders_difference():
         pytest.approx([200 / 3, 100 / 3, 50])
     )
     assert found["ours_difference"].isna().tolist() == [True, False]
-    whole = audit_table(load_run(DEMO))
+    whole = audit_table(load_run(GREEDY_RUN))
     assert whole["authors_rule_only_ours"].tolist() == [9, 9, 9, 9]
-    notes = audit_grid(make_leaderboard([read_evaluation(DEMO)])).notes
+    notes = audit_grid(make_leaderboard([read_evaluation(GREEDY_RUN)])).notes
     assert "Most at odds with ours: authors_rule, w/o: 9 samples are right by ours only, 4 by it only." in notes
 
 
 def test_lm_evals_output_gives_the_same_table(tmp_path):
-    for file in [*DEMO.glob("samples_*"), *DEMO.glob("results_*")]:
+    for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
         shutil.copy(file, tmp_path)
-    ours, theirs = (json.loads(make_table([str(path)], form="json")) for path in (DEMO, tmp_path))
+    ours, theirs = (json.loads(make_table([str(path)], form="json")) for path in (GREEDY_RUN, tmp_path))
     assert (
         theirs["rows"] == ours["rows"] and theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
     )
     facts = ("model", "dataset", "task_version", "sampling", "greedy", "primary", "family", "seed")
     assert [theirs["receipt"][0][f] for f in facts] == [ours["receipt"][0][f] for f in facts]
-    assert make_table([str(tmp_path)]).splitlines()[:8] == make_table([str(DEMO)]).splitlines()[:8]
+    assert make_table([str(tmp_path)]).splitlines()[:8] == make_table([str(GREEDY_RUN)]).splitlines()[:8]
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
     files = {}
     for condition in ("wo", "mless"):
-        (log,) = DEMO.glob(f"samples_demo_{condition}_*")
+        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         for line in lines:
             for name in ("segments", "condition", "layout", "system", "user"):
@@ -388,10 +386,10 @@ def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
         files[condition].write_text("".join(json.dumps(line) + "\n" for line in lines))
     named = [f"{condition}={file}" for condition, file in files.items()]
     data = json.loads(make_table(named, form="json", metric="math_verify"))
-    theirs = audit_table(load_run(DEMO)).set_index("condition")["math_verify"]
+    theirs = audit_table(load_run(GREEDY_RUN)).set_index("condition")["math_verify"]
     assert [row["accuracy"] for row in data["rows"]] == pytest.approx([theirs["wo"], theirs["mless"]])
     assert data["receipt"][0]["metric"] == "math_verify,graded"
-    documented = (DEMO.parent.parent / "docs" / "tables.md").read_text().partition("\n`receipt`:")[2]
+    documented = (ROOT / "docs" / "tables.md").read_text().partition("\n`receipt`:")[2]
     assert not [name for name in data["receipt"][0] if f"`{name}`" not in documented]
     with pytest.raises(RunError, match=r"is a log of another task: its documents name no condition. Say which log is"):
         make_table([str(tmp_path / "wo.jsonl")])
@@ -402,7 +400,7 @@ def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
 
 
 def test_two_logs_of_one_condition_are_refused(tmp_path):
-    for file in DEMO.glob("samples_demo_wo_*"):
+    for file in GREEDY_RUN.glob("samples_demo_wo_*"):
         for date in ("2026-01-01T00-00-00.0", "2026-01-02T00-00-00.0"):
             shutil.copy(file, tmp_path / f"samples_demo_wo_{date}.jsonl")
     with pytest.raises(RunError, match=r"holds two logs of condition 'wo', raw: .*Name one log a condition"):
@@ -410,7 +408,7 @@ def test_two_logs_of_one_condition_are_refused(tmp_path):
 
 
 def test_logs_of_several_task_versions_are_refused(tmp_path):
-    for file in [*DEMO.glob("samples_*"), *DEMO.glob("results_*")]:
+    for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
         shutil.copy(file, tmp_path)
     (results,) = tmp_path.glob("results_*")
     edited(tmp_path, results.name, versions={"demo_wo": 1.0, "demo_mless": 2.0})
@@ -472,7 +470,7 @@ def test_runs_of_one_model_are_joined_by_condition():
         object.__setattr__(part, "name", f"results/{number}")
     whole = make_leaderboard([evaluation(verdicts)]).comparison
     assert make_leaderboard(parts).comparison.equals(whole)
-    categorical = join([read_evaluation(DEMO)])["problem_id"]
+    categorical = join([read_evaluation(GREEDY_RUN)])["problem_id"]
     assert isinstance(categorical.dtype, pandas.CategoricalDtype)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +15,15 @@ from attention_probe.regression import FOLDS, REPEATS, RIDGE, out_of_fold_r2, re
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.errors import ConfigError, PromptMismatchError, RunError
+from tests.example_runs import GREEDY_RUN
 from tests.example_traces import make_trace, write_traces
 
-DEMO = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 
 @pytest.fixture(scope="module")
 def demo():
-    return load_run(DEMO)
+    return load_run(GREEDY_RUN)
 
 
 def traced(
@@ -53,7 +52,7 @@ def traced(
 def flipped_run(tmp_path_factory, demo):
     """The demo run with the other verdict under mless for 100 problems drawn at random, and each problem's change."""
     run = tmp_path_factory.mktemp("link") / "run"
-    shutil.copytree(DEMO, run)
+    shutil.copytree(GREEDY_RUN, run)
     drawn = set(np.random.default_rng(1).permutation(demo["problem_id"].unique())[:100])
     samples = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     keys = {s["key"] for s in samples if s.get("task") == "demo_mless" and s.get("problem_id") in drawn}
@@ -89,7 +88,7 @@ def test_noise_is_not_called_a_link(tmp_path, demo, flipped_run):
 
 def test_the_demo_run_has_too_few_changes_and_the_report_says_so(tmp_path, demo):
     with traced(tmp_path / "x.traces", demo) as traces:
-        result = link(DEMO, traces, "mless", permutations=50)
+        result = link(GREEDY_RUN, traces, "mless", permutations=50)
         text = result.as_text()
     assert result.verdict == f"Too few problems to tell: {result.changed} of 500 changed, expected at least 10."
     assert text.splitlines()[0] == "mless - wo, tiny, raw, Layer 1 mean over heads"
@@ -102,13 +101,13 @@ def test_the_demo_run_has_too_few_changes_and_the_report_says_so(tmp_path, demo)
 def test_few_problems_are_told_and_fewer_than_folds_refused(tmp_path, demo):
     ids = demo["problem_id"].unique()
     with traced(tmp_path / "x.traces", demo[demo["problem_id"].isin(ids[:20])]) as traces:
-        result = link(DEMO, traces, "mless", permutations=20)
+        result = link(GREEDY_RUN, traces, "mless", permutations=20)
     assert result.too_small == "20 problems for 5 features, expected at least 50"
     with traced(tmp_path / "y.traces", demo[demo["problem_id"].isin(ids[:9])]) as traces:
         with pytest.raises(
             ConfigError, match=r"9 problems cannot be linked: expected at least 10 of .* under mless and wo"
         ):
-            link(DEMO, traces, "mless")
+            link(GREEDY_RUN, traces, "mless")
 
 
 def test_what_was_not_recorded_is_left_out_and_named(tmp_path, demo, flipped_run):
@@ -128,22 +127,22 @@ def test_traces_that_cannot_be_linked_are_refused(tmp_path, demo):
     few = demo[demo["problem_id"].isin(demo["problem_id"].unique()[:12])]
     with traced(tmp_path / "chosen", few, on_outcome=True) as traces:
         with pytest.raises(ConfigError, match=r"were chosen by what became of them.* Probe all problems, or a seeded"):
-            link(DEMO, traces, "mless")
+            link(GREEDY_RUN, traces, "mless")
     other = few.assign(prompt_sha256="another")
     with traced(tmp_path / "other", other) as traces:
         with pytest.raises(
             PromptMismatchError, match=r"is not of .*greedy_run's prompts: problem .* under mless has another hash"
         ):
-            link(DEMO, traces, "mless")
+            link(GREEDY_RUN, traces, "mless")
     with traced(tmp_path / "chat", few, layout="chat") as traces:
         with pytest.raises(RunError, match="has no sample under mless in the layout chat, as the traces have"):
-            link(DEMO, traces, "mless")
+            link(GREEDY_RUN, traces, "mless")
         with pytest.raises(ConfigError, match="wo is the baseline itself"):
-            link(DEMO, traces, "wo")
+            link(GREEDY_RUN, traces, "wo")
         with pytest.raises(ConfigError, match="has no problem under all of random, wo"):
-            link(DEMO, traces, "random")
+            link(GREEDY_RUN, traces, "random")
         with pytest.raises(ConfigError, match=r"layer 1 \(Layer 2\) is not in these traces"):
-            link(DEMO, traces, "mless", layer=1)
+            link(GREEDY_RUN, traces, "mless", layer=1)
     with traced(tmp_path / "fine", few) as traces:
         with pytest.raises(RunError, match="holds no finished run"):
             link(tmp_path, traces, "mless")
@@ -195,22 +194,21 @@ def test_equal_seeds_give_equal_results():
 
 def test_replicates_of_the_baseline_do_not_count(tmp_path, demo, flipped_run):
     run = tmp_path / "run"
-    shutil.copytree(DEMO, run)
-    journal = [json.loads(line) for line in (DEMO / "journal.jsonl").read_text().splitlines()]
+    shutil.copytree(GREEDY_RUN, run)
+    journal = [json.loads(line) for line in (GREEDY_RUN / "journal.jsonl").read_text().splitlines()]
     keys = {sample["key"] for sample in journal if sample.get("task") == "demo_wo"}
     for name, changes in (("journal.jsonl", {"replicate": 1}), ("scores.jsonl", {"verdict": "no_box"})):
-        rows = [json.loads(line) for line in (DEMO / name).read_text().splitlines()]
+        rows = [json.loads(line) for line in (GREEDY_RUN / name).read_text().splitlines()]
         again = [row | changes | {"key": f"again {row['key']}"} for row in rows if row.get("key") in keys]
         (run / name).write_text("".join(json.dumps(row) + "\n" for row in [*rows, *again]))
     assert set(load_run(run)["replicate"]) == {0, 1}
     _, change = flipped_run
     with traced(tmp_path / "t.traces", demo, planted=change) as traces:
-        again, once = (link(path, traces, "mless", permutations=20) for path in (run, DEMO))
+        again, once = (link(path, traces, "mless", permutations=20) for path in (run, GREEDY_RUN))
     assert (again.mean_change, again.changed) == (once.mean_change, once.changed)
 
 
 def test_masses_of_completions_are_told_to_predict_nothing(tmp_path, demo):
     with traced(tmp_path / "t.traces", demo, queries="completion") as traces:
-        assert (
-            "note: the masses are of the completion's queries" in link(DEMO, traces, "mless", permutations=20).as_text()
-        )
+        text = link(GREEDY_RUN, traces, "mless", permutations=20).as_text()
+    assert "note: the masses are of the completion's queries" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,14 +17,12 @@ from harness.outcomes import read_outcomes as read_with_receipt
 from harness.records import load_run, read_frame, read_receipt
 from harness.regrade import regrade
 from harness.run_folder import JOURNAL, SCORES, read_prompts, read_scores
-from tests.example_runs import right, write_run
-
-DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
+from tests.example_runs import GREEDY_RUN, right, write_run
 
 
 @pytest.fixture
 def demo_run(tmp_path):
-    shutil.copytree(DEMO_RUN, tmp_path / "demo")
+    shutil.copytree(GREEDY_RUN, tmp_path / "demo")
     return tmp_path / "demo"
 
 
@@ -45,7 +42,7 @@ def assert_same(folder):
 
 
 def test_outcomes_are_those_of_the_frame_with_texts():
-    assert_same(DEMO_RUN)
+    assert_same(GREEDY_RUN)
 
 
 def test_files_that_are_not_plain_are_read_all_the_same(demo_run):
@@ -58,7 +55,7 @@ def test_files_that_are_not_plain_are_read_all_the_same(demo_run):
     (demo_run / JOURNAL).write_bytes(b"".join([*(new if line == odd else line for line in lines), torn]))
     outcomes = read_outcomes(demo_run)
     assert len(outcomes) == 2000
-    before = read_outcomes(DEMO_RUN)
+    before = read_outcomes(GREEDY_RUN)
     assert outcomes["verdict"].tolist() == before["verdict"].tolist()
     assert outcomes["characters"].sum() == before["characters"].sum() + len("\ud800 half a pair")
 
@@ -220,7 +217,7 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_
     with pytest.raises(RunError, match=r"scores.jsonl: verdict: field required. Run `mless regrade`"):
         read_scores(demo_run)
     assert "1 verdicts changed\n       1  None -> correct" in regrade(demo_run)
-    assert load_run(demo_run).equals(load_run(DEMO_RUN))
+    assert load_run(demo_run).equals(load_run(GREEDY_RUN))
 
 
 def test_the_forms_name_every_grader():

@@ -30,15 +30,15 @@ from harness import resources
 from harness.conditions import named_condition
 from harness.config import open_dataset
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
+from tests.example_runs import GREEDY_RUN
 
-RUN = Path(__file__).resolve().parent / "greedy_run"
 LAYERS = (0, 2)
 ARCHITECTURE = Path("qwen2.5-math-1.5b")
 
 
 @pytest.fixture(scope="module")
 def source():
-    return read_source(RUN, layout="raw")
+    return read_source(GREEDY_RUN, layout="raw")
 
 
 @pytest.fixture(scope="module")
@@ -350,9 +350,9 @@ def command():
 def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
     traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
     flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5", "--save-selection", chosen)
-    printed = command("probe", RUN, *flags, "-o", traces)
+    printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
     assert "selected on outcome" in printed and "Head 6" in printed and "0 keys missing" in printed
-    assert command("probe", RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
+    assert command("probe", GREEDY_RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
     rows = json.loads(command("curves", traces, "--head", "2", "--conditions", "wo,mless", "--format", "json"))
     assert {row["label"] for row in rows} == {"Layer 1 Head 3"} and {row["condition"] for row in rows} == {
         "wo",
@@ -360,7 +360,7 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
     }
     assert "p_adjusted" in command("heads", traces)
     with pytest.raises(ConfigError, match="chosen by what became of them"):
-        command("link", RUN, traces)
+        command("link", GREEDY_RUN, traces)
 
 
 def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):
@@ -376,14 +376,14 @@ def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(com
 
 def test_controls_are_averaged_with_nothing(command, tmp_path):
     flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
-    printed = command("probe", RUN, *flags, "-o", tmp_path / "t.traces")
+    printed = command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces")
     assert ", 1 problems;" in printed and "1 controls are in the file and left out here" in printed
     rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
     assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
-    logs = {name: next(RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
+    logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
     flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
     printed = command("probe", *flags, "--model", "demo", "--n", 2, "--flip", "both_right", "-o", tmp_path / "t.traces")
     assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
@@ -406,14 +406,14 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
     [
         (["probe"], "expected exactly one of `run`, `logs` and `dataset`, got none"),
         (["probe", "--log", "wo"], "--log 'wo': expected CONDITION=FILE"),
-        (["probe", RUN, "--dataset", "demo"], "exactly one of `run`, `logs` and `dataset`, got run and dataset"),
+        (["probe", GREEDY_RUN, "--dataset", "demo"], "exactly one of `run`, `logs` and `dataset`, got run and dataset"),
         (["probe", "--dataset", "demo"], "Name the model with --model"),
-        (["probe", RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
+        (["probe", GREEDY_RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
         (
-            ["probe", RUN, "--layers", "0,3-1"],
+            ["probe", GREEDY_RUN, "--layers", "0,3-1"],
             r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
         ),
-        (["probe", RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
+        (["probe", GREEDY_RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
         (["curves", "none.traces"], "none.traces does not exist"),
         (["probe", "nowhere"], "nowhere"),
     ],

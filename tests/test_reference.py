@@ -15,10 +15,9 @@ from harness.errors import ConfigError
 from harness.leaderboard import make_leaderboard
 from harness.reference import COLUMNS, read_reference, reference_table, setup_differences
 from harness.tables import Parts, make_table
-from tests.example_runs import evaluation
+from tests.example_runs import GREEDY_RUN, ROOT, evaluation
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
-DEMO = Path(__file__).resolve().parent / "greedy_run"
 
 
 def verdicts(right, n=500):
@@ -140,13 +139,13 @@ def test_what_differs_in_the_set_up_is_said():
 
 def test_the_command_shows_them_in_every_format():
     parts = Parts(reference="study-table-1")
-    text = make_table([str(DEMO)], parts=parts)
+    text = make_table([str(GREEDY_RUN)], parts=parts)
     assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
-    data = json.loads(make_table([str(DEMO)], form="json", parts=parts))["reference"]
+    data = json.loads(make_table([str(GREEDY_RUN)], form="json", parts=parts))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
     assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
-    assert make_table([str(DEMO)], form="csv", parts=parts).startswith('"model","layout","condition","accuracy",')
-    documented = (DEMO.parent.parent / "docs" / "tables.md").read_text()
+    assert make_table([str(GREEDY_RUN)], form="csv", parts=parts).startswith('"model","layout","condition","accuracy",')
+    documented = (ROOT / "docs" / "tables.md").read_text()
     assert not [name for name in COLUMNS if f"- `{name}`: {COLUMNS[name]}" not in documented]
 
 
@@ -156,7 +155,7 @@ def test_bad_references_are_refused(tmp_path):
     ):
         read_reference("table-9")
     with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
-        make_table([str(DEMO)], by=["level"], parts=Parts(reference="study-table-1"))
+        make_table([str(GREEDY_RUN)], by=["level"], parts=Parts(reference="study-table-1"))
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
     for change, message in (
         (

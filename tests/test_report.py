@@ -25,9 +25,9 @@ from harness.report.details import unpack
 from harness.samples import hash_prompts
 from harness.statistics import compare
 from tests.chromium import find_chromium, open_chromium
+from tests.example_runs import GREEDY_RUN, ROOT
 from tests.example_traces import make_trace, write_traces
 
-DEMO = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 HOSTILE = (
@@ -102,8 +102,8 @@ def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edi
         write: Problem number, condition, replicate and sample to completion and verdict.
     """
     folder.mkdir()
-    header, *records = map(json.loads, (DEMO / "journal.jsonl").read_text().splitlines())
-    rows = [json.loads(line) for line in (DEMO / "prompts.jsonl").read_text().splitlines()]
+    header, *records = map(json.loads, (GREEDY_RUN / "journal.jsonl").read_text().splitlines())
+    rows = [json.loads(line) for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines()]
     rows = [row for condition in CONDITIONS for row in [r for r in rows if r["condition"] == condition][:problems]]
     for row in rows:
         if edit:
@@ -113,7 +113,7 @@ def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edi
     journal, scores = [], []
     known = {(one["task"], one["problem_id"]): one for one in records if "task" in one}
     example = next(iter(known.values()))
-    grade = json.loads((DEMO / "scores.jsonl").read_text().splitlines()[1])
+    grade = json.loads((GREEDY_RUN / "scores.jsonl").read_text().splitlines()[1])
     for number, row in enumerate(rows):
         for replicate in range(replicates if row["condition"] == "wo" else 1):
             for sample in range(samples):
@@ -125,7 +125,7 @@ def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edi
                 scores.append(grade | {"key": key, "verdict": verdict, "answer": completion[-20:]})
     session = next(one for one in records if one["key"].startswith("session"))
     session["config"]["model"]["label"] = label
-    receipt = json.loads((DEMO / "run.json").read_text())
+    receipt = json.loads((GREEDY_RUN / "run.json").read_text())
     receipt["config"]["model"]["label"] = label
     dump = lambda lines: "".join(json.dumps(line) + "\n" for line in lines)  # noqa: E731
     (folder / "journal.jsonl").write_text(dump([header | {"prompts_sha256": hash_prompts(rows)}, session, *journal]))
@@ -150,7 +150,7 @@ def judged(number, condition, replicate, sample):
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "demo.html"
-    write_report([DEMO], path)
+    write_report([GREEDY_RUN], path)
     return path
 
 
@@ -233,7 +233,7 @@ def test_the_noise_floor_stands_beside_the_effects(effect):
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
     index, found = details(demo_text)
-    frame = load_run(DEMO)
+    frame = load_run(GREEDY_RUN)
     assert len(found) == 500 and len(index["problems"]) == 500
     for row in frame.to_dict("records"):
         (sample,) = found[row["problem_id"]]["samples"][f"0 {row['condition']}"]
@@ -244,7 +244,7 @@ def test_every_sample_is_in_the_page_word_for_word(demo_text):
 
 def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
     _, found = details(demo_text)
-    for line in (DEMO / "prompts.jsonl").read_text().splitlines():
+    for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines():
         row = json.loads(line)
         parts = found[row["doc"]["id"]]["prompts"][f"0 {row['condition']}"]["parts"]
         assert "".join(text for _, text in parts) == row["prompt"]
@@ -254,7 +254,7 @@ def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
 
 def test_the_list_counts_the_flips_of_the_table(demo_text):
     index, _ = details(demo_text)
-    for _, row in compare(load_run(DEMO)).iloc[1:].iterrows():
+    for _, row in compare(load_run(GREEDY_RUN)).iloc[1:].iterrows():
         pairs = [(p["right"]["0 wo"][0], p["right"][f"0 {row['condition']}"][0]) for p in index["problems"]]
         assert sum(new > old for old, new in pairs) == row["problems_up"]
         assert sum(new < old for old, new in pairs) == row["problems_down"]
@@ -306,7 +306,7 @@ def test_a_page_names_no_other_address(demo_text):
 
 def test_two_models_in_one_page(tmp_path):
     other = write_run(tmp_path / "other", label="other", write=judged)
-    write_report([DEMO, other], tmp_path / "page.html")
+    write_report([GREEDY_RUN, other], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
@@ -344,7 +344,7 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
 
 
 def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
-    for file in (*DEMO.glob("samples_*.jsonl"), *DEMO.glob("results_*.json")):
+    for file in (*GREEDY_RUN.glob("samples_*.jsonl"), *GREEDY_RUN.glob("results_*.json")):
         shutil.copy(file, tmp_path)
     write_report([tmp_path], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -361,7 +361,7 @@ def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
 def test_logs_of_another_task_are_named_by_condition(tmp_path):
     logs = {}
     for condition in ("wo", "mless"):
-        (log,) = DEMO.glob(f"samples_demo_{condition}_*.jsonl")
+        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*.jsonl")
         logs[condition] = tmp_path / f"samples_{condition}.jsonl"
         lines = [json.loads(line) for line in log.read_text().splitlines()[:9]]
         for number, line in enumerate(lines):
@@ -380,7 +380,7 @@ def test_logs_of_another_task_are_named_by_condition(tmp_path):
     ("folders", "error", "message"),
     [
         ([], RunError, "A report needs at least one run"),
-        ([DEMO, DEMO], ComparisonError, "is given twice: expected every run once"),
+        ([GREEDY_RUN, GREEDY_RUN], ComparisonError, "is given twice: expected every run once"),
         ([Path("nowhere")], RunError, "nowhere holds no finished run"),
     ],
 )
@@ -392,15 +392,15 @@ def test_bad_input_is_refused(tmp_path, folders, error, message):
 def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     again = write_run(tmp_path / "again", label="mless-demo")
     with pytest.raises(ComparisonError, match="occurs more than once"):
-        write_report([DEMO, again], tmp_path / "page.html")
+        write_report([GREEDY_RUN, again], tmp_path / "page.html")
     with pytest.raises(ComparisonError, match="no baseline condition 'none'"):
-        write_report([DEMO], tmp_path / "page.html", baseline="none")
+        write_report([GREEDY_RUN], tmp_path / "page.html", baseline="none")
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="cannot be written"):
-        write_report([DEMO], tmp_path / "file" / "page.html")
+        write_report([GREEDY_RUN], tmp_path / "file" / "page.html")
     for folder in (Path(), Path("/"), tmp_path):
         with pytest.raises(JournalError, match=r"cannot be written: Is a directory\. Choose an --output that can\."):
-            write_report([DEMO], folder)
+            write_report([GREEDY_RUN], folder)
     assert not list(tmp_path.parent.glob("*.part"))
 
 
@@ -415,7 +415,7 @@ def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
             kept = 2 * curve.count >= curve.prompts
             for one, other in ((mean.x, curve.x), (mean.mean, curve.mean), (mean.low, curve.low)):
                 assert list(one) == other[kept].tolist()
-    write_report([DEMO], tmp_path / "page.html", attention=[file])
+    write_report([GREEDY_RUN], tmp_path / "page.html", attention=[file])
     page = (tmp_path / "page.html").read_text()
     index, _ = details(page)
     probed = [one for one in index["problems"] if one["curves"]]
@@ -432,16 +432,16 @@ def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
 def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
     other = read_attention(write_traced(tmp_path / "other.traces", model="other"))
     with pytest.raises(RunError, match="the traces are of the model other: expected that of a run"):
-        write_report([DEMO], tmp_path / "page.html", attention=[other])
+        write_report([GREEDY_RUN], tmp_path / "page.html", attention=[other])
     foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
     with pytest.raises(RunError, match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
-        write_report([DEMO], tmp_path / "page.html", attention=[foreign])
+        write_report([GREEDY_RUN], tmp_path / "page.html", attention=[foreign])
 
 
 def traced():
     """Problem ids, and the hashes of their prompts by condition."""
     hashes = {}
-    for line in (DEMO / "prompts.jsonl").read_text().splitlines():
+    for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines():
         row = json.loads(line)
         hashes.setdefault(row["doc"]["id"], {})[row["condition"]] = row["prompt_sha256"]
     return list(hashes.items())
@@ -511,7 +511,7 @@ def test_six_thousand_samples_take_less_than_five_megabytes(large):
 
 
 def test_colours_can_be_read_in_light_and_dark():
-    style = (DEMO.parent.parent / "harness" / "report" / "style.css").read_text()
+    style = (ROOT / "harness" / "report" / "style.css").read_text()
     for part in re.findall(r":root \{([^}]*)\}", style)[:2]:
         colours = dict(re.findall(r"--([\w]+): (#[0-9a-f]{6});", part))
         grounds = [colours[name] for name in ("paper", "shade", "instruction", "filler", "problem", "mark")]

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from harness import load_run, resources
 from harness.config import load_config
 from harness.errors import ConfigError, JournalError, RunError
+from harness.evaluations import read_evaluation
 from harness.journal import Journal
 from harness.merge import merge
 from harness.plan import Shard, make_plan
@@ -26,14 +28,16 @@ from harness.run_folder import (
     RunFolder,
     beside,
     changes,
+    pack,
     read_identity,
     read_prompts,
     read_samples,
 )
 from harness.samples import hash_setting
+from harness.tables import make_table
+from tests.example_runs import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO_RUN = ROOT / "tests" / "greedy_run"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,7 @@ def identity(plan):
 @pytest.fixture
 def demo_run(tmp_path):
     """A copy of the committed greedy run."""
-    shutil.copytree(DEMO_RUN, tmp_path / "demo")
+    shutil.copytree(GREEDY_RUN, tmp_path / "demo")
     return tmp_path / "demo"
 
 
@@ -59,7 +63,7 @@ def filled(plan, folder):
     identity = run_identity(plan, sampling)
     parts = {name: identity[name] for name in ("task_version", "model", "engine")}
     setting = hash_setting(sampling=sampling, **parts)
-    recorded = {(s["task"], s["problem_id"]): s for s in read_samples(DEMO_RUN)}
+    recorded = {(s["task"], s["problem_id"]): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
@@ -71,7 +75,7 @@ def filled(plan, folder):
 
 def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"))
-    assert changes(DEMO_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+    assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 
 
 def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
@@ -104,6 +108,34 @@ def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(JournalError, match=r"cannot be written: .*Choose an --output that can"):
         RunFolder(tmp_path / "file", identity, plan.prompts)
+
+
+def test_a_packed_run_is_read_as_it_is_and_unpacked_to_be_written(demo_run):
+    before, files = load_run(demo_run), {p.name for p in demo_run.glob("*.jsonl")}
+    pack(demo_run)
+    assert {p.name for p in demo_run.glob("*.jsonl*")} == {f"{name}.xz" for name in files}
+    pandas.testing.assert_frame_equal(load_run(demo_run), before)
+    logged = {"wo": next(demo_run.glob("samples_demo_wo_*.xz"))}
+    assert read_evaluation(logged).frame["correct"].tolist() == before[before["condition"] == "wo"]["correct"].tolist()
+    assert "0 verdicts changed" in regrade(demo_run)
+    assert {p.name for p in demo_run.glob("*.xz")} == set()
+    pandas.testing.assert_frame_equal(load_run(demo_run), before)
+
+
+def test_a_damaged_packed_file_is_named(demo_run):
+    pack(demo_run)
+    for name in (JOURNAL, SCORES):
+        file = demo_run / f"{name}.xz"
+        whole = file.read_bytes()
+        for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
+            file.write_bytes(bad)
+            for read in (load_run, lambda run: make_table([str(run)])):
+                with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
+                    read(demo_run)
+        file.write_bytes(whole)
+    (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        load_run(demo_run)
 
 
 def test_a_read_only_folder_is_refused(plan, identity, tmp_path):

@@ -11,19 +11,18 @@ import pytest
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.run_paths import locate, locate_folder, locate_one
 from harness.tables import make_leaderboard_page, make_table
-from tests.example_runs import right, write_run
+from tests.example_runs import GREEDY_RUN, right, write_run
 
-RUN = Path(__file__).resolve().parent / "greedy_run"
-LOGS = sorted([*RUN.glob("samples_*"), *RUN.glob("results_*")])
+LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 
 
 @pytest.fixture
 def results(tmp_path):
     """A user's results folder: a run, a begun one, what lm-eval wrote for two models, and other things."""
     folder = tmp_path / "results"
-    shutil.copytree(RUN, folder / "demo")
+    shutil.copytree(GREEDY_RUN, folder / "demo")
     (folder / "begun").mkdir()
-    shutil.copy(RUN / "journal.jsonl", folder / "begun")
+    shutil.copy(GREEDY_RUN / "journal.jsonl", folder / "begun")
     for model in ("a", "b"):
         (folder / "stock" / model).mkdir(parents=True)
         for file in LOGS:
@@ -79,7 +78,7 @@ def test_one_run_is_one(results):
         locate_one([str(results / "demo"), str(results / "begun")])
     with pytest.raises(ConfigError, match="expected a folder that `mless run` made, got sample logs"):
         locate_folder("wo=x")
-    shutil.copytree(RUN, results / "logs", ignore=shutil.ignore_patterns("run.json", "journal.jsonl"))
+    shutil.copytree(GREEDY_RUN, results / "logs", ignore=shutil.ignore_patterns("run.json", "journal.jsonl"))
     with pytest.raises(ConfigError, match="logs: expected a folder that `mless run` made, got sample logs"):
         locate_folder(str(results / "logs"))
 
@@ -88,7 +87,7 @@ def test_a_folder_holding_one_log_is_that_log(results):
     one = results / "one"
     for condition in ("wo", "mless"):
         (one / condition / "model").mkdir(parents=True)
-        for file in RUN.glob(f"samples_demo_{condition}_*"):
+        for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
             shutil.copy(file, one / condition / "model")
     rows = json.loads(make_table([f"wo={one / 'wo'}", f"mless={one / 'mless'}"], form="json"))["rows"]
     assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [("wo", 86.8), ("mless", 87.0)]
@@ -130,9 +129,9 @@ def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
 
 def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
     shutil.rmtree(results / "stock")
-    shutil.copytree(RUN, results / "again")
-    shutil.copytree(RUN, results / "sampled")
-    receipt = json.loads((RUN / "run.json").read_text())
+    shutil.copytree(GREEDY_RUN, results / "again")
+    shutil.copytree(GREEDY_RUN, results / "sampled")
+    receipt = json.loads((GREEDY_RUN / "run.json").read_text())
     receipt["generation"] = {**receipt["generation"], "until": ["x"]}
     (results / "sampled" / "run.json").write_text(json.dumps(receipt))
     page = make_leaderboard_page([str(results)])

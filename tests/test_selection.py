@@ -6,7 +6,6 @@ import json
 import shutil
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,8 @@ from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import RunFolder, read_prompts, read_samples
 from harness.samples import Sample, hash_setting
 from harness.statistics import compare
-from tests.example_runs import drawn, evaluation
+from tests.example_runs import GREEDY_RUN, drawn, evaluation
 
-DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
 
@@ -39,7 +37,7 @@ def logs(folder, pattern="samples_demo_{}_*.jsonl", names=CONDITIONS):
 
 @pytest.fixture(scope="module")
 def demo():
-    return read_source(DEMO_RUN)
+    return read_source(GREEDY_RUN)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def repeated(tmp_path_factory):
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
     setting = hash_setting(sampling=sampling, **{name: identity[name] for name in ("task_version", "model", "engine")})
-    recorded = {(s["task"], s["problem_id"]): s["completion"] for s in read_samples(DEMO_RUN)}
+    recorded = {(s["task"], s["problem_id"]): s["completion"] for s in read_samples(GREEDY_RUN)}
     targets = {problem.id: problem.answer for problem in plan.dataset.problems}
     folder = tmp_path_factory.mktemp("repeated") / "run"
     with RunFolder(folder, identity, plan.prompts) as opened:
@@ -151,8 +149,8 @@ def rewrite(path, change, line=0):
 
 def test_a_run_gives_the_prompts_that_were_run(demo):
     assert (demo.kind, demo.model, demo.layout, demo.conditions) == ("run", "demo", "raw", CONDITIONS)
-    rows = {(row["condition"], row["doc"]["id"]): row for row in read_prompts(DEMO_RUN)}
-    frame = load_run(DEMO_RUN).set_index(["condition", "problem_id"])
+    rows = {(row["condition"], row["doc"]["id"]): row for row in read_prompts(GREEDY_RUN)}
+    frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
     assert len(demo.problems) == 500
     for problem in demo.problems:
         assert tuple(problem.prompts) == CONDITIONS
@@ -166,15 +164,15 @@ def test_a_run_gives_the_prompts_that_were_run(demo):
 
 
 def test_lm_evals_logs_of_the_run_give_the_same(demo, tmp_path):
-    mapped = read_source(logs(DEMO_RUN))
+    mapped = read_source(logs(GREEDY_RUN))
     assert mapped.problems == demo.problems and mapped.conditions == demo.conditions
     assert (mapped.kind, mapped.model, mapped.metric) == ("log", "demo", "verdict,graded")
     (tmp_path / "mless-demo").mkdir()
-    for path in logs(DEMO_RUN).values():
+    for path in logs(GREEDY_RUN).values():
         shutil.copy(path, tmp_path / "mless-demo")
     assert read_source(tmp_path).prompts_sha256 == demo.prompts_sha256
     assert read_source(tmp_path).conditions == CONDITIONS
-    alone = read_source(logs(DEMO_RUN)["mless"])
+    alone = read_source(logs(GREEDY_RUN)["mless"])
     assert alone.conditions == ("mless",) and alone.problems[3].prompts["mless"] == demo.problems[3].prompts["mless"]
 
 
@@ -194,7 +192,7 @@ def test_the_layout_is_chosen_where_there_are_several(repeated):
     with pytest.raises(ConfigError, match=r"run holds the layouts raw, chat, and none was chosen. Choose one"):
         read_source(repeated)
     with pytest.raises(ConfigError, match=r"greedy_run holds the layouts raw, not chat\. Choose one with --layout"):
-        read_source(DEMO_RUN, layout="chat")
+        read_source(GREEDY_RUN, layout="chat")
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
@@ -254,7 +252,7 @@ def test_damaged_and_unreadable_logs_are_named(tmp_path):
         read_source(tmp_path / "nothing.jsonl")
     with pytest.raises(RunError, match=r"holds neither a run \(run.json\) nor sample logs \(samples_\*.jsonl\)"):
         read_source(tmp_path)
-    path = shutil.copy(logs(DEMO_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
+    path = shutil.copy(logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
     shutil.copy(path, tmp_path / "samples_again.jsonl")
     with pytest.raises(RunError, match=r"holds two logs of condition 'wo': .*again.*wo\.jsonl. Name one log a cond"):
         read_source(tmp_path)
@@ -271,14 +269,14 @@ def test_damaged_and_unreadable_logs_are_named(tmp_path):
     path.write_text(path.read_text()[:700])
     with pytest.raises(RunError, match=r"line 1: damaged, expected one JSON object"):
         read_source(path)
-    shutil.copy(logs(DEMO_RUN)["wo"], path)
+    shutil.copy(logs(GREEDY_RUN)["wo"], path)
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
     with pytest.raises(RunError, match=r"line 501: problem demo/number_theory/0.json again"):
         read_source(path)
 
 
 def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
-    path = shutil.copy(logs(DEMO_RUN)["mless"], tmp_path / "samples.jsonl")
+    path = shutil.copy(logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
 
     def change(line):
         line["arguments"]["gen_args_0"]["arg_0"] += " "
@@ -288,14 +286,14 @@ def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
         PromptMismatchError, match=r"samples.jsonl, line 1: the recorded prompt is not the one that was"
     ):
         read_source(path)
-    folder = shutil.copytree(DEMO_RUN, tmp_path / "run")
+    folder = shutil.copytree(GREEDY_RUN, tmp_path / "run")
     rewrite(folder / "prompts.jsonl", lambda row: row.update(prompt=row["prompt"] + " "))
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         read_source(folder)
 
 
 def test_unfinished_runs_and_missing_scores_are_refused(tmp_path):
-    folder = shutil.copytree(DEMO_RUN, tmp_path / "run")
+    folder = shutil.copytree(GREEDY_RUN, tmp_path / "run")
     scores = (folder / "scores.jsonl").read_text().splitlines()
     (folder / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")
     with pytest.raises(RunError, match=r"the score of problem .*, demo_\w+, is missing. Run `mless regrade`"):
@@ -352,7 +350,7 @@ def test_a_filler_is_found_where_it_could_stand_at_several_places():
 @pytest.mark.parametrize("flip", FLIPS)
 @pytest.mark.parametrize("condition", ["mless", "random"])
 def test_a_flip_is_what_the_frame_says(demo, flip, condition):
-    right = load_run(DEMO_RUN).pivot(index="problem_id", columns="condition", values="correct")
+    right = load_run(GREEDY_RUN).pivot(index="problem_id", columns="condition", values="correct")
     before, after = {
         "wrong_to_right": (False, True),
         "right_to_wrong": (True, False),
@@ -374,7 +372,7 @@ def test_too_few_matches_name_the_count_of_each_outcome(demo):
     with pytest.raises(ConfigError) as caught:
         select(demo, Criterion(flip="wrong_to_right", n=9))
     assert str(caught.value) == (
-        f"Expected 9 problems with wrong_to_right from wo to mless in {DEMO_RUN}, got 1 of 500: wrong_to_right 1, "
+        f"Expected 9 problems with wrong_to_right from wo to mless in {GREEDY_RUN}, got 1 of 500: wrong_to_right 1, "
         "right_to_wrong 0, both_right 434, both_wrong 65, undecided 0. Lower n, or choose another flip or condition."
     )
     with pytest.raises(ConfigError, match=r"Expected 200 problems \(subject Algebra, level 5\) in .*, got 25\. Lower"):
@@ -560,7 +558,7 @@ def test_a_selection_holds_for_its_own_prompts_only(demo, repeated):
     with pytest.raises(PromptMismatchError, match=r"The selection is of the layout raw, and .* was read in chat"):
         selected_problems(chosen, read_source(repeated, layout="chat"))
     with pytest.raises(RunError, match=r"has no prompt of the selected problem .* under mful, random\. Expected the"):
-        selected_problems(chosen, read_source(logs(DEMO_RUN, names=("wo", "mless"))))
+        selected_problems(chosen, read_source(logs(GREEDY_RUN, names=("wo", "mless"))))
     elsewhere = replace(chosen, problems=(replace(problem, problem_id="nowhere"),))
     with pytest.raises(RunError, match=r"has no prompt of the selected problem nowhere under wo, mless"):
         selected_problems(elsewhere, demo)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,8 @@ from harness.prompts import SEPARATOR as GAP
 from harness.prompts import Segment, hash_text
 from harness.tokenization import encode, hash_token_ids
 from tests.conftest import build_tokenizer
+from tests.example_runs import GREEDY_RUN
 
-DEMO_RUN = Path(__file__).resolve().parent / "greedy_run"
 WO = Condition(name="wo")
 PLACED = {
     f"at {place}": Condition(name=f"at {place}", filler=Filler(unit="/", count=20), placement=place)
@@ -101,7 +100,7 @@ def test_real_problems_are_aligned_exactly(demo_tokenizer, layout):
 
 
 def test_the_committed_run_is_aligned_exactly(demo_tokenizer):
-    source = read_source(DEMO_RUN)
+    source = read_source(GREEDY_RUN)
     for problem in source.problems[::10]:
         assert_exact(tokenize(problem, demo_tokenizer, conditions=source.conditions))
 
@@ -177,7 +176,7 @@ def test_a_separators_blank_is_not_the_blank_of_the_next_word(demo_tokenizer):
 
 def test_two_fillers_are_aligned_to_each_other(demo_tokenizer):
     """The baseline may have a filler too: then only what stands outside both is the same."""
-    source = read_source(DEMO_RUN)
+    source = read_source(GREEDY_RUN)
     tokenized = tokenize(source.problems[0], demo_tokenizer, conditions=["random", "mless"], baseline="random")
     random, mless = tokenized["random"], tokenized["mless"]
     low, high = random.filler_span
@@ -213,7 +212,7 @@ def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(demo_token
 
 def test_the_completion_follows_as_the_model_wrote_it(demo_tokenizer):
     """The tokens counted when they were generated, less the end of text, are those that are read back."""
-    source = read_source(DEMO_RUN)
+    source = read_source(GREEDY_RUN)
     same = 0
     for problem in source.problems[:40]:
         tokenized = tokenize(problem, demo_tokenizer, conditions=source.conditions, completion=True)
@@ -256,7 +255,7 @@ def test_an_empty_completion_adds_nothing_and_a_missing_one_is_refused(demo_toke
 
 
 def test_another_tokenizer_than_the_runs_is_refused(demo_tokenizer):
-    source = read_source(DEMO_RUN)
+    source = read_source(GREEDY_RUN)
     other = build_tokenizer("qwen2", bos=False)
     with pytest.raises(PromptMismatchError) as caught:
         tokenize(source.problems[0], other, conditions=["mless"])
