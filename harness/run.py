@@ -22,7 +22,10 @@ from harness.grading import GRADER_VERSION
 from harness.plan import Plan, task_version
 from harness.progress import Progress
 from harness.run_folder import (
+    JOURNAL,
+    PROMPTS,
     RECEIPT,
+    SCORES,
     RunFolder,
     beside,
     changes,
@@ -98,8 +101,10 @@ def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
         "prompts_sha256": plan.prompts_sha256,
         "sampling": sampling.record(),
         "generation": sampling.lm_eval(),
-        "model": receipts.model_fingerprint(name, config.model.arguments.get("revision")),
-        "engine": {"name": config.model.backend, "version": receipts.engine_version(config.model.backend)},
+        "model": {"name": name, "revision": None}
+        if "base_url" in config.model.arguments  # a served model's name means nothing on the hub
+        else receipts.model_fingerprint(name, config.model.arguments.get("revision")),
+        "engine": receipts.engine_identity(config.model.backend, config.model.arguments),
     }
 
 
@@ -131,6 +136,7 @@ def finish(path: Path) -> None:
             "sessions": read_sessions(path),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
+            "files": {name: receipts.hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         _draw(path, receipt)
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
@@ -190,7 +196,7 @@ def _generate_and_grade(
         return False
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
     parameters = sampling.record()
-    folder.begin_session(_session(plan))
+    session = _session(plan)
     with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
         totals = Counter[str]()
         for task, total in plan.totals.items():
@@ -201,6 +207,8 @@ def _generate_and_grade(
             for score in scorer.poll():
                 progress.score(tasks[score["key"]], score["verdict"])
 
+        if not missing:
+            folder.begin_session(session)
         for number, sample in enumerate(read_samples(folder.path)):
             progress.known(lines[sample["task"]])
             scorer.submit(sample)
@@ -211,6 +219,9 @@ def _generate_and_grade(
             scorer.start()
             with _open_backend(plan, sampling) as backend, progress:
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
+                facts = backend.facts()
+                _tell_other_device(folder, facts)
+                folder.begin_session({**session, "engine": facts})
                 started = time.monotonic()
                 progress.begin()
                 for finished in backend.stream(missing):
@@ -243,6 +254,19 @@ def _generate_and_grade(
     return True
 
 
+def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    """Say so if an earlier session generated on another kind of device, such as another GPU model."""
+    if not folder.sample_keys:
+        return
+    before = [session["engine"]["device_names"] for session in read_sessions(folder.path) if session["engine"]]
+    if before and before[-1] != facts["device_names"]:
+        print(
+            f"mless: earlier samples of {folder.path} were generated on {before[-1]}, and now it is "
+            f"{facts['device_names']}. Completions can differ in the last digits of a logit; the receipt names both.",
+            file=sys.stderr,
+        )
+
+
 def _open_backend(plan: Plan, sampling: Sampling) -> Any:
     from harness.backends import open_backend
 
@@ -250,12 +274,13 @@ def _open_backend(plan: Plan, sampling: Sampling) -> Any:
 
 
 def _session(plan: Plan) -> dict[str, Any]:
-    """Who writes the journal from here on."""
+    """Who writes the journal from here on; `engine` is filled in when one has been loaded."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "config": plan.config.as_written(),
         "shard": None if plan.shard is None else str(plan.shard),
+        "engine": None,
         "dataset_source": plan.whole.source,
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),

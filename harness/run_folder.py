@@ -46,7 +46,9 @@ class RunFolder:
             _make(path)
             opened.callback(lock(path).release)
             unpack(path)
-            if not known_identity(path):
+            if not known_identity(path):  # begun, but without a sample yet: nothing there needs protection
+                for name in (JOURNAL, SCORES):
+                    (path / name).unlink(missing_ok=True)
                 write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
             self.journal = opened.enter_context(Journal(path / JOURNAL, _as_begun(path, identity)))
             read_prompts(path)
@@ -60,7 +62,7 @@ class RunFolder:
         return [text for text in (self.journal.mended, self.scores.mended) if text]
 
     def begin_session(self, facts: Mapping[str, Any]) -> None:
-        """Note in the journal that a process takes over."""
+        """Note in the journal that a process takes over, and by what engine it will generate."""
         number = 1 + sum(key.startswith(SESSION) for key in self.journal.keys)
         self.journal.append({"key": f"{SESSION}{number}", **facts})
 
@@ -116,8 +118,10 @@ def read_identity(path: Path) -> dict[str, Any]:
 
 
 def known_identity(path: Path) -> dict[str, Any]:
-    """The same, empty where there is no journal yet, or none that got as far as its first line."""
-    return read_identity(path) if is_stored(path / JOURNAL) else {}
+    """The journal's first line if samples follow it, else empty: a run without a sample may become any other run."""
+    if not is_stored(path / JOURNAL) or not any("task" in record for record in _records(path / JOURNAL)):
+        return {}
+    return read_identity(path)
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:

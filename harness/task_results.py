@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.config import FREE_ARGUMENTS
+from harness.config import fixed_arguments
 from harness.errors import RunError
 from harness.forms import CountForm, ResultsForm, fit
 
@@ -51,7 +51,7 @@ class TaskResults:
         known = {
             "backend": self.file.config.model,
             "model": self.model,
-            "model_args": {k: str(v) for k, v in self._arguments.items() if k not in FREE_ARGUMENTS},
+            "model_args": {k: str(v) for k, v in fixed_arguments(self._arguments).items()},
             "system_instruction": self.file.system_instruction or "",
             "num_fewshot": None if asked is None else asked.num_fewshot,
             "generation_kwargs": None if asked is None else asked.generation_kwargs,

@@ -100,6 +100,46 @@ def test_bad_configs_are_refused_by_key(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_label_never_stands_above_other_weights(tmp_path):
+    path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "arguments": {"pretrained": "a/known"}}})
+
+    def label(*overrides):
+        return load_config(path, overrides).model.display_name
+
+    assert label() == label("max_gen_toks=9", "model.arguments.dtype=float32") == "Known"
+    assert label("model.arguments.pretrained=b/other") == "other"
+    assert label("model.arguments.revision=abc") == "known", "another revision has other weights"
+    assert label("model.arguments={pretrained: b/other}") == "other"
+    assert label("model={label: New, arguments: {pretrained: b/other}}") == "New"
+    assert label("model.arguments.pretrained=b/other", "model.label=Known") == "Known", "said on purpose"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"hf_token": "x"},
+        {"header": {"Authorization": "y"}},
+        {"base_url": "https://me:secret@host/v1/completions"},
+        {"tokenizer_mode": "hf_" + "a" * 30},
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **secret}}}
+    with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
+        load_config(write(tmp_path, values))
+    assert "me:secret" not in str(caught.value) and "aaaa" not in str(caught.value)
+
+
+def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
+    def identity(**arguments):
+        values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **arguments}}}
+        return load_config(write(tmp_path, values)).identity()
+
+    free = {"device_ids": [1], "download_dir": "d", "load_format": "safetensors", "distributed_executor_backend": "mp"}
+    assert identity(**free) == identity()
+    assert identity(load_format="dummy") != identity() != identity(tensor_parallel_size=2)
+
+
 def test_what_is_written_loads_again(tmp_path):
     inline = {"name": "dots", "unit": ".", "count": 10, "placement": "end"}
     config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "random", inline]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from harness import load_run, resources
+from harness import load_run, receipts, resources
 from harness.config import load_config
 from harness.errors import ConfigError, JournalError, RunError
 from harness.evaluations import read_evaluation
@@ -24,6 +25,7 @@ from harness.run import _generation_config, _session, execute, run_identity
 from harness.run_folder import (
     JOURNAL,
     PROMPTS,
+    RECEIPT,
     SCORES,
     RunFolder,
     beside,
@@ -88,6 +90,59 @@ def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
     RunFolder(tmp_path / "old", {**identity, "config": before}, plan.prompts).__exit__()
     RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
     assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
+
+
+def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
+    typo = {**identity, "config": {**identity["config"], "max_gen_toks": 9}}
+    with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
+        folder.begin_session(_session(plan))
+    assert changes(tmp_path / "run", identity) == []
+    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
+        assert not folder.journal.keys
+        folder.journal.append({"key": "k", "task": "t"})
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"):
+        RunFolder(tmp_path / "run", typo, plan.prompts)
+
+
+def test_samples_of_a_cpu_are_not_continued_on_a_gpu(plan, identity, tmp_path):
+    assert identity["engine"]["device"] == "cpu"
+    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
+        folder.journal.append({"key": "k", "task": "t"})
+    other = {**identity, "engine": {**identity["engine"], "device": "cuda"}}
+    with pytest.raises(JournalError, match=r'Changed: engine.device: "cpu" -> "cuda"'):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+
+
+def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
+    regrade(demo_run)
+    files = json.loads((demo_run / RECEIPT).read_text())["files"]
+    assert files == {name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files}
+    assert set(files) == {JOURNAL, PROMPTS, SCORES}
+    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
+    forged = [line.replace('"completion":"', '"completion":"so ') for line in lines]
+    (demo_run / JOURNAL).write_text("".join(forged))
+    regrade(demo_run)
+    again = json.loads((demo_run / RECEIPT).read_text())["files"]
+    assert again[JOURNAL] != files[JOURNAL] and again[PROMPTS] == files[PROMPTS]
+    assert f"samples {again[JOURNAL][:8]}" in " ".join(make_table([str(demo_run)]).split())
+
+
+def test_large_files_are_hashed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(receipts, "REMEMBERED_BYTES", 4)
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (model / name).write_bytes(name.encode())
+    first = receipts.model_fingerprint(str(model))
+    assert first["sha256"]["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
+    with monkeypatch.context() as patched:
+        patched.setattr(receipts, "_digest", None)  # a second computation would fail
+        assert receipts.model_fingerprint(str(model)) == first
+    (model / "a.safetensors").write_bytes(b"other weights")
+    assert receipts.model_fingerprint(str(model))["sha256"] != first["sha256"]
+    (tmp_path / "cache" / "mless" / "file-hashes.json").write_text("torn {")
+    assert receipts.model_fingerprint(str(model))["sha256"]["b.safetensors"] == first["sha256"]["b.safetensors"]
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
