@@ -17,6 +17,7 @@ from harness.config import RunConfig
 from harness.datasets import Dataset
 from harness.documents import Model, build_documents, check_documents, document_prompt
 from harness.errors import ConfigError, PromptMismatchError
+from harness.forecast import describe_outlook, describe_power
 from harness.prompt_checks import ConditionCheck
 from harness.prompt_edits import first_edits
 from harness.prompts import Layout
@@ -24,9 +25,6 @@ from harness.samples import Request, hash_prompts
 from harness.sampling import Sampling, sample_seed
 from harness.tokenization import encode, hash_token_ids, render
 from harness.vllm_adapter import engine_arguments
-
-DISCORDANCES = (0.05, 0.1, 0.2)
-"""Shares of problems that two conditions may be assumed to disagree on, for planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +149,7 @@ class Plan:
                 )
 
     def describe(self) -> str:
-        """The plan as text: requests, prompt lengths, tokens."""
+        """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
         config = self.config
         part = f", shard {self.shard}" if self.shard else ""
         extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
@@ -161,7 +159,7 @@ class Plan:
             f"dataset   {self.dataset.name}, {len(self.dataset.problems)} problems{part}, {self.dataset.source}",
             f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
             f"requests  {self.size}" + (f": {', '.join(extra)}" if extra else ""),
-            *self._describe_power(),
+            *describe_power(config, len(self.whole.problems[: self.limit])),
         ]
         rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
         total = 0
@@ -190,30 +188,8 @@ class Plan:
             lines.append(f"tokens    {total:,} in prompts, at most {self.size * config.max_gen_toks:,} generated")
         else:
             lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
+        lines.append(describe_outlook(config, len(self.whole.problems[: self.limit]), self.size))
         return "\n".join(lines)
-
-    def _describe_power(self) -> list[str]:
-        """What the run can find, before it is made: the least true difference that is found with 80 percent power."""
-        from harness.statistics import minimal_detectable_effect
-        from harness.statistics.power import ALPHA, POWER
-
-        config = self.config
-        tests = len(config.tested) * len(config.layouts)
-        if not tests or BASELINE not in [condition.name for condition in config.conditions]:
-            return []
-        n, k = len(self.whole.problems[: self.limit]), config.samples_per_problem
-        effects = []
-        for share in DISCORDANCES:
-            effect = minimal_detectable_effect(n=n, k=k, discordance=share, alpha=ALPHA / tests)
-            effects.append(
-                f"{100 * effect:.1f} at {100 * share:.0f} %" if effect == effect else f"none at {100 * share:.0f} %"
-            )
-        names = [f"{name} (primary)" if name == config.primary_condition else name for name in config.tested]
-        alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
-        return [
-            f"detects   with {100 * POWER:.0f} % power, n {n}, k {k}, in points, by assumed discordance:",
-            f"          {'each of ' * (len(names) > 1)}{', '.join(names)}, {alpha}: {', '.join(effects)}",
-        ]
 
     def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
         documents = build_documents(

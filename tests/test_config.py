@@ -219,6 +219,6 @@ def test_missing_and_broken_files(tmp_path):
 
 def test_every_shipped_config_loads():
     paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
-    assert len(paths) == 10
+    assert len(paths) == 14
     for path in paths:
         assert load_config(path).name == {"demo": "bundled", "example": "demo"}.get(path.stem, path.stem)

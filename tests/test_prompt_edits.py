@@ -65,21 +65,3 @@ def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
     assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
     said = plan.describe()
     assert "requests  21: wo 2 times, prompt null of 4 edits" in said and said.count("prompt null") == 2
-    assert "detects   with 80 % power, n 3, k 1, in points, by assumed discordance:" in said
-    assert "mless (primary), alpha 0.05: none at 5 %, none at 10 %, none at 20 %" in said
-
-
-def test_the_detectable_effect_is_that_of_the_statistics_for_all_tests_of_the_family(tmp_path):
-    from harness.statistics import minimal_detectable_effect
-
-    for family, names, tests in (
-        ("", "each of mless (primary), mful", 4),
-        (", family: [mful, mless]", "each of mless (primary), mful", 4),
-        (", family: [mful]", "mful", 2),
-    ):
-        text = CONFIG.replace("[wo, mless]", "[wo, mless, mful]") % ("demo", "layouts: [raw, chat]" + family)
-        effect = 100 * minimal_detectable_effect(n=500, discordance=0.1, alpha=0.05 / tests)
-        (line,) = re.findall(r"\n {10}(.*alpha.*)", plan_with(tmp_path, text, limit=None).describe())
-        assert line.startswith(f"{names}, alpha 0.05 / {tests}: ") and f" {effect:.1f} at 10 %" in line
-    none = plan_with(tmp_path, CONFIG % ("demo", "family: []")).describe()
-    assert "detects" not in none, "nothing is tested"

@@ -22,7 +22,8 @@ def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, al
     from discordance and effect. There the normal approximation to the sign-flip test is used, with half a step as
     continuity correction and with the covariance of a problem's difference and its square: problems that flip raise
     both the difference and the scale it is held against. Where a condition moves some problems up and others down,
-    more samples help less than this says.
+    more samples help less than this says. If it moves whole problems, so that all samples of one say the same, they
+    help nothing: ask for k = 1.
 
     Args:
         effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not matter.
