@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "level": ("int32", "the problem's level"),
     "verdict": ("string", "correct, incorrect, no_box, truncated, refused, timeout or crashed"),
     "correct": ("bool", "whether the verdict is correct"),
-    "answer": ("string", "what the last closed box holds; missing without one"),
+    "answer": ("string", "what the last closed box holds, empty ones passed over; missing without one"),
     "target": ("string", "the gold answer"),
     "completion": ("string", "what the model wrote"),
     "finish_reason": ("string", "stop or length; missing where the backend does not say"),

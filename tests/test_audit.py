@@ -191,6 +191,15 @@ def test_a_model_that_runs_on_is_seen_by_its_first_box(pool):
     assert audit.first_box and audit.boxes_after_first == 2 and audit.exact_match_boxed is False
 
 
+@pytest.mark.parametrize("empty", [r"\boxed{}", r"\boxed{{}}", r"\boxed{ }"])
+def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, empty):
+    audit = audited(pool, f"So \\boxed{{3}}. Put your final answer within {empty}.")
+    assert audit.first_box and audit.exact_match_boxed and audit.boxes_after_first == 0
+    assert not audit.authors_rule_strict
+    alone = audited(pool, f"Put your final answer within {empty}.")
+    assert alone.first_box is alone.exact_match_boxed is False and alone.boxes_after_first == 0
+
+
 def test_the_prompt_belongs_to_the_authors_rule_alone(pool):
     audit = audited(pool, "no box", prompt=SINGLE)
     assert audit.authors_rule and audit.authors_rule_strict is False

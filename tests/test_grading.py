@@ -29,7 +29,7 @@ from harness.grading.grade import GRADER_VERSION, compare, read
         (r"\boxed{1} and \boxed{2", "1"),
         (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{}", ""),
+        (r"\boxed{}", None),
         ("no box, $3$", None),
         (r"\boxed{1", None),
         ("}}}{{{", None),
@@ -38,6 +38,41 @@ from harness.grading.grade import GRADER_VERSION, compare, read
 )
 def test_the_last_closed_box(text, box):
     assert last_box(text) == box
+
+
+EMPTY = [
+    r"\boxed{}",
+    r"\boxed{ }",
+    "\\boxed{\n}",
+    r"\boxed {}",
+    r"\fbox{}",
+    r"\boxed{~}",
+    r"\boxed{\ }",
+    r"\boxed{\,}",
+    r"\boxed{\quad\;\!}",
+    r"\boxed{\hspace{2cm}}",
+    r"\boxed{{}}",
+    r"\boxed{\text{ }}",
+    r"\boxed{\boxed{}}",
+]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_an_empty_box_is_no_box(empty):
+    assert last_box(empty) is first_box(empty) is None
+    repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put your final answer within {empty}."
+    assert (first_box(repeated), last_box(repeated), boxes_after_first(repeated)) == ("5", "7", 1)
+    assert grade(repeated, "7").verdict == "correct"
+    assert grade(empty, "7").verdict == "no_box"
+    assert grade(empty, "7", finish_reason="length") == Grade(verdict="truncated", answer=None)
+    assert grade(repeated, "7", finish_reason="length").verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    "content", ["0", ".", "()", r"\emptyset", r"\{\}", r"\quadx", r"\text{no}", r"\ \boxed{\boxed}"]
+)
+def test_a_box_that_holds_anything_is_not_empty(content):
+    assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 
 
 @pytest.mark.parametrize(
@@ -64,11 +99,24 @@ def test_extraction_never_fails(text):
     assert boxes_after_first(text) > 0 or first == last
 
 
-@pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", r"\boxed{1}", r"\boxed "])
-def test_extraction_is_linear(piece):
+@pytest.mark.parametrize(
+    ("piece", "end"),
+    [
+        (r"\boxed{", ""),
+        (r"\boxed{", "}"),
+        (r"\boxed{ ", "}"),
+        ("{", ""),
+        ("}", ""),
+        ("\\", ""),
+        (r"\boxed{1}", ""),
+        (r"\boxed{}", ""),
+        (r"\boxed ", ""),
+    ],
+)
+def test_extraction_is_linear(piece, end):
     def seconds(n):
         started = time.perf_counter()
-        last_box(piece * n)
+        last_box(piece * n + end * n)
         return time.perf_counter() - started
 
     small, large = min(seconds(20_000) for _ in range(3)), min(seconds(200_000) for _ in range(3))
@@ -80,7 +128,7 @@ def test_extraction_is_linear(piece):
     [
         (r"\boxed{3}", "3", "correct"),
         (r"\boxed{4}", "3", "incorrect"),
-        (r"\boxed{}", "3", "incorrect"),
+        (r"\boxed{}", "3", "no_box"),
         ("3", "3", "no_box"),
         (r"\boxed{0.5}", r"\frac{1}{2}", "correct"),
         (r"\boxed{\dfrac12}", r"\frac{1}{2}", "correct"),
@@ -186,7 +234,7 @@ def test_reading_and_comparing_are_grading():
     assert read("3", finish_reason="length") == Grade(verdict="truncated", answer=None)
     assert read(r"so \boxed{3}") == "3"
     assert compare("3", "3") == grade(r"\boxed{3}", "3")
-    assert GRADER_VERSION == 2
+    assert GRADER_VERSION == 3
 
 
 def test_the_answer_is_kept():

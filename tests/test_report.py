@@ -584,6 +584,18 @@ def test_it_opens_and_shows_the_first_flip(browser, demo_page):
 
 @pytest.mark.slow
 @needs_chromium
+def test_the_box_of_a_repeated_prompt_is_not_the_answer(browser, tmp_path):
+    again = ("\\boxed{}", "\\boxed{{}}", "\\boxed{ }")
+    write = lambda number, *_: (f"So \\boxed{{{number}}}. Put it within {again[number]}.", "correct")  # noqa: E731
+    write_report([write_run(tmp_path / "run", problems=len(again), write=write)], tmp_path / "page.html")
+    browser.open(tmp_path / "page.html", fragment="#?outcome=all")
+    for number in range(len(again)):
+        browser.ask(f"document.querySelectorAll('.list li')[{number}].click()")
+        browser.wait(f"document.querySelector('.detail mark')?.textContent === '\\\\boxed{{{number}}}'")
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_tables_are_sorted_by_the_numbers_behind_them(browser, demo_page):
     browser.open(demo_page)
     browser.click("details:has(table) > summary")

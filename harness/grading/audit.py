@@ -60,6 +60,8 @@ class AuditJob:
 class Audit:
     r"""What the other graders say. None: that grader did not end, failed, or was not asked.
 
+    In the columns with our extraction (`exact_match_boxed`, `first_box`, `boxes_after_first`) an empty box is no box.
+
     Attributes:
         math_verify: math_verify on the whole text, as lm-eval's MATH-500 task calls it: any expression can count, and a
             stray one can beat the box.

@@ -12,9 +12,10 @@ from fractions import Fraction
 from harness.grading.exact import Arithmetic, Quotient, TooLarge, factorial
 
 DEEPEST = 40
+# \infty is no letter: as one it would cancel, and \infty-\infty would be 0
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi infty ell".split()
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi ell".split()
 )
 _SIMPLE = re.compile(r"([-+]?)(?:(\d+)(?:\.(\d+))?|\.(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")

@@ -14,7 +14,7 @@ from harness.grading.notation import plain
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
 
-GRADER_VERSION = 2
+GRADER_VERSION = 3
 """Goes up whenever a verdict can change."""
 
 
@@ -24,10 +24,10 @@ class Grade:
 
     Attributes:
         verdict: `correct` or `incorrect` if a closed box was read, however generation ended; without one `truncated`
-            if generation ran into its limit, else `no_box`. `refused`: the box is too large to be read, or holds
-            something that would have to be computed. `timeout` and `crashed`: the comparison did not end, or failed;
-            counted apart, never as correct.
-        answer: The content of the last closed box, cut to `LONGEST_ANSWER`; None without one.
+            if generation ran into its limit, else `no_box`. An empty box is no box. `refused`: the box is too large
+            to be read, or holds something that would have to be computed. `timeout` and `crashed`: the comparison did
+            not end, or failed; counted apart, never as correct.
+        answer: The content of the last closed box that holds something, cut to `LONGEST_ANSWER`; None without one.
         reason: Why `refused`, `timeout` or `crashed`, in a few words; None otherwise.
     """
 
@@ -71,10 +71,8 @@ def compare(answer: str, target: str) -> Grade:
     """
     reason = None
     try:
-        if not answer:
-            verdict: Verdict = "incorrect"
-        elif same_text(answer, target):
-            verdict = "correct"
+        if same_text(answer, target):
+            verdict: Verdict = "correct"
         elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
             verdict = "correct" if numbers[0] == numbers[1] else "incorrect"
         elif reason := refusal(answer) or refusal(plain(answer)):  # plain text has `⁹` and `^\\text{9}` as powers

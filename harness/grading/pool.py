@@ -229,7 +229,7 @@ class GraderPool:
             if isinstance(answer, Grade):
                 self._finished.append((tag, answer))
                 return
-            if answer and answer == job.target:
+            if answer == job.target:
                 self._finished.append((tag, Grade(verdict="correct", answer=answer)))
                 return
             key: _Key = (answer, job.target, GRADER_VERSION)

@@ -69,9 +69,10 @@
     return found;
   }
 
-  /** The last \boxed{...}: [start, end]. */
+  /** The last \boxed{...} that is not empty: [start, end]. */
   function lastBox(text) {
-    const start = text.lastIndexOf("\\boxed{");
+    const empty = /\\boxed\{(?:[\s~{}]|\\[ ,;:!>]|\\q?quad)*\}/g;
+    const start = text.replace(empty, (box) => " ".repeat(box.length)).lastIndexOf("\\boxed{");
     if (start < 0) return null;
     for (let at = start + 7, depth = 1; at < text.length; at += 1) {
       if (text[at] === "{") depth += 1;
