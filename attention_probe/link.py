@@ -214,8 +214,7 @@ def link(
 def _accuracy_change(run: Path, traces: AttentionTraces, condition: str, problems: Sequence[str]) -> dict[str, float]:
     """Per problem of the traces that the run has too."""
     frame = load_run(run)
-    # the baseline's replicates measure noise: no table compares them
-    frame = frame[(frame["layout"] == traces.header.layout) & (frame["replicate"] == 0)]
+    frame = frame[frame["layout"] == traces.header.layout]
     accuracy = {}
     for name in (condition, traces.header.baseline):
         rows = frame[frame["condition"] == name]

@@ -1,4 +1,4 @@
-"""A run as one Parquet file: a row a sample, every column described, the run's receipt in the file's metadata."""
+"""A run as one Parquet file: one row per sample, every column described, the run's receipt in the file's metadata."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TYPES = {"category": pyarrow.dictionary(pyarrow.int8(), pyarrow.string(), order
 
 
 def export_parquet(run: Path, path: Path) -> int:
-    """Write a finished run's samples, and return how many there are.
+    """Write all samples of a finished run, replicates and rewordings included, and return how many there are.
 
     The columns are those of `COLUMNS`, in the order of `harness.load_run`. The schema's metadata hold the run's
     receipt, as JSON under `RECEIPT_KEY`; `read_receipt_of` reads it.
@@ -63,7 +63,7 @@ def export_parquet(run: Path, path: Path) -> int:
         ConfigError: the file cannot be written.
     """
     receipt = read_receipt(run)
-    frame = load_run(run)
+    frame = load_run(run, replicates=True, rewordings=True)
     fields = [
         pyarrow.field(name, _type(kind), metadata={b"description": meaning.encode()})
         for name, (kind, meaning) in COLUMNS.items()

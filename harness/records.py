@@ -1,4 +1,4 @@
-"""A run on disk as a tidy frame: journal, scores and prompts joined, one row a sample."""
+"""A run on disk as a tidy frame: journal, scores and prompts joined, one row per sample."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import RunError
 from harness.forms import ReceiptForm, SampleForm, encodable, fit
+from harness.prompt_edits import is_edit
 from harness.run_folder import (
     JOURNAL,
     RECEIPT,
@@ -44,14 +45,24 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     return receipt
 
 
-def load_run(path: str | Path) -> pandas.DataFrame:
-    """A run as a tidy frame, one row a sample; needs neither torch nor lm-eval.
+def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = False) -> pandas.DataFrame:
+    """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
+
+    By default it holds the samples that the tables compare: the config's conditions, each of them once. So
+    `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `statistics.compare` makes
+    the A/A columns and the prompt null of a frame with both options.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
     the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
     boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing. Half a surrogate pair,
     which is no text, is spelt out in completions and answers (`\\ud800`).
+
+    Args:
+        path: The run's folder.
+        replicates: Whether to include the further replicates of the baseline (A/A), those with `replicate` above 0.
+        rewordings: Whether to include the harmless edits of the prompt (the prompt null), which stand in `condition`
+            as `edit-01`, `edit-02`, ...
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
@@ -64,11 +75,15 @@ def load_run(path: str | Path) -> pandas.DataFrame:
     prompts = read_prompts(folder)
     there = [counts.get((row["condition"], row["layout"], row["doc"]["id"]), 0) for row in prompts]
     refuse_missing(folder, prompts, config, there)
-    return frame
+    if not replicates:
+        frame = frame[frame["replicate"] == 0]
+    if not rewordings:
+        frame = frame[~frame["condition"].map(is_edit).astype(bool)]
+    return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
 
 
 def read_frame(folder: Path) -> pandas.DataFrame:
-    """The frame of `load_run`, whether the run counts as finished or not.
+    """All samples of a run as `load_run` has them, whether the run counts as finished or not.
 
     Raises:
         RunError: a file is missing or damaged, or a score is missing.

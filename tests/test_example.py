@@ -46,7 +46,8 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity["config"] == config.identity()
-    assert identity["task_version"] == task_version() and len(load_run(EXAMPLE)) == 25_000
+    assert identity["task_version"] == task_version()
+    assert len(load_run(EXAMPLE, replicates=True, rewordings=True)) == 25_000
     name = config.model_arguments()["pretrained"]
     assert identity["model"] == json.loads(json.dumps(model_fingerprint(name)))
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
@@ -92,9 +93,35 @@ def test_the_readme_shows_its_table():
     assert before == receipt and "w/ Mless" in shown
 
 
+def test_a_mean_over_its_frame_is_the_accuracy_of_its_table(table):
+    frame = load_run(EXAMPLE)
+    shown = {row["condition"]: row["accuracy"] for row in table["rows"]}
+    compared = [name for name in shown if not is_edit(name)]
+    assert (100 * frame.groupby("condition")["correct"].mean()).to_dict() == pytest.approx(
+        {name: shown[name] for name in compared}
+    )
+    assert list(frame["condition"].cat.categories) == compared and list(frame.index) == list(range(len(frame)))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].map(is_edit).astype(bool)),
+        ({"replicates": True}, lambda frame: ~frame["condition"].map(is_edit).astype(bool)),
+        ({"rewordings": True}, lambda frame: frame["replicate"] == 0),
+    ],
+)
+def test_replicates_and_rewordings_are_loaded_on_request(options, kept):
+    everything = load_run(EXAMPLE, replicates=True, rewordings=True)
+    loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
+    assert 0 < len(loaded) < len(everything)
+    columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
+    assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
+
+
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_every_word_of_its_figures_is_on_the_page(width):
-    frame = load_run(EXAMPLE)
+    frame = load_run(EXAMPLE, replicates=True, rewordings=True)
     edits = [name for name in frame["condition"].unique() if is_edit(name)]
     table, kept = compare(frame, draws=1000, edits=edits), frame[~frame["condition"].isin(edits)]
     splits = {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}

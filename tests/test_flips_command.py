@@ -192,7 +192,7 @@ def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tm
     write(run, "journal.jsonl", journal)
     write(run, "scores.jsonl", scores)
     lines = flips("--to", "mless", path=run).stdout.splitlines()
-    noise = compare(load_run(run), draws=1000).iloc[0]
+    noise = compare(load_run(run, replicates=True), draws=1000).iloc[0]
     assert noise["aa_right_to_wrong"] > 0
     told = f"{noise['aa_wrong_to_right']:g} wrong to right, {noise['aa_right_to_wrong']:g} right to wrong"
     assert lines[3] == f"wo against itself (A/A): {told}"
@@ -310,7 +310,7 @@ def test_what_was_not_recorded_is_said():
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
     said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
     refused(flips("--to", "edit-01", path=EXAMPLE), said)
-    whole = compare(load_run(EXAMPLE), draws=1000).set_index("condition").loc["mless"]
+    whole = compare(load_run(EXAMPLE, replicates=True), draws=1000).set_index("condition").loc["mless"]
     told = flips(path=EXAMPLE).stdout.splitlines()
     assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]

@@ -201,7 +201,7 @@ def test_replicates_of_the_baseline_do_not_count(tmp_path, demo, flipped_run):
         rows = [json.loads(line) for line in (GREEDY_RUN / name).read_text().splitlines()]
         again = [row | changes | {"key": f"again {row['key']}"} for row in rows if row.get("key") in keys]
         (run / name).write_text("".join(json.dumps(row) + "\n" for row in [*rows, *again]))
-    assert set(load_run(run)["replicate"]) == {0, 1}
+    assert set(load_run(run, replicates=True)["replicate"]) == {0, 1}
     _, change = flipped_run
     with traced(tmp_path / "t.traces", demo, planted=change) as traces:
         again, once = (link(path, traces, "mless", permutations=20) for path in (run, GREEDY_RUN))

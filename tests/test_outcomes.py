@@ -116,7 +116,7 @@ def test_a_finished_run_of_which_samples_were_lost_is_refused(demo_run, drop, me
 
 def test_a_lost_replicate_is_missed_too(tmp_path):
     run = write_run(tmp_path / "r", right, replicates=2, sampling={"temperature": 1}, samples_per_problem=2, limit=3)
-    assert len(read_outcomes(run)) == len(load_run(run)) == 3 * 2 * 3
+    assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 3
     without(run / JOURNAL, lambda r: r.get("replicate") == 1 and r["sample_index"] == 1)
     for read in (read_outcomes, load_run):
         with pytest.raises(

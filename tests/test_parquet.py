@@ -13,7 +13,7 @@ from harness import load_run
 from harness.errors import ConfigError, RunError
 from harness.parquet import COLUMNS, export_parquet, read_receipt_of
 from harness.records import read_receipt
-from tests.example_runs import GREEDY_RUN
+from tests.example_runs import GREEDY_RUN, right, write_run
 from tests.test_cli import here, refused
 
 
@@ -33,6 +33,13 @@ def test_the_file_holds_what_load_run_gives(exported):
         there = ours[name].notna()
         assert theirs[name][there].tolist() == ours[name][there].tolist(), name
     assert list(theirs["condition"].cat.categories) == list(ours["condition"].cat.categories)
+
+
+def test_the_file_holds_replicates_and_rewordings_too(tmp_path):
+    run = write_run(tmp_path / "run", right, replicates=2, prompt_null=2, sampling={"temperature": 1}, limit=3)
+    assert export_parquet(run, tmp_path / "samples.parquet") == 3 * (2 + 1 + 2)
+    found = pandas.read_parquet(tmp_path / "samples.parquet")
+    assert set(found["replicate"]) == {0, 1} and {"edit-01", "edit-02"} <= set(found["condition"])
 
 
 def test_every_column_says_what_it_is_and_the_receipt_is_inside(exported):

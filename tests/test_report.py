@@ -195,7 +195,7 @@ def hostile(tmp_path_factory):
 
 def test_the_table_holds_exactly_what_compare_says(effect):
     run, page = effect
-    compared = compare(load_run(run))
+    compared = compare(load_run(run, replicates=True))
     reader = Reader(page.read_text())
     headers = 18  # three words, nine always, pass@k, maj@k, problems up and down, twice A/A
     rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]

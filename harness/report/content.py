@@ -83,7 +83,7 @@ def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | Non
             receipt = read_receipt(run)
             receipts.append(receipt)
             models.append(str(receipt["model"].get("name")))
-            samples += records(load_run(run).assign(run=number))
+            samples += records(load_run(run, replicates=True, rewordings=True).assign(run=number))
             for row in read_prompts(run):
                 key = (number, str(row["layout"]), str(row["condition"]), str(row["doc"]["id"]))
                 parts = _parts(document_prompt(row["doc"]), row["prompt"])

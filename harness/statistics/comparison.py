@@ -91,8 +91,8 @@ def compare(
     the score interval: unlike the bootstrap's, which stands beside it, it keeps its level with few flips.
 
     Args:
-        frame: One row a sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
-            baseline's next replicate, if there is one, gives the A/A columns.
+        frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
+            baseline's next replicate, if it was loaded too, gives the A/A columns.
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
         alpha: Level of the tests; intervals are of level 1 - alpha.
