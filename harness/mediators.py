@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "samples": "samples, replicates of the baseline left out",
-    "no_box": "percent of them without a closed box that ended by themselves",
-    "truncated": "percent without a closed box that ran into the limit",
+    "no_box": "percent of them that ended by themselves without an answer in a closed box",
+    "truncated": "percent that ran into the limit without an answer in a closed box",
     "refused": "percent whose answer the grader refused to read",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
