@@ -155,7 +155,7 @@ CAUSES = (
     ),
     Cause(
         r"huggingface_hub\.errors\.|OfflineModeIsEnabled|We couldn't connect to|is not a valid model identifier|"
-        r"httpx\.Connect\w+|gated repo",
+        r"httpx\d?\.Connect\w+|gated repo",
         "{hub}",
     ),
 )
@@ -214,18 +214,18 @@ class ChildErrors:
         os.close(self._ours)
 
 
-def explain_start_error(name: str, error: BaseException, said: str = "") -> str:
-    """Why the model `name` did not start, what was wanted, and what to do where that is known.
+def explain_start_error(name: str, error: BaseException, said: str = "", *, program: str = "vLLM") -> str:
+    """Why a model did not start, and what to do where that is known.
 
     Args:
         name: The model's folder or hub name.
         error: What the start raised.
         said: What the engine's processes wrote to standard error.
+        program: What did not start, as the message's subject.
     """
     told = "".join(traceback.format_exception(error))
-    if cause := known_cause(f"{said}\n{told}", name=name, error=error):
-        return f"vLLM did not start. {cause}"
-    return f"vLLM did not start. Its last error: {_last_error(said) or _last_error(told)}"
+    cause = known_cause(f"{said}\n{told}", name=name, error=error)
+    return f"{program} did not start. {cause or 'Its last error: ' + (_last_error(said) or _last_error(told))}"
 
 
 def known_cause(text: str, *, name: str = "", error: BaseException | None = None) -> str:

@@ -19,7 +19,10 @@ NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHI
 
 OWNERS = {
     "spawned": (1, "start()"),
-    "spawned by a thread that has ended": (1, "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()"),
+    "spawned by a thread that has ended": (
+        1,
+        "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()",
+    ),
     "forked": (1, "os.fork() or time.sleep(60)"),
     "forked by a forked process": (2, "os.fork() or (os.fork(), time.sleep(60))"),
     "child of a child": (2, f"start({NESTED!r})"),
