@@ -1,7 +1,7 @@
 """Does the engine compute what Hugging Face computes? First-token log-probabilities of some prompts, side by side.
 
-Use it once per machine and model before its completions are believed, above all on a GPU in float32: attention in tf32
-shows as differences near 1e-2, true float32 stays below 1e-3.
+Use it once per machine and model before its completions are believed, above all on a GPU in float32: tf32 keeps 10 of
+float32's 23 bits of a factor, and nothing else shows that it was used.
 """
 
 from __future__ import annotations

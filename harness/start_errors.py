@@ -21,6 +21,9 @@ from harness.gpus import describe_gpu_processes
 from harness.tokenization import explain_hub_error
 
 KEPT_BYTES = 2**18
+QUOTED = 500
+"""Characters of another program's text in a message, at most."""
+
 _MARK = b"\0"
 
 
@@ -141,12 +144,17 @@ CAUSES = (
         "{where} has no weights. Expected *.safetensors or *.bin beside its config.json: fetch the model again.",
     ),
     Cause(
-        r"\d+ validation errors? for \w+ (?P<field>\w+) (?P<what>.+?) \[type=",
-        "vLLM does not take model.arguments.{field}: {what}.",
-    ),
-    Cause(
         r"Model architectures \[(?P<classes>[^\]]*)\] are not supported",
         "This vLLM cannot run the model's architecture ({classes}). Try a newer vLLM, or `backend: hf`.",
+    ),
+    Cause(
+        r"\d+ validation errors? for \w+ Value error, (?P<what>.+?) \[type=",
+        "vLLM refuses model.arguments: {what}",
+    ),
+    Cause(
+        r"\d+ validation errors? for \w+ (?P<field>\w+)\S* (?P<what>.+?) "
+        r"\[type=\w+, input_value=(?P<given>.*?), input_",
+        "vLLM refuses model.arguments.{field}: {what}, got {given}.",
     ),
     Cause(
         r"(?P<library>lib[\w+-]+\.so[\d.]*): cannot open shared object file",
@@ -224,20 +232,20 @@ def explain_start_error(name: str, error: BaseException, said: str = "", *, prog
         program: What did not start, as the message's subject.
     """
     told = "".join(traceback.format_exception(error))
-    cause = known_cause(f"{said}\n{told}", name=name, error=error)
+    cause = known_cause(f"{said}\n{told}", name)
     return f"{program} did not start. {cause or 'Its last error: ' + (_last_error(said) or _last_error(told))}"
 
 
-def known_cause(text: str, *, name: str = "", error: BaseException | None = None) -> str:
-    """The first of `CAUSES` that `text` names, as a message; empty if it names none."""
+def known_cause(text: str, name: str = "") -> str:
+    """The first of `CAUSES` that `text` names, as a message about the model `name`; empty if it names none."""
     flat = " ".join(_without_prefixes(text).split())
     for cause in CAUSES:
         if found := re.search(cause.pattern, flat):
-            fields = dict(found.groupdict())
+            fields = {group: (text or "")[:QUOTED] for group, text in found.groupdict().items()}
             if "{holders}" in cause.message:
                 fields["holders"] = describe_gpu_processes()
             if "{hub}" in cause.message:
-                fields["hub"] = explain_hub_error(name, error or OSError(flat[found.start() :]))
+                fields["hub"] = explain_hub_error(name, OSError(flat[found.start() :][:QUOTED]))
             return cause.message.format(**fields)
     return ""
 
@@ -250,7 +258,7 @@ def _last_error(text: str) -> str:
     """The last line that names an exception and does not point at another one."""
     lines = [line for line in _without_prefixes(text).splitlines() if _ERROR.match(line)]
     lines = [line for line in lines if not _SEE_ABOVE.search(line)] or lines
-    return lines[-1][:400] if lines else ""
+    return lines[-1][:QUOTED] if lines else ""
 
 
 def _without_prefixes(text: str) -> str:

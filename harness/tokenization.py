@@ -105,7 +105,7 @@ def explain_hub_error(name: str, error: BaseException) -> str:
         )
     if re.search(
         r"offline|Connect(ion)?Error|Connection|resol(ve|ution)|Name or service|Temporary failure|Max retries|"
-        r"timed out|couldn't connect",
+        r"timed out|couldn't connect|outgoing traffic|LocalEntryNotFound",
         text,
         re.I,
     ):

@@ -49,7 +49,6 @@ def test_on_a_cpu_logits_agree_with_hugging_face(checked):
 
 @pytest.mark.gpu
 def test_on_a_gpu_float32_is_float32(checked):
-    """With tf32 in the attention the largest difference would be near 1e-2."""
     facts, check = checked
     assert facts["device"] == "cuda" and facts["triton_f32_default"] == "ieee"
     assert (check.prompts, check.same_first) == (20, 20)
