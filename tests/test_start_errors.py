@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from harness import resources
+from harness.backends import open_backend
+from harness.errors import ConfigError
 from harness.start_errors import CAUSES, ChildErrors, explain_start_error
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
-
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in
-*compute-apps*) printf '%s' "$PROCESSES" ;;
-*) printf '%s' "$GPUS" ;;
-esac
-"""
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program of that name which prints what the real one would on a machine with GPUs."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("GPUS", "NVIDIA H100 80GB HBM3, 550.54.15, 81559, 12390\n")
-
-    def holding(*lines):
-        monkeypatch.setenv("PROCESSES", "".join(f"{line}\n" for line in lines))
-
-    holding()
-    return holding
-
 
 LOGGED = "(EngineCore pid=16286) ERROR 11-21 23:41:07 [core.py:1505] "
 """What vLLM puts before each line of its log."""
@@ -148,8 +128,8 @@ TEXTS = [
         "The library libcudart.so.13 is missing",
     ),
     (
-        "1 validation error for ModelConfig\n  Value error, Model architectures ['FooForCausalLM'] are not supported for "
-        "now. Supported architectures: dict_keys(['AfmoeForCausalLM']) [type=value_error, input_value=ArgsKwargs(())",
+        "1 validation error for ModelConfig\n  Value error, Model architectures ['FooForCausalLM'] are not supported "
+        "for now. Supported architectures: dict_keys(['AfmoeForCausalLM']) [type=value_error, input_value=(",
         "This vLLM cannot run the model's architecture ('FooForCausalLM').",
     ),
     (
@@ -236,3 +216,84 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
     assert errors.close() == "early\nlate\n"
     assert sorted(capfd.readouterr().err.split()) == ["early", "late", "ours"]
     assert errors.last() == "early\nlate\n", "closed, it still knows"
+
+
+def test_an_unknown_backend_is_told_the_nearest_and_all_names():
+    with pytest.raises(ConfigError) as caught:
+        open_backend("vlm", {"pretrained": str(resources.demo_model())}, sampled=False)
+    told = str(caught.value)
+    assert "model.backend is 'vlm', and there is no such backend. Did you mean vllm" in told
+    assert "local-completions" in told and told.endswith("."), "no name is cut"
+
+
+@pytest.fixture
+def weightless(tmp_path):
+    """The bundled model without its weights."""
+    ignored = shutil.ignore_patterns("*.safetensors")
+    return shutil.copytree(resources.demo_model(), tmp_path / "model", ignore=ignored)
+
+
+SCRIPT = """
+import json, sys
+from harness import resources
+from harness.errors import HarnessError
+from harness.vllm_adapter import VLLMEngine
+
+{guard}
+    arguments = dict(pretrained=str(resources.demo_model()), dtype="float32", max_model_len=1024, enforce_eager=True)
+    try:
+        VLLMEngine(arguments | json.loads(sys.argv[1])).close()
+    except HarnessError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def engine_error(tmp_path):
+    """Starts an engine from a script and returns the error that it ended in."""
+
+    def start(guard='if __name__ == "__main__":', **arguments):
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT.format(guard=guard))
+        environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+        command = [sys.executable, str(script), json.dumps(arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+        return done.stdout.splitlines()[-1] if done.stdout else done.stderr
+
+    return start
+
+
+@pytest.mark.engine
+def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, weightless, tmp_path):
+    flags = ("--set", f"model.arguments.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
+    done = mless("run", "demo.yaml", "--quiet", *flags)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"mless: vLLM did not start. {weightless} has no weights. Expected *.safetensors or *.bin beside its "
+        "config.json: fetch the model again."
+    )
+    assert "Traceback (most recent call last)" in done.stderr, "what the engine's processes printed is passed on"
+
+
+@pytest.mark.engine
+def test_a_misspelt_engine_argument_is_told_the_nearest(engine_error):
+    assert engine_error(gpu_memory_utilisation=0.5) == (
+        "ConfigError model.arguments has 'gpu_memory_utilisation', and this vLLM has no such engine argument. "
+        "Did you mean gpu_memory_utilization?"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "flot32"}, "vLLM refuses model.arguments.dtype: Input should be 'auto', 'half', 'float16'"),
+        ({"gpu_memory_utilization": 2}, "gpu_memory_utilization: Input should be less than or equal to 1, got 2."),
+        ({"kv_cache_memory_bytes": 1_000_000}, "The KV cache is too small for one request of max_model_len 1024"),
+        ({"guard": "if True:"}, "The script that starts it has no main guard"),
+    ],
+    ids=str,
+)
+def test_a_start_that_fails_on_this_machine_names_its_cause(engine_error, arguments, message):
+    assert message in engine_error(**arguments)
