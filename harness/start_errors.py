@@ -33,8 +33,8 @@ class Cause:
 
     Attributes:
         pattern: Finds it in what vLLM, torch or Triton print, with blanks and line breaks as single blanks.
-        message: What happened and what to do, over the pattern's named groups; `{holders}` says who holds GPU memory,
-            `{hub}` explains an error of the hub.
+        message: What happened and what to do, over the pattern's named groups; `{name}` is the model, `{holders}` says
+            who holds GPU memory, `{hub}` explains an error of the hub.
     """
 
     pattern: str
@@ -144,6 +144,10 @@ CAUSES = (
         "{where} has no weights. Expected *.safetensors or *.bin beside its config.json: fetch the model again.",
     ),
     Cause(
+        r"SafetensorError: (?P<what>[\w ,:]+)",
+        "A weights file of {name} is damaged or incomplete ({what}). Fetch the model again.",
+    ),
+    Cause(
         r"Model architectures \[(?P<classes>[^\]]*)\] are not supported",
         "This vLLM cannot run the model's architecture ({classes}). Try a newer vLLM, or `backend: hf`.",
     ),
@@ -242,6 +246,7 @@ def known_cause(text: str, name: str = "") -> str:
     for cause in CAUSES:
         if found := re.search(cause.pattern, flat):
             fields = {group: (text or "")[:QUOTED] for group, text in found.groupdict().items()}
+            fields["name"] = name
             if "{holders}" in cause.message:
                 fields["holders"] = describe_gpu_processes()
             if "{hub}" in cause.message:

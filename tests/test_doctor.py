@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 
-import pytest
 import torch
 
 from harness import doctor

@@ -116,6 +116,12 @@ TEXTS = [
         "RuntimeError: Cannot find any model weights with `/models/empty`",
         "/models/empty has no weights. Expected *.saf",
     ),
+    (
+        "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not "
+        "fully covered",
+        "A weights file of some/model is damaged or incomplete (Error while deserializing header: incomplete metadata, "
+        "file not fully covered). Fetch the model again.",
+    ),
     # Python's multiprocessing/spawn.py
     (
         "RuntimeError: \n        An attempt has been made to start a new process before the\n        current process "
