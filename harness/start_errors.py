@@ -144,7 +144,7 @@ CAUSES = (
         "{where} has no weights. Expected *.safetensors or *.bin beside its config.json: fetch the model again.",
     ),
     Cause(
-        r"SafetensorError: (?P<what>[\w ,:]+)",
+        r"SafetensorError: Error while deserializing header: (?P<what>[a-z ,]+)",
         "A weights file of {name} is damaged or incomplete ({what}). Fetch the model again.",
     ),
     Cause(
@@ -245,7 +245,7 @@ def known_cause(text: str, name: str = "") -> str:
     flat = " ".join(_without_prefixes(text).split())
     for cause in CAUSES:
         if found := re.search(cause.pattern, flat):
-            fields = {group: (text or "")[:QUOTED] for group, text in found.groupdict().items()}
+            fields = {group: (text or "").rstrip()[:QUOTED] for group, text in found.groupdict().items()}
             fields["name"] = name
             if "{holders}" in cause.message:
                 fields["holders"] = describe_gpu_processes()

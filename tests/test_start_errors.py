@@ -117,10 +117,9 @@ TEXTS = [
         "/models/empty has no weights. Expected *.saf",
     ),
     (
-        "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not "
-        "fully covered",
-        "A weights file of some/model is damaged or incomplete (Error while deserializing header: incomplete metadata, "
-        "file not fully covered). Fetch the model again.",
+        "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file "
+        "not fully covered",
+        "A weights file of some/model is damaged or incomplete (incomplete metadata, file not fully covered). Fetch",
     ),
     # Python's multiprocessing/spawn.py
     (
