@@ -235,9 +235,9 @@ def explain_start_error(name: str, error: BaseException, said: str = "", *, prog
         said: What the engine's processes wrote to standard error.
         program: What did not start, as the message's subject.
     """
-    told = "".join(traceback.format_exception(error))
-    cause = known_cause(f"{said}\n{told}", name)
-    return f"{program} did not start. {cause or 'Its last error: ' + (_last_error(said) or _last_error(told))}"
+    cause = known_cause(said + "\n" + "".join(traceback.format_exception(error)), name)
+    own = " ".join(f"{type(error).__name__}: {error}".split())[:QUOTED]
+    return f"{program} did not start. {cause or f'Its last error: {_last_error(said) or own}'}"
 
 
 def known_cause(text: str, name: str = "") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from harness import resources
@@ -29,12 +31,12 @@ def checked(demo_tokenizer):
         ).prompt_token_ids
         for problem in load_demo().problems[:20]
     ]
-    engine = VLLMEngine(ARGUMENTS, sampled=False)
-    try:
-        facts = engine.facts()
-        return facts, check_logits(engine, DEMO, prompts)
-    finally:
-        engine.close()
+    with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
+        engine = VLLMEngine(ARGUMENTS, sampled=False)
+        try:
+            return engine.facts(), check_logits(engine, DEMO, prompts)
+        finally:
+            engine.close()
 
 
 @pytest.mark.slow
