@@ -6,14 +6,16 @@ an interruption costs with them is one batch, not more.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.engine import MlessVLLM
-from harness.errors import EngineError, MissingDependencyError, ModelError
+from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError, ModelError
 from harness.samples import Request
 from harness.sampling import sample_seed
-from harness.tokenization import explain_hub_error, refuse_missing_folder, template_arguments
+from harness.start_errors import explain_start_error
+from harness.tokenization import refuse_missing_folder, template_arguments
 from harness.vllm_adapter import Finished
 
 if TYPE_CHECKING:
@@ -102,8 +104,8 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
     """Load the model once: `vllm` through our engine, any other by lm-eval's own model of that name.
 
     Raises:
-        ConfigError: an argument that cannot be obeyed.
-        ModelError: no such backend, no such model, or the backend refuses its arguments.
+        ConfigError: no such backend, or an argument that cannot be obeyed.
+        ModelError: no such model, or the backend does not start.
         MissingDependencyError: the backend's package is not installed.
     """
     name = str(arguments.get("pretrained") or "")
@@ -111,17 +113,31 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
         refuse_missing_folder(name)
     if backend == "vllm":
         return MlessVLLM(sampled=sampled, **arguments)
-    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
-    from lm_eval.api.registry import get_model
-
     try:
-        model: LM = get_model(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
+        model: LM = _find_model_class(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."
         ) from error
-    except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
-        raise ModelError(f"The backend {backend!r} did not start: {explain_hub_error(name, error)}") from error
+    except HarnessError:
+        raise
+    except Exception as error:  # whatever lm-eval, transformers or a server's client raises
+        raise ModelError(explain_start_error(name, error, program=f"The backend {backend!r}")) from error
     if hasattr(model, "chat_template_args"):
         model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
     return LmEvalBackend(model)
+
+
+def _find_model_class(backend: str) -> Any:
+    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
+    from lm_eval.api.registry import get_model, model_registry
+
+    names = sorted({"vllm", *model_registry.keys()})
+    if backend not in names:
+        near = difflib.get_close_matches(backend, names)
+        raise ConfigError(
+            f"model.backend is {backend!r}, and there is no such backend."
+            + (f" Did you mean {' or '.join(near)}?" if near else "")
+            + f" Expected one of {', '.join(names)}."
+        )
+    return get_model(backend)

@@ -154,7 +154,9 @@ def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
     """A sample's own seed, below 2**31: from problem and sample index, never from the condition.
 
-    So the conditions of one problem share their randomness, and a sample's seed does not depend on what else runs.
+    So a sample's seed does not depend on what else runs, and the conditions of one problem have equal seeds. Equal
+    seeds give equal noise where vLLM draws step by step (its V1 model runner, which CPUs have). Its V2 runner, which
+    GPUs have, draws by absolute position, and a filler shifts that.
     """
     text = f"{run_seed}:{problem_id}:{sample_index}:{replicate}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1

@@ -103,13 +103,20 @@ def explain_hub_error(name: str, error: BaseException) -> str:
             f"The hub refuses {name} (401/403): it is gated, private or does not exist. Check the spelling, "
             "accept its licence on its page, then log in with `hf auth login` or set HF_TOKEN."
         )
-    if re.search(r"offline|Connection|resolve|Temporary failure|Max retries|timed out|couldn't connect", text, re.I):
+    if re.search(
+        r"offline|Connect(ion)?Error|Connection|resol(ve|ution)|Name or service|Temporary failure|Max retries|"
+        r"timed out|couldn't connect|outgoing traffic|LocalEntryNotFound",
+        text,
+        re.I,
+    ):
         return (
             f"The hub could not be reached for {name}, and it is not in the local cache. Check the network, or on a "
             "connected machine run `mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
         )
     said = " ".join(str(error).split()) or type(error).__name__
-    return f"{name} cannot be loaded: {said[:400]} Expected a model folder or a hub name; check the spelling."
+    if re.search(r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text):
+        said = "there is neither such a folder nor such a name on the hub. Check the spelling."
+    return f"{name} cannot be loaded: {said[:400]}"
 
 
 def template_arguments() -> dict[str, Any]:

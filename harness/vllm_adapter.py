@@ -6,19 +6,24 @@ is finished. Works with vLLM 0.24 and newer; what differs between versions is se
 
 from __future__ import annotations
 
+import difflib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
+from harness.gpus import gpus
 from harness.sampling import Sampling
-from harness.tokenization import explain_hub_error
-from harness.vllm_plugin import OWNER_VARIABLE, PLUGIN
+from harness.start_errors import ChildErrors, explain_start_error, known_cause
+from harness.vllm_plugin import OWNER_VARIABLE, PLUGIN, TOLD_BY_WORKERS, WORKER_EXTENSION, known, process_identity
 
 CPU_KV_CACHE_BYTES = 2**30
 """On a CPU vLLM reserves nearly all memory for its cache unless told otherwise; 1 GiB is ample for a small model."""
@@ -31,10 +36,21 @@ FINISHED = ("stop", "length", "repetition")
 """What ends a completion; `abort` and `error` end a request without one."""
 
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the engine process lives, while a step is waited for."""
+"""Between two looks at whether the engine process lives, while it is waited for."""
+
+STALL_FACTOR = 2
+"""The engine may keep us waiting for this many times VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, vLLM's own limit for one step
+of its workers (300 s). Where vLLM enforces its limit, its own error therefore comes first. No step of ours takes as
+long: the longest are the first ones, in which kernels are compiled. NCCL gives up after 600 s too."""
 
 CLOSE_SECONDS = 2.0
 """For the engine to end by itself before it is killed: nothing in it is wanted any more."""
+
+SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
+TRITON_VARIABLE = "TRITON_F32_DEFAULT"
+
+_Call = tuple[Callable[[], Any], "SimpleQueue[tuple[Any, Exception | None]]"]
+"""A method of vLLM's engine, and where its answer or its error goes."""
 
 _OURS = {"pretrained": "model", "max_length": "max_model_len"}
 """lm-eval's names of two engine arguments."""
@@ -79,9 +95,11 @@ class VLLMEngine:
         given = engine_arguments(arguments)
         if given.pop("batch_invariant", False):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"  # vLLM reads it at import
-        name = str(given.get("model"))
+        if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
+            _ask_for_true_float32()
+        _prepare_environment()
         try:
-            from vllm import EngineArgs, LLMEngine
+            from vllm import EngineArgs, LLMEngine, envs
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
         except ModuleNotFoundError as error:
@@ -89,18 +107,27 @@ class VLLMEngine:
                 f"The engine needs the package {error.name!r}. Install `mless[gpu]` on a GPU machine, `mless[cpu]` "
                 "elsewhere; `mless doctor` checks the result."
             ) from error
+        except Exception as error:  # a wheel for another driver or another torch raises whatever it likes
+            raise ModelError(explain_start_error(str(given.get("model")), error)) from error
+        _refuse_unknown(given, {field.name for field in fields(EngineArgs)})
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
+        given.setdefault("worker_extension_cls", WORKER_EXTENSION)
+        self._stall_seconds = STALL_FACTOR * envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        self._errors = ChildErrors()
         others = set(multiprocessing.active_children())
         try:
             # the same defaults (sequences at once, batched tokens) as vLLM's own offline `LLM`, not a server's
-            with _dying_with_us():
+            with _dying_with_us(), self._errors.inherited():
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**given), usage_context=UsageContext.LLM_CLASS)
-        except (ValueError, KeyError, OSError, TypeError, RuntimeError) as error:
-            raise ModelError(f"vLLM did not start: {explain_hub_error(name, error)}") from error
+        except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
+            said = self._errors.close()
+            raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
         self._aborted = False
         self._processes = [p for p in multiprocessing.active_children() if p not in others]
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -109,7 +136,7 @@ class VLLMEngine:
         """Queue one request.
 
         Raises:
-            EngineError: the engine process has died, or refuses the request.
+            EngineError: the engine process has died or hangs, or refuses the request.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
@@ -121,25 +148,19 @@ class VLLMEngine:
             spaces_between_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        try:
-            self._engine.add_request(request_id, TokensPrompt(prompt_token_ids=list(prompt_token_ids)), parameters)
-        except Exception as error:
-            raise _stopped(error) from error
+        prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
+        self._call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Finished]:
         """Wait for the engine's next step and return what it finished, possibly nothing.
 
         Raises:
-            EngineError: the engine process has died or is shutting down. It then calls its unfinished requests
+            EngineError: the engine process has died, hangs or is shutting down. It then calls its unfinished requests
                 finished, as `abort`; those are no samples.
         """
         if self._aborted:
-            raise _stopped(_EngineDied())
-        try:
-            with self._watched():
-                outputs = self._engine.step()
-        except Exception as error:
-            raise _stopped(error) from error
+            raise self._stopped(_EngineDied())
+        outputs = self._call(self._engine.step)
         self._aborted = any(o.finished and o.outputs[0].finish_reason not in FINISHED for o in outputs)
         return [
             Finished(
@@ -153,35 +174,150 @@ class VLLMEngine:
             if output.finished and output.outputs[0].finish_reason in FINISHED
         ]
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Raise if the engine process dies, before or meanwhile: vLLM itself (0.28 to 0.32) then waits for ever.
+    def _call(self, method: Callable[[], Any]) -> Any:
+        """Call vLLM in its thread and wait for the answer; raise EngineError if its process dies or hangs meanwhile.
 
-        The kernel tells a parent of a child's death by a signal, which also wakes it from waiting for a queue. One look
-        can come too early (another thread of vLLM's may be just reaping the child), so a timer looks again.
+        vLLM's client itself (0.24 to 0.33) then waits for ever, in a wait that only a signal to the main thread could
+        interrupt. So it is another thread that waits there, and callers in any thread wait here.
         """
+        answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+        self._calls.put((method, answers))
+        give_up = time.monotonic() + self._stall_seconds
+        while True:
+            error: Exception | None
+            try:
+                answer, error = answers.get(timeout=LOOK_SECONDS)
+            except Empty:
+                if any(not process.is_alive() for process in self._processes):
+                    error = _EngineDied()
+                elif time.monotonic() > give_up:
+                    error = _EngineStalled()
+                else:
+                    continue
+            if error is not None:
+                raise self._stopped(error) from error
+            return answer
 
-        def look(*_: Any) -> None:
-            if any(not process.is_alive() for process in self._processes):
-                raise _EngineDied
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, answers = call
+            try:
+                answers.put((method(), None))
+            except Exception as error:
+                answers.put((None, error))
 
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals reach the main thread only
-            return
-        before = {number: signal.signal(number, look) for number in (signal.SIGCHLD, signal.SIGALRM)}
-        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
-        try:
-            look()
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stopped(self, error: Exception) -> EngineError:
+        """What to tell of an engine that gave an error instead of an answer."""
+        kept = "Everything finished is in the journal"
+        if isinstance(error, _EngineStalled):
+            return EngineError(
+                f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: a hung GPU, "
+                f"driver or connection between GPUs (look into `dmesg` for Xid). {kept}: run the same command again to "
+                "continue. If steps really take that long, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; this limit is "
+                f"{STALL_FACTOR} times it."
+            )
+        if isinstance(error, _EngineDied) or type(error).__name__ == "EngineDeadError":
+            cause = known_cause(self._errors.last()) or (
+                "It was killed, or its last messages above say why; if memory was the cause, lower "
+                "gpu_memory_utilization, kv_cache_memory_bytes or max_num_seqs."
+            )
+            return EngineError(
+                f"The engine process died in the middle of the run. {cause} {kept}: run the same command again to "
+                "continue."
+            )
+        return EngineError(
+            f"vLLM stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} {kept}: mend the cause and "
+            "run the same command again to continue."
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What generates, for the run's receipt: the device, and what vLLM made of the arguments.
+
+        Plain JSON values; None where vLLM does not tell. It never raises.
+        """
+        config = self._engine.vllm_config
+        workers: list[dict[str, Any]] = []
+        with suppress(Exception):  # a worker class of the user's own may have no such method
+            workers = self._call(lambda: self._engine.collective_rpc("mless_facts"))
+        first = workers[0] if workers else {}
+        facts: dict[str, Callable[[], Any]] = {
+            "device": device_type,
+            "device_names": lambda: [worker["device_name"] for worker in workers] or None,
+            "driver": lambda: next((gpu.driver for gpu in gpus()), None),
+            "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
+            "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
+            "max_model_len": lambda: config.model_config.max_model_len,
+            "max_num_seqs": lambda: config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": lambda: config.scheduler_config.max_num_batched_tokens,
+            "chunked_prefill": lambda: config.scheduler_config.enable_chunked_prefill,
+            "prefix_caching": lambda: config.cache_config.enable_prefix_caching,
+            "block_size": lambda: config.cache_config.block_size,
+            "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
+            "quantization": lambda: config.model_config.quantization,
+            "enforce_eager": lambda: config.model_config.enforce_eager,
+            "tensor_parallel_size": lambda: config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": lambda: config.parallel_config.pipeline_parallel_size,
+            "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
+        }
+        return {**{name: known(fact) for name, fact in facts.items()}, **{k: first.get(k) for k in TOLD_BY_WORKERS}}
+
+    def first_logprobs(self, prompt_token_ids: Sequence[int], top: int) -> dict[int, float]:
+        """Log-probabilities of the first generated token's most likely `top` values; see `logit_check`.
+
+        Raises:
+            EngineError: the engine process has died or hangs, or refuses the request.
+        """
+        from vllm import SamplingParams, TokensPrompt
+
+        parameters = SamplingParams(temperature=0, max_tokens=1, logprobs=top)
+        prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
+        self._call(lambda: self._engine.add_request("logprobs", prompt, parameters))
+        while not (outputs := [output for output in self._call(self._engine.step) if output.finished]):
+            pass
+        return {token: entry.logprob for token, entry in outputs[0].outputs[0].logprobs[0].items()}
 
     def close(self) -> None:
         """Shut the engine process down; what is unfinished is dropped. A second Ctrl-C must not leave it behind."""
         with _undisturbed():
+            self._calls.put(None)
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
+            self._errors.close()
+
+
+def device_type() -> str | None:
+    """What vLLM would run on: `cpu`, `cuda`, `rocm`, `xpu`, `tpu`; None without vLLM or a device. Starts nothing.
+
+    vLLM finds this out without initialising CUDA in this process.
+    """
+    _prepare_environment()
+    try:
+        from vllm.platforms import current_platform
+    except Exception:  # not installed, or built for another system
+        return None
+    return "rocm" if current_platform.is_rocm() else current_platform.device_type or None  # which calls ROCm `cuda`
+
+
+def _prepare_environment() -> None:
+    """What vLLM reads from the environment, at its import in this process and in those that it starts."""
+    # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
+    os.environ.setdefault(SPAWN_VARIABLE, "spawn")
+    # Its errors belong beside those of Python; standard output is for results.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+
+
+def _ask_for_true_float32() -> None:
+    """Have Triton multiply float32 in float32. On NVIDIA GPUs its default is tf32, with 10 bits of mantissa.
+
+    vLLM's attention for float32 is a Triton kernel that does not choose. Triton's cache of compiled kernels knows the
+    difference.
+    """
+    chosen = os.environ.setdefault(TRITON_VARIABLE, "ieee")
+    if chosen != "ieee":
+        print(
+            f"mless: dtype is float32, and {TRITON_VARIABLE} is {chosen!r} in your environment, where mless would set "
+            f"'ieee'. It stays {chosen!r}: on a GPU attention is then not computed in float32.",
+            file=sys.stderr,
+        )
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +358,16 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
             given["max_num_batched_tokens"] = max(int(given.get("max_num_batched_tokens") or 0), length, 8192)
 
 
+def _refuse_unknown(given: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *_OURS, *_LM_EVAL_ONLY], n=3)
+            raise ConfigError(
+                f"model.arguments has {name!r}, and this vLLM has no such engine argument. "
+                + (f"Did you mean {' or '.join(near)}?" if near else "Remove it, or look it up in vLLM's EngineArgs.")
+            )
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Hold back Ctrl-C and SIGTERM; only the main thread ever gets them."""
@@ -240,7 +386,7 @@ def _undisturbed() -> Iterator[None]:
 def _dying_with_us() -> Iterator[None]:
     """What vLLM starts meanwhile ends with this process: see `vllm_plugin`."""
     chosen = os.environ.get("VLLM_PLUGINS")
-    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if chosen is not None and PLUGIN not in chosen.split(","):
         os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN}".lstrip(",")
     try:
@@ -253,14 +399,5 @@ class _EngineDied(Exception):
     """A process of the engine is gone."""
 
 
-def _stopped(error: Exception) -> EngineError:
-    if isinstance(error, _EngineDied) or type(error).__name__ == "EngineDeadError":
-        return EngineError(
-            "The engine process died in the middle of the run (killed, or out of memory: see its last messages above). "
-            "Everything finished is in the journal: run the same command again to continue, with a lower "
-            "gpu_memory_utilization, kv_cache_memory_bytes or max_num_seqs if memory was the cause."
-        )
-    return EngineError(
-        f"vLLM stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} Everything finished is in the "
-        "journal: mend the cause and run the same command again to continue."
-    )
+class _EngineStalled(Exception):
+    """The engine lives and does not answer."""

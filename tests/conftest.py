@@ -24,6 +24,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
 
 
+ENGINE_FILES = ("test_engine.py", "test_faults.py", "test_logits.py", "test_start_errors.py")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """In several processes: all engine tests in one, where they share a run; the rest file by file in the others."""
@@ -32,7 +35,7 @@ def pytest_xdist_make_scheduler(config, log):
     class EnginesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "engines" if Path(file).name in ("test_engine.py", "test_faults.py") else file
+            return "engines" if Path(file).name in ENGINE_FILES else file
 
     return EnginesTogether(config, log)
 
@@ -162,6 +165,31 @@ def mless() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+*compute-apps*) printf '%s' "$PROCESSES" ;;
+*) printf '%s' "$GPUS" ;;
+esac
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A program of that name which prints what the real one would on a machine with GPUs."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("GPUS", "NVIDIA H100 80GB HBM3, 550.54.15, 81559, 12390\n")
+
+    def holding(*lines):
+        monkeypatch.setenv("PROCESSES", "".join(f"{line}\n" for line in lines))
+
+    holding()
+    return holding
 
 
 @pytest.fixture(scope="session")

@@ -163,16 +163,3 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
     refused_line = mless("fetch", config(), "--set", "model.arguments.pretrained=some/model")
     assert refused_line.returncode == 2
     assert "The hub could not be reached for some/model" in refused_line.stderr
-
-
-def test_doctor_finds_the_installation_sound(mless):
-    done = mless("doctor")
-    assert done.returncode == 0, done.stdout
-    subjects = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert subjects == ["python", "lm-eval", "torch", "vllm", "tokenizer", "data", "hub", "disk", "memory"]
-
-
-def test_doctor_names_the_fix(mless):
-    done = mless("doctor", MATH500_PATH="nowhere.jsonl")
-    assert done.returncode == 2
-    assert "FAIL  data" in done.stdout and "fix: Data file nowhere.jsonl does not exist" in done.stdout

@@ -1,6 +1,7 @@
 """The real engine, killed in every way: what was finished stays, and the run goes on where it was.
 
-Three engine starts in `make test` (killed, its engine process killed, finished), many more in `make test-long`.
+Three engine starts in `make test` (killed with a forked engine, its engine process killed, finished), many more in
+`make test-long`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ pytestmark = pytest.mark.engine
 
 MLESS = str(Path(sys.executable).with_name("mless"))
 
+FORKING = """
+import multiprocessing, sys, vllm.v1.engine.utils
+vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+from harness.cli import main
+sys.exit(main())
+"""
+"""The command with its engine forked, as vLLM does on CUDA unless told otherwise; on a CPU it always spawns."""
 
-def start(folder, *, stderr=subprocess.PIPE, environment=None):
+
+def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,)):
     """The run of the fixture `our_run`, into another folder."""
-    command = [MLESS, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
+    command = [*program, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
     run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -91,7 +100,7 @@ def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(ou
     folder = tmp_path / "run"
     total = samples(our_run[0])
 
-    run = start(folder)
+    run = start(folder, program=(sys.executable, "-c", FORKING), environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     family = descendants(run)
     assert run.poll() is None, "it must be killed in the middle"
@@ -189,6 +198,71 @@ def test_an_engine_told_to_stop_leaves_no_half_samples(our_run, tmp_path):
     _, told = run.communicate(timeout=300)
     assert run.returncode == 0, told
     assert verdicts(folder) == verdicts(our_run[0])
+
+
+STALLING = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"}
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_ends_the_run_and_the_same_command_continues(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, environment=STALLING)
+    wait_for(run, folder, 20)
+    family = descendants(run)
+    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline())]
+    engine.suspend()
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 2, told
+    last = told.splitlines()[-1]
+    assert "mless: The engine has not answered for 30 seconds, and its process lives" in last
+    assert "run the same command again to continue" in last
+    assert gone(family), "the hung engine is killed"
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+IN_A_THREAD = """
+import threading, time
+from harness import resources
+from harness.sampling import Sampling
+from harness.vllm_adapter import VLLMEngine
+
+def generate(name):
+    engine.add(name, [5, 6, 7], Sampling(max_tokens=4), None)
+    while not engine.step():
+        pass
+
+def load():
+    global engine
+    engine = VLLMEngine({"pretrained": str(resources.demo_model()), "dtype": "float32", "enforce_eager": True})
+
+if __name__ == "__main__":
+    for target in (load, lambda: generate("in a thread")):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+    time.sleep(2)
+    generate("in the main thread")
+    print("generated", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_outlives_the_thread_that_started_it_and_not_the_process(tmp_path):
+    """PR_SET_PDEATHSIG would kill it with the thread; vLLM 0.33 starts its workers from threads that end."""
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_THREAD)
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    _STARTED.append(run)
+    assert run.stdout.readline() == "generated\n"
+    family = descendants(run)
+    assert any("EngineCore" in " ".join(p.cmdline()) for p in family)
+    run.kill()
+    run.communicate(timeout=60)
+    assert gone(family)
 
 
 FULL_DISK = """

@@ -1,0 +1,92 @@
+"""The machine's NVIDIA GPUs and who uses their memory, as the driver's own `nvidia-smi` tells; CUDA is not touched."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+import psutil
+
+NEEDED_DRIVER = {"12": 525, "13": 580}
+"""The first driver that runs programs of a CUDA version. Source: NVIDIA's "CUDA Compatibility"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU; memory in MiB."""
+
+    name: str
+    driver: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        memory: In MiB; 0 where the driver does not tell.
+        orphan: Whether it is an engine of vLLM without the run that started it.
+    """
+
+    process_id: int
+    name: str
+    memory: int
+    orphan: bool
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        kind = "an orphan of a run that was killed, " if self.orphan else ""
+        return f"{self.name} (process {self.process_id}, {kind}{self.memory:,} MiB)"
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; empty where `nvidia-smi` is missing or knows none."""
+    return [
+        Gpu(name=name, driver=driver, total=_number(total), free=_number(free))
+        for name, driver, total, free in _query("--query-gpu=name,driver_version,memory.total,memory.free", 4)
+    ]
+
+
+def gpu_processes() -> list[GpuProcess]:
+    """Who holds GPU memory: orphans first, then by how much they hold.
+
+    In a container the driver may hide processes, or name them by ids of the host.
+    """
+    found = [
+        GpuProcess(process_id=int(pid), name=name, memory=_number(memory), orphan=_is_orphan(int(pid), name))
+        for pid, name, memory in _query("--query-compute-apps=pid,process_name,used_memory", 3)
+        if pid.isdigit()
+    ]
+    return sorted(found, key=lambda process: (not process.orphan, -process.memory))
+
+
+def describe_gpu_processes() -> str:
+    """Who holds GPU memory and how to free it, as a sentence for a message."""
+    processes = gpu_processes()
+    if not processes:
+        return "nvidia-smi names no process that holds it."
+    advice = "".join(f" End the orphan with `kill -9 {process.process_id}`." for process in processes if process.orphan)
+    return f"It is held by {', '.join(map(str, processes))}.{advice}"
+
+
+def _is_orphan(process_id: int, name: str) -> bool:
+    try:
+        return "VLLM::" in name and psutil.Process(process_id).ppid() == 1
+    except psutil.Error:
+        return False
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _query(what: str, columns: int) -> list[list[str]]:
+    command = ["nvidia-smi", what, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == columns]
