@@ -208,6 +208,41 @@ def doctor(
 
 
 @app.command()
+def verify(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The verification's folder.")] = Path("results/verify"),
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model folder or hub name; default Qwen2.5-Math-1.5B, `demo` for the bundled one."),
+    ] = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="Qwen2.5-Math-1.5B's exact shape with random weights; no hub needed."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N problems of each run: a rehearsal.")
+    ] = None,
+    overrides: Overrides = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Derive every number of a folder again; no GPU needed.")
+    ] = None,
+) -> None:
+    """Show on this machine, in under an hour on one GPU, what is claimed of runs; or check what another one showed."""
+    from harness import verification
+
+    if check is not None:
+        wrong = verification.check(check)
+        typer.echo("\n".join(wrong) if wrong else f"{check}: every number derived again, none differs")
+    else:
+        settings = verification.Settings(
+            model=model, random_weights=random_weights, limit=limit, overrides=tuple(overrides or ())
+        )
+        wrong = verification.verify(output, settings)
+        typer.echo("".join(f"not as expected: {title}\n" for title in wrong) + f"page  {output / 'README.md'}")
+    if wrong:
+        raise typer.Exit(2)
+
+
+@app.command()
 def fetch(
     config: ConfigPath,
     overrides: Overrides = None,

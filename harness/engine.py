@@ -101,7 +101,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
                 f"and with {request.sampling.max_tokens} generated ones that is over the context of "
                 f"{self._engine.max_model_len}. Lower max_gen_toks, or raise max_model_len if the model allows it."
             )
-        self._engine.add(number, request.prompt_token_ids, request.sampling, request.seed)
+        self._engine.add(number, request.prompt_token_ids, request.sampling, request.seed, request.replay)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Complete lm-eval's requests, in order; repeats of a request get seeds of their own."""

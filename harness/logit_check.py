@@ -21,6 +21,23 @@ LARGEST, MEAN = 1e-3, 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Log-probabilities of one prompt's first generated token, from both sides.
+
+    Attributes:
+        token_ids: The engine's `TOP` most likely tokens.
+        ours: The engine's, of these tokens.
+        theirs: Hugging Face's, of these tokens.
+        most_likely: Hugging Face's most likely token of all.
+    """
+
+    token_ids: tuple[int, ...]
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    most_likely: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogitCheck:
     """How far the engine's first-token log-probabilities are from Hugging Face's.
 
@@ -38,14 +55,25 @@ class LogitCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether both compute in float32."""
+        """Whether both compute in float32, as far as these prompts show."""
         return self.largest < LARGEST and self.mean < MEAN
 
+    @classmethod
+    def of(cls, prompts: Sequence[Logprobs]) -> LogitCheck:
+        """The comparison over all prompts."""
+        differences = [abs(a - b) for prompt in prompts for a, b in zip(prompt.ours, prompt.theirs, strict=True)]
+        return cls(
+            prompts=len(prompts),
+            largest=max(differences),
+            mean=sum(differences) / len(differences),
+            same_first=sum(p.token_ids[p.ours.index(max(p.ours))] == p.most_likely for p in prompts),
+        )
 
-def check_logits(
+
+def read_logprobs(
     engine: VLLMEngine, model: str, prompts: Sequence[Sequence[int]], *, device: str = "cpu"
-) -> LogitCheck:
-    """Compare a loaded engine with Hugging Face's eager attention in float32.
+) -> list[Logprobs]:
+    """Ask a loaded engine and Hugging Face's eager attention, in float32, for the first token of each prompt.
 
     Args:
         engine: Loaded with `dtype: float32`; nothing may be in it.
@@ -60,20 +88,20 @@ def check_logits(
     import torch
     from transformers import AutoModelForCausalLM
 
-    ours = [engine.first_logprobs(prompt, TOP) for prompt in prompts]
+    answers = [engine.first_logprobs(prompt, TOP) for prompt in prompts]
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     reference = reference.to(device).eval()
-    differences: list[float] = []
-    same_first = 0
-    for prompt, logprobs in zip(prompts, ours, strict=True):
+    found = []
+    for prompt, logprobs in zip(prompts, answers, strict=True):
         with torch.inference_mode():
             logits = reference(torch.tensor([list(prompt)], device=device)).logits[0, -1]
         theirs = torch.log_softmax(logits.double(), dim=-1)
-        same_first += max(logprobs, key=logprobs.__getitem__) == int(theirs.argmax())
-        differences += [abs(value - float(theirs[token])) for token, value in logprobs.items()]
-    return LogitCheck(
-        prompts=len(prompts),
-        largest=max(differences),
-        mean=sum(differences) / len(differences),
-        same_first=same_first,
-    )
+        found.append(
+            Logprobs(
+                token_ids=tuple(logprobs),
+                ours=tuple(logprobs.values()),
+                theirs=tuple(float(theirs[token]) for token in logprobs),
+                most_likely=int(theirs.argmax()),
+            )
+        )
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -146,7 +146,14 @@ class Plan:
                     prompt_token_sha256=row["prompt_token_sha256"],
                     sampling=sampling,
                     turns=tuple(document_prompt(row["doc"]).messages) if chat_api else None,
+                    replay=self._replay(row["doc"]),
                 )
+
+    def _replay(self, document: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The reference solution as tokens, if the config asks the engine to replay these."""
+        if self.model is None or not self.config.model.arguments.get("replay_solutions"):
+            return None
+        return encode(document["solution"] or document["answer"], self.model.tokenizer)[0]
 
     def describe(self) -> str:
         """The plan as text: requests, what they can show, prompt lengths, tokens, time."""

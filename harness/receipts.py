@@ -100,12 +100,17 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str
     return {"name": backend, "version": number, "device": chosen.partition(":")[0]}
 
 
+def cache_folder() -> Path:
+    """Where mless keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mless"
+
+
 def _hash_file(path: Path) -> str:
     """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
     facts = path.stat()
     if facts.st_size < REMEMBERED_BYTES:
         return _digest(path)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mless" / "file-hashes.json"
+    cache = cache_folder() / "file-hashes.json"
     name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
     try:
         known: dict[str, list[Any]] = dict(json.loads(cache.read_text(encoding="utf-8")))

@@ -27,6 +27,7 @@ class Request:
         prompt_token_sha256: Hash of the token ids; None where they are not known.
         sampling: The parameters in force.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
+        replay: Token ids that the engine generates, whatever the model says; None for what the model says.
     """
 
     task: str
@@ -40,6 +41,7 @@ class Request:
     prompt_token_sha256: str | None
     sampling: Sampling
     turns: tuple[dict[str, str], ...] | None = None
+    replay: tuple[int, ...] | None = None
 
     def key(self, setting: str) -> str:
         """What the sample is filed under: equal keys mean that one sample may stand for the other.

@@ -52,8 +52,8 @@ TRITON_VARIABLE = "TRITON_F32_DEFAULT"
 _Call = tuple[Callable[[], Any], "SimpleQueue[tuple[Any, Exception | None]]"]
 """A method of vLLM's engine, and where its answer or its error goes."""
 
-_OURS = {"pretrained": "model", "max_length": "max_model_len"}
-"""lm-eval's names of two engine arguments."""
+_OURS = {"pretrained": "model", "max_length": "max_model_len", "replay_solutions": "enable_trace_replay"}
+"""Engine arguments by lm-eval's names or, the last one, by ours."""
 _PROMPT_CHANGING = ("add_bos_token", "chat_template_args", "enable_thinking", "think_end_token", "truncation_side")
 _LM_EVAL_ONLY = ("batch_size", "max_batch_size", "max_gen_toks", "device")
 
@@ -82,7 +82,9 @@ class VLLMEngine:
 
     Args:
         arguments: lm-eval's model arguments; all but a few are vLLM's own engine arguments and pass through.
-            `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only).
+            `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only). `replay_solutions:
+            true` has the engine do all its work and then write the reference solutions (vLLM 0.29 on a GPU), to measure
+            speed with random weights.
         sampled: Whether any request will be sampled; a CPU then needs whole prompts prefilled in one step.
 
     Raises:
@@ -132,8 +134,15 @@ class VLLMEngine:
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
 
-    def add(self, request_id: str, prompt_token_ids: Sequence[int], sampling: Sampling, seed: int | None) -> None:
-        """Queue one request.
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: Sampling,
+        seed: int | None,
+        replay: Sequence[int] | None = None,
+    ) -> None:
+        """Queue one request; `replay` are the tokens to generate where the engine replays.
 
         Raises:
             EngineError: the engine process has died or hangs, or refuses the request.
@@ -143,6 +152,7 @@ class VLLMEngine:
 
         parameters = SamplingParams(
             **sampling.vllm(),
+            **({} if replay is None else {"trace_decode_token_ids": list(replay)}),
             seed=seed,
             skip_special_tokens=False,
             spaces_between_special_tokens=False,

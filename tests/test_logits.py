@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from harness import resources
 from harness.conditions import named_condition
 from harness.datasets import load_demo
-from harness.logit_check import LARGEST, MEAN, TOP, check_logits
+from harness.logit_check import LARGEST, MEAN, TOP, LogitCheck, read_logprobs
 from harness.prompts import Layout, build_prompt
 from harness.tokenization import fit_filler, measure
 from harness.vllm_adapter import VLLMEngine
@@ -39,7 +39,7 @@ def checked(prompts):
     with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
         engine = VLLMEngine(ARGUMENTS, sampled=False)
         try:
-            return engine.facts(), check_logits(engine, DEMO, prompts)
+            return engine.facts(), LogitCheck.of(read_logprobs(engine, DEMO, prompts))
         finally:
             engine.close()
 

@@ -1,0 +1,68 @@
+"""The first layers of a run's prompts twice: by our capture, and by Hugging Face's eager attention; both are kept.
+
+`mless verify` runs it as `python -m attention_probe.beside_eager RUN OUT N LAYERS DEVICE [MODEL]`, and derives the
+largest difference from the file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attention_probe.capture import Capture, capture
+from attention_probe.criterion import Criterion
+from attention_probe.probe_settings import ProbeSettings
+from attention_probe.selection import select, selected_problems
+from attention_probe.source import BASELINE, read_source
+from attention_probe.spans import tokenize
+
+
+def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device: str, model: str | None) -> None:
+    """Capture `n` drawn problems of a run under its last condition both ways, into one NPZ file.
+
+    For each problem `ID/ours` and `ID/eager` [layer, head, key]: average attention weights, float32, NaN where no later
+    query exists. `seconds` [ours, eager]: of all forward passes together.
+
+    Raises:
+        HarnessError: the run or the model cannot be read, or the model gives no attention.
+    """
+    source = read_source(run)
+    settings = ProbeSettings(model=model, layers=layers, device=device).fitted(source)
+    problems = selected_problems(select(source, Criterion(n=n)), source)
+    tokenizer, condition = settings.load_tokenizer(), settings.conditions[-1]
+    prompts = {
+        problem.id: tokenize(problem, tokenizer, conditions=settings.conditions, baseline=BASELINE)[condition]
+        for problem in problems
+    }
+    loaded = settings.load_model(np.unique(np.concatenate([p.token_ids for p in prompts.values()])).tolist())
+    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
+    seconds = np.zeros(2)
+    for problem, prompt in prompts.items():
+        token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))[None]
+        for side, name in enumerate(("ours", "eager")):
+            started = time.perf_counter()
+            arrays[f"{problem}/{name}"] = _means(capture(loaded, token_ids, eager=name == "eager"), layers)
+            seconds[side] += time.perf_counter() - started
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **{"seconds": seconds, **arrays})  # type: ignore[arg-type]
+
+
+def _means(found: Capture, layers: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Average attention weights [layer, head, key]; on a GPU this also waits for the pass to end."""
+    return np.stack([found[layer].column_mean[0, 0].float().cpu().numpy() for layer in layers])
+
+
+if __name__ == "__main__":
+    given, out, count, first, place, *name = sys.argv[1:]
+    write_both(
+        Path(given),
+        Path(out),
+        n=int(count),
+        layers=tuple(range(int(first))),
+        device=place,
+        model=name[0] if name else None,
+    )

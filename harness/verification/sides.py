@@ -1,0 +1,216 @@
+"""What `mless run` is measured against, each side in a process of its own: raw vLLM, stock lm-eval, Hugging Face.
+
+python -m harness.verification.sides raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
+                                                                          requests; N problems, 0 for all
+python -m harness.verification.sides logits OUT CONFIG N [KEY=VALUE ...]  first-token log-probabilities of N prompts
+python -m harness.verification.sides lm_eval OUT run ARGUMENTS ...        lm-eval's own command line, timed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness.errors import EngineError
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+LOG_BYTES = 2000
+"""How much of a failed command's log is shown."""
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
+    """Run a command to its end, its output in a log file, and return the wall seconds.
+
+    Raises:
+        EngineError: it failed; the message has the end of its log.
+    """
+    started = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        done = subprocess.run(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **QUIET, **(environment or {})},
+        )
+    if done.returncode:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
+        raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {done.returncode}. {log} ends: {tail}")
+    return time.monotonic() - started
+
+
+def run_mless(
+    config: Path, output: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
+) -> dict[str, Any]:
+    """`mless run` in a fresh process; the receipt's timing, and `wall_seconds` of the command.
+
+    Raises:
+        EngineError: it failed.
+    """
+    command = [sys.executable, "-m", "harness.cli", "run", str(config), "--quiet", "--output", str(output)]
+    command += [part for override in overrides for part in ("--set", override)]
+    command += ["--limit", str(limit)] if limit else []
+    wall = run_logged(command, log)
+    receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
+    return {**receipt["timing"], "wall_seconds": round(wall, 2)}
+
+
+def run_raw(
+    config: Path, written: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
+) -> dict[str, Any]:
+    """`vllm.LLM.generate` over the requests of a run config in a fresh process.
+
+    Raises:
+        EngineError: it failed.
+    """
+    command = [sys.executable, "-m", "harness.verification.sides", "raw", str(written), str(config), str(limit or 0)]
+    wall = run_logged([*command, *overrides], log)
+    return {**json.loads(written.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2)}
+
+
+def run_lm_eval(
+    tasks: Sequence[str],
+    model_arguments: Mapping[str, Any],
+    folder: Path,
+    log: Path,
+    *,
+    batch_size: str,
+    data: str | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """lm-eval's own command over vLLM in a fresh process: its generation seconds, wall seconds and accuracies.
+
+    Args:
+        tasks: Their names, all in one call.
+        model_arguments: For `--model_args`.
+        folder: For its results and sample logs.
+        log: For what it prints.
+        batch_size: `1` is lm-eval's default, one prompt at a time; `auto` is its best, all prompts at once.
+        data: For MATH500_PATH.
+        limit: Only the first so many problems of each task.
+
+    Raises:
+        EngineError: it failed.
+    """
+    from harness import resources
+
+    given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
+    timed = folder / "seconds.json"
+    command = [sys.executable, "-m", "harness.verification.sides", "lm_eval", str(timed), "run", "--model", "vllm"]
+    command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
+    command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
+    command += ["--limit", str(limit)] if limit else []
+    wall = run_logged(command, log, {"MATH500_PATH": data} if data else None)
+    results = json.loads(next(folder.rglob("results_*.json")).read_text(encoding="utf-8"))["results"]
+    correct = [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
+    return {**json.loads(timed.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2), "correct": correct}
+
+
+def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind
+
+    from harness.config import load_config
+    from harness.plan import make_plan
+    from harness.vllm_adapter import engine_arguments, fit_to_cpu
+
+    plan = make_plan(load_config(config, overrides), limit=limit or None)
+    sampling = plan.config.resolve_sampling(None)
+    requests = list(plan.requests(sampling))
+    given = engine_arguments(plan.config.model_arguments())
+    if current_platform.is_cpu():
+        fit_to_cpu(given, sampled=not sampling.greedy)
+    llm = LLM(**given)
+    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
+    parameters = [
+        SamplingParams(
+            **sampling.vllm(),
+            **({} if request.replay is None else {"trace_decode_token_ids": list(request.replay)}),
+            seed=request.seed,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        for request in requests
+    ]
+    started = time.monotonic()
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    seconds = time.monotonic() - started
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    scheduler = llm.llm_engine.vllm_config.scheduler_config
+    return {
+        "samples": len(outputs),
+        "tokens": tokens,
+        "prompt_tokens": sum(len(request.prompt_token_ids or ()) for request in requests),
+        "generation_seconds": round(seconds, 2),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+    }
+
+
+def _read_logprobs(config: Path, prompts: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """The first prompts of a run through its engine and through Hugging Face."""
+    from harness.config import load_config
+    from harness.logit_check import read_logprobs
+    from harness.plan import make_plan
+    from harness.vllm_adapter import VLLMEngine
+
+    plan = make_plan(load_config(config, overrides), limit=prompts)
+    requests = list(plan.requests(plan.config.resolve_sampling({})))[:prompts]
+    arguments = plan.config.model_arguments()
+    engine = VLLMEngine(arguments, sampled=False)
+    try:
+        found = read_logprobs(engine, str(arguments["pretrained"]), [r.prompt_token_ids or () for r in requests])
+        return {"engine": engine.facts(), "prompts": [asdict(one) for one in found]}
+    finally:
+        engine.close()
+
+
+def _time_lm_eval(written: Path, arguments: list[str]) -> None:
+    """lm-eval's command line, with the seconds inside `generate_until` written to a file."""
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.models.vllm_causallms import VLLM
+
+    original = VLLM.generate_until
+
+    def generate_until(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.monotonic()
+        completions = original(self, *args, **kwargs)
+        seconds = round(time.monotonic() - started, 2)
+        _write(written, {"generation_seconds": seconds, "completions": len(completions)})
+        return completions
+
+    VLLM.generate_until = generate_until
+    sys.argv = ["lm_eval", *arguments]
+    cli_evaluate()
+
+
+def _write(path: Path, figures: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Run one side, as the module's docstring says."""
+    side, written, *rest = sys.argv[1:]
+    if side == "lm_eval":
+        _time_lm_eval(Path(written), rest)
+        return
+    config, number, *overrides = rest
+    measure = {"raw": _generate_raw, "logits": _read_logprobs}[side]
+    _write(Path(written), measure(Path(config), int(number), overrides))
+
+
+if __name__ == "__main__":
+    main()
