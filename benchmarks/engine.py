@@ -14,8 +14,6 @@ import argparse
 import json
 import shutil
 import statistics
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,11 @@ from benchmarks.runs import (
     base_overrides,
     mless_run,
     repeated_problems,
-    run_logged,
     say,
     work_folder,
     write_json,
 )
+from harness.verification.sides import run_raw
 
 TARGET_CPU = 0.90
 LEAST_SECONDS = 60
@@ -50,11 +48,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=TARGET_CPU, help="least share of the raw tokens/s")
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="of the run config, both sides")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--raw", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.raw:
-        write_json(arguments.raw, generate_raw(arguments.overrides))
-        return
     figures = measure(
         arguments.overrides,
         pairs=arguments.pairs or (1 if arguments.small else 2),
@@ -86,59 +80,12 @@ def measure(overrides: Sequence[str], *, pairs: int, copies: int, target: float,
     return _figures(rounds, target=target, copies=copies)
 
 
-def generate_raw(overrides: Sequence[str]) -> dict[str, Any]:
-    """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-    from vllm.platforms import current_platform
-    from vllm.sampling_params import RequestOutputKind
-
-    from harness.config import load_config
-    from harness.plan import make_plan
-    from harness.vllm_adapter import engine_arguments, fit_to_cpu
-
-    plan = make_plan(load_config(CONFIG, overrides))
-    sampling = plan.config.resolve_sampling(None)
-    requests = list(plan.requests(sampling))
-    given = engine_arguments(plan.config.model_arguments())
-    if current_platform.is_cpu():
-        fit_to_cpu(given, sampled=not sampling.greedy)
-    llm = LLM(**given)
-    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    parameters = [
-        SamplingParams(
-            **sampling.vllm(),
-            seed=request.seed,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        for request in requests
-    ]
-    started = time.monotonic()
-    outputs = llm.generate(prompts, parameters, use_tqdm=False)
-    seconds = time.monotonic() - started
-    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    scheduler = llm.llm_engine.vllm_config.scheduler_config
-    return {
-        "samples": len(outputs),
-        "tokens": tokens,
-        "prompt_tokens": sum(len(request.prompt_token_ids or ()) for request in requests),
-        "generation_seconds": round(seconds, 2),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-    }
-
-
 def _one(side: str, overrides: Sequence[str], folder: Path, name: str) -> dict[str, Any]:
     """One run of one side in a fresh process."""
     log = folder / f"{name}.log"
     if side != "raw":
         return mless_run([*overrides, f"audit={json.dumps(side == 'audited')}"], folder / name, log)
-    written = folder / f"{name}.json"
-    command = [sys.executable, "-m", "benchmarks.engine", "--raw", str(written)]
-    run_logged([*command, *(f"--set={override}" for override in overrides)], log)
-    return dict(json.loads(written.read_text(encoding="utf-8")))
+    return run_raw(CONFIG, folder / f"{name}.json", log, overrides)
 
 
 def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: int) -> Figures:

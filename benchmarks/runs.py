@@ -1,10 +1,9 @@
-"""What the benchmarks share: the bundled set repeated, and commands in fresh processes with their output in a log."""
+"""What the benchmarks share: the demo config, the bundled set repeated, and where figures go."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.datasets import load_demo
+from harness.verification.sides import run_mless
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "runs" / "demo.yaml"
 CONDITIONS = ("wo", "mless", "mful")
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-"""The same for both sides of every comparison."""
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
 
 
 def work_folder(small: bool) -> Path:
@@ -38,37 +32,9 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end, its output in a log file; return the wall seconds.
-
-    Raises:
-        SystemExit: it failed; the message has the end of its log.
-    """
-    started = time.monotonic()
-    with log.open("wb") as stream:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **ENVIRONMENT, **(environment or {})},
-        )
-    seconds = time.monotonic() - started
-    if done.returncode:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise SystemExit(f"{' '.join(command[:4])} ... failed with exit status {done.returncode}; {log} ends:\n{tail}")
-    return seconds
-
-
 def mless_run(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
     """`mless run` on the demo config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command."""
-    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG), "--quiet", "--output", str(output)]
-    command += [part for override in overrides for part in ("--set", override)]
-    command += ["--limit", str(limit)] if limit else []
-    wall = run_logged(command, log)
-    receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
-    return {**receipt["timing"], "wall_seconds": round(wall, 2), "tasks": [task["task"] for task in receipt["tasks"]]}
+    return run_mless(CONFIG, output, log, overrides, limit)
 
 
 def base_overrides() -> list[str]:
