@@ -40,13 +40,13 @@ class Pass:
     activations: Tensor | None = None
 
     def stop_if_done(self) -> None:
-        """Raise Done once everything asked is recorded."""
-        if len(self.recorded) == len(self.layers) and (self.activations is not None or not self.activations_asked):
+        """Raise Done once the last layer asked is recorded, and what else is asked."""
+        if self.layers[-1] in self.recorded and (self.activations is not None or not self.activations_asked):
             raise Done
 
 
 class Done(Exception):
-    """Everything asked is recorded; ends the forward pass, and never leaves `capture`."""
+    """Nothing that is asked comes later; ends the forward pass, and never leaves `capture`."""
 
 
 class OutOfReach(Exception):

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from attention_probe.attention_function import ATTENTION, Done, OutOfReach, Pass
-from attention_probe.reduction import LayerCapture, Readout, Reduction, blocks
+from attention_probe.eager_attention import run_eager, softmax_layers, switched_attention
+from attention_probe.reduction import LayerCapture, Readout
 from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
 """Model types whose capture the tests compare with eager attention."""
+
+ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
+"""What architectures call the non-linearity of their MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,8 @@ def capture(
         chunk: Queries to a block; None for what fits the caches.
 
     Raises:
-        ModelError: the model gives no attention weights, is not causal, or has no activations to give.
+        ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
+            no activations to give.
         PromptMismatchError: a prompt is longer than the model's context.
         ValueError: shapes do not fit each other.
     """
@@ -97,7 +102,13 @@ def capture(
     token_ids = token_ids.to(model.device)
     batch, length = token_ids.shape
     real = _real_positions(token_ids, attention_mask)
-    positions = (real.long().cumsum(-1) - 1).clamp_min(0) if position_ids is None else position_ids.to(model.device)
+    usual = (real.long().cumsum(-1) - 1).clamp_min(0)
+    positions = usual if position_ids is None else position_ids.to(model.device)
+    if not takes_positions(loaded) and not torch.equal(positions[real], usual[real]):
+        raise ModelError(
+            f"{_name(model)} counts positions itself, so they cannot be shifted, and without that there is no position "
+            "gap. Leave out --decompose for this model."
+        )
     refuse_long_prompt(loaded, int(positions[real].max()) + 1)
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
@@ -130,13 +141,9 @@ def capture(
     with torch.inference_mode(), _hooked(loaded, state), looked_up:
         reached = not eager and _run_registered(model, inputs, state)
         if not reached:
-            _run_eager(model, inputs, state, positions_given=position_ids is not None)
-    missing = [layer for layer in state.layers if layer not in state.recorded]
-    if missing:
-        raise ModelError(
-            f"{_name(model)} gave no attention weights for layer index {missing}, expected {list(state.layers)}. "
-            "These layers have no softmax attention that Hugging Face shows: ask for others, or another model."
-        )
+            run_eager(loaded, inputs, state)
+    _refuse_missing(loaded, state)
+    _refuse_not_finite(loaded, state)
     return Capture(
         layers=state.recorded,
         activations=state.activations,
@@ -167,11 +174,51 @@ def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt")
         )
 
 
+def takes_positions(loaded: LoadedModel) -> bool:
+    """Whether the model can be told other positions than the usual ones: ALiBi counts them from the mask."""
+    accepted = inspect.signature(loaded.model.forward).parameters
+    return "position_ids" in accepted and not getattr(loaded.model.config, "alibi", False)
+
+
+def _refuse_missing(loaded: LoadedModel, state: Pass) -> None:
+    missing = [layer for layer in state.layers if layer not in state.recorded]
+    if not missing:
+        return
+    having = softmax_layers(loaded.config)
+    ask = f"ask for layers that have it, such as {having[0]}" if having else "ask for others, or another model"
+    raise ModelError(
+        f"{_name(loaded.model)} gave no attention weights for layer index {missing}, expected {list(state.layers)}. "
+        f"These layers have no softmax attention that Hugging Face shows: {ask}."
+    )
+
+
+def _refuse_not_finite(loaded: LoadedModel, state: Pass) -> None:
+    """Raise for NaN or infinity in what is kept: a mean over some heads or prompts would hide it, or spread it."""
+    for layer, kept in sorted(state.recorded.items()):
+        heads = kept.not_finite(state.readout.real)
+        if not heads:
+            continue
+        weights = loaded.model.state_dict().items()
+        broken = next((name for name, tensor in weights if not bool(tensor.isfinite().all())), None)
+        what = (
+            f"its {broken} holds NaN or infinity" if broken else "its weights are finite, so the computation overflows"
+        )
+        dtype = str(loaded.model.dtype).removeprefix("torch.")
+        if dtype != "float32":
+            advice = "Probe with --dtype float32; if that refuses too, fetch the checkpoint again."
+        else:
+            advice = "Fetch the checkpoint again." if broken else "This model cannot be probed."
+        raise ModelError(
+            f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head index "
+            f"{heads}, expected numbers. In {dtype} {what}. {advice}"
+        )
+
+
 def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
     """One pass with our functions; False if the architecture does not call them, or not with what they need."""
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
         return False
-    with _attention(model, ATTENTION) as granted:
+    with switched_attention(model, ATTENTION) as granted:
         if not granted:
             return False
         try:
@@ -183,49 +230,6 @@ def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
     return False
 
 
-def _run_eager(model: Any, inputs: dict[str, Any], state: Pass, *, positions_given: bool) -> None:
-    """One pass that keeps whole attention matrices, as every Hugging Face model can that shows them at all."""
-    readout = state.readout
-    if readout.output or readout.values or readout.output_region is not None:
-        raise ModelError(
-            f"{_name(model)} does not call the registered attention function, and eager attention shows weights "
-            "alone: attention outputs and values cannot be had. Ask for curves, masses and entropies only."
-        )
-    state.recorded.clear()
-    accepted = inspect.signature(model.forward).parameters
-    if positions_given and "position_ids" not in accepted:
-        raise ModelError(
-            f"{_name(model)} takes no position ids, so positions cannot be shifted. Leave out --decompose for this "
-            "model."
-        )
-    known = {name: value for name, value in inputs.items() if name in accepted}
-    with _attention(model, "eager"):
-        attentions = getattr(model(**known, output_attentions=True), "attentions", None) or ()
-    length = inputs["input_ids"].shape[1]
-    if len(attentions) <= state.layers[-1] or any(a is None or a.shape[-2:] != (length, length) for a in attentions):
-        return
-    for layer in state.layers:
-        weights = attentions[layer].float()
-        reduction = Reduction(readout, state.regions, weights.shape[1], 0)
-        for queries in blocks(length, state.chunk or 64):
-            keys = slice(0, queries.stop)
-            block = weights[:, :, queries, keys].clone()
-            # A hidden key's weight underflows to exactly 0 in every head.
-            reduction.add(block, queries, keys, visible=(block > 0).any(1, keepdim=True))
-        state.recorded[layer] = reduction.finish(output=None, values=None)
-
-
-@contextmanager
-def _attention(model: Any, name: str) -> Iterator[bool]:
-    """The model with another attention implementation, put back afterwards; yields whether the model took it."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    try:
-        yield model.config._attn_implementation == name
-    finally:
-        model.set_attn_implementation(before)
-
-
 @contextmanager
 def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
     """Record the first MLP's activations, if they are asked."""
@@ -234,7 +238,7 @@ def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
         return
 
     def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
-        state.activations = result
+        state.activations = per_token(result, state.readout.real)
         state.stop_if_done()
 
     handle = _activation(loaded).register_forward_hook(record)
@@ -244,6 +248,20 @@ def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
         handle.remove()
 
 
+def per_token(output: Tensor, tokens: Shaped[Tensor, "batch seq"]) -> Float[Tensor, "batch seq width"]:
+    """A module's output by prompt and token: some architectures lay all tokens in one row, or add an axis of one.
+
+    Raises:
+        ModelError: it is not one vector a token.
+    """
+    if output.shape[:-1].numel() != tokens.numel():
+        raise ModelError(
+            f"A module of the first layer gives {list(output.shape)} for {list(tokens.shape)} tokens, expected one "
+            "vector for each. Leave out --activations for this model, and use no token table."
+        )
+    return output.reshape(*tokens.shape, -1)
+
+
 def _activation(loaded: LoadedModel) -> nn.Module:
     """The non-linearity of the first layer's MLP: a module of its own in every dense Hugging Face decoder.
 
@@ -251,7 +269,11 @@ def _activation(loaded: LoadedModel) -> nn.Module:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
     named: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
-    found = [module for name, module in named.items() if name.split(".")[-1] in {"act_fn", "activation_fn", "act"}]
+    found = [
+        module
+        for name, module in named.items()
+        if name.split(".")[-1] in {"act_fn", "activation_fn", "act", "gelu_impl"}
+    ]
     experts = any("expert" in name for name in named)
     if experts or len(found) != 1:
         what = "a mixture of experts" if experts else f"{len(found)} activations"
@@ -268,7 +290,12 @@ def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
     if model.config.model_type not in TESTED:
         said.append(
             f"{model.config.model_type} is not among the tested architectures ({', '.join(sorted(TESTED))}): capture "
-            "was attempted, and only its self-check against eager attention vouches for it."
+            "was attempted, and "
+            + (
+                "there is no second attention to compare it with."
+                if fell_back
+                else "only its self-check against eager attention vouches for it."
+            )
         )
     if fell_back:
         said.append(

@@ -97,11 +97,16 @@ def decompose(
         "scale": size(scale) / original,
         "bias": size(bias) / original,
         # a query that sees nothing of what was inserted has no bias to point anywhere
-        "bias_cosine": torch.nn.functional.cosine_similarity(bias, gap, dim=-1).masked_fill(mass == 0, torch.nan),
+        "bias_cosine": (_direction(bias) * _direction(gap)).sum(-1).masked_fill(mass == 0, torch.nan),
         "bias_relative_norm": size(bias) / shifted,
     }
     residual = size(with_filler - (gap - scale) - bias) / size(with_filler).clamp_min(tiny)
     return {name: values.nanmean(1) for name, values in measures.items()}, residual.mean(1)
+
+
+def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+    """Vectors of length 1, in float64: b may be 1e-12 long, and torch's cosine takes anything below 1e-8 for longer."""
+    return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
 
 
 def value_measures(values: Float[Tensor, "kv_head token head_dim"], heads: int) -> dict[str, Float[Tensor, " head"]]:
@@ -113,7 +118,7 @@ def value_measures(values: Float[Tensor, "kv_head token head_dim"], heads: int) 
     Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
     """
     tokens = values.shape[1]
-    unit = torch.nn.functional.normalize(values.double(), dim=-1)
+    unit = _direction(values)
     # the mean over ordered pairs of different tokens, from the length of the sum of the unit vectors
     cosine = (unit.sum(1).square().sum(-1) - tokens) / max(tokens * (tokens - 1), 1)
     shares = torch.linalg.svdvals(values.double())

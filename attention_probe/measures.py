@@ -28,7 +28,11 @@ MEASURES: dict[str, Quantity] = {
     ),
     "scale": Quantity("share of |o_wo|", "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
     "bias": Quantity("share of |o_wo|", "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
-    "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap: 1 lengthens the output, 0 turns it."),
+    "bias_cosine": Quantity(
+        "cosine",
+        "Mean cosine of b with o_gap: 1 lengthens the output, 0 turns it. Every query that gives the inserted tokens "
+        "any attention counts alike, however short its b.",
+    ),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
     "filler_value_cosine": Quantity("cosine", "Mean cosine of two filler tokens' value vectors, over all pairs."),
     "filler_value_rank": Quantity(

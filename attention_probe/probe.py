@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attention_probe.capture import capture, refuse_long_prompt
+from attention_probe.capture import capture, refuse_long_prompt, takes_positions
 from attention_probe.decomposition import inserted_tokens
 from attention_probe.loading import LoadedModel, check_heads
 from attention_probe.measurement import Measurement, measure_group
@@ -208,7 +208,8 @@ def _self_check(
 ) -> dict[str, Any]:
     """One prompt by other ways: eager attention, the first layer's identity, and float32 if that is not what runs.
 
-    Ours is computed as it is recorded, with the token table if there is one.
+    Ours is computed as it is recorded, with the token table if there is one. What is asked beyond the weights is tried
+    on one token, so that a model that lacks it is refused before a file is begun.
     """
     longest = [max(by_condition.values(), key=_length) for by_condition in prompts.values()]
     prompt = max(longest, key=lambda p: (_length(p) <= CHECKED_TOKENS, -abs(_length(p) - CHECKED_TOKENS)))
@@ -220,16 +221,30 @@ def _self_check(
         "bytes_read": loaded.bytes_read,
         "keys_missing": len(loaded.missing),
         "keys_unexpected": len(loaded.unexpected),
-        "notices": list(capture(loaded, token_ids[None, :1]).notices),
     }
+    record = settings.record
+    tried = capture(loaded, token_ids[None, :1], output=record.decompose, activations=record.activations)
+    notices = list(tried.notices)
     inserted = np.flatnonzero(inserted_tokens(prompt))
     span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
     if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(token_ids):
-        checks["identity_error"] = identity_error(loaded, token_ids, span, table=table)
+        error = identity_error(loaded, token_ids, span, table=table) if takes_positions(loaded) else None
+        if error is not None:
+            checks["identity_error"] = error
+        else:
+            notices.append(f"Layer 1 identity not checked: {_why_unchecked(loaded)}.")
     if settings.dtype != "float32":
         exact = settings.load_model(prompt.token_ids.tolist(), dtype="float32")
         checks["dtype_error"] = curve_error(loaded, exact, token_ids[None])
-    return checks
+    return checks | {"notices": notices}
+
+
+def _why_unchecked(loaded: LoadedModel) -> str:
+    if not takes_positions(loaded):
+        return f"{type(loaded.model).__name__} counts positions itself, so they cannot be shifted"
+    window = getattr(loaded.config, "sliding_window", None)
+    by = f" by the window of {window} tokens" if window else ""
+    return f"every token after the filler has an earlier one hidden from it{by}"
 
 
 def _length(prompt: TokenizedPrompt) -> int:

@@ -48,6 +48,19 @@ class LayerCapture:
         share = self.column_count / self.visible_count.clamp_min(1)
         return (self.column_mean * share[:, :, None]).masked_fill(self.visible_count[:, :, None] == 0, torch.nan)
 
+    def not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
+        """Heads with NaN or infinity where a number is due: at tokens, and in a mean over one query or more.
+
+        Args:
+            real: Which positions are no padding.
+        """
+        due = (self.column_count > 0)[:, :, None]
+        broken = (~self.column_mean.isfinite() & due).flatten(3).any(-1).any(1)
+        for part in (self.region_mass, self.region_output, self.output):
+            if part is not None:
+                broken |= (~part.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
+        return [int(head) for head in broken.any(0).nonzero()]
+
 
 @dataclass(frozen=True, slots=True)
 class Region:

@@ -72,7 +72,8 @@ class Skeleton:
         own.use_cache = False  # nothing is generated
         try:
             with torch.device("meta"):
-                model = AutoModel.from_config(own, dtype=dtype)
+                # some architectures choose their attention here and never again; the probe brings its own, or uses this
+                model = AutoModel.from_config(own, dtype=dtype, attn_implementation="eager")
         except ValueError as error:
             raise ModelError(
                 f"{name} ({config.model_type}) is not a model that the probe can build: {str(error)[:200]}"

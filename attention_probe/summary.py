@@ -38,8 +38,8 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
                 row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
                 for name in MASSES:
                     values = traces.measure(name, condition, problems)[1][:, place]
-                    values = values if head is None else values[:, head]
-                    there = values[np.isfinite(values)]  # an empty completion has no queries
+                    there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
+                    there = there if head is None else there[:, head]
                     row[name] = float(there.mean()) if there.size else np.nan
                 if head is not None:
                     curve = aligned_curve(
@@ -70,12 +70,8 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
 
 def told(checks: Mapping[str, Any]) -> str:
     """The self-check in one line, and one for each thing that must be known of the architecture."""
-    parts = [f"eager {checks['eager_error']:.1e}"]
-    parts += [
-        f"{name} {checks[key]:.1e}"
-        for name, key in (("Layer 1 identity", "identity_error"), ("dtype", "dtype_error"))
-        if key in checks
-    ]
+    names = {"eager_error": "eager", "identity_error": "Layer 1 identity", "dtype_error": "dtype"}
+    parts = [f"{name} {checks[key]:.1e}" for key, name in names.items() if checks.get(key) is not None]
     read = f"{checks['bytes_read']:,} bytes read, {checks['keys_missing']} keys missing"
-    line = f"self-check (largest error): {', '.join(parts)}; {read}"
+    line = f"self-check (largest error): {', '.join(parts) or 'nothing to compare with'}; {read}"
     return "\n".join([line, *(f"note: {notice}" for notice in checks.get("notices", ()))])

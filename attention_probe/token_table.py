@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attention_probe.capture import capture
+from attention_probe.capture import capture, per_token
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class TokenTable:
     def replacing_projections(self, loaded: LoadedModel, rows: Int[Tensor, "batch seq"]) -> Iterator[None]:
         """Within, the first layer's projections are looked up for the prompts in `rows`."""
 
-        def look_up(table: Tensor, _hidden: Tensor) -> Tensor:
-            return nn.functional.embedding(rows, table)
+        def look_up(table: Tensor, hidden: Tensor) -> Tensor:
+            return nn.functional.embedding(rows, table).view(*hidden.shape[:-1], -1)
 
         modules = {path: loaded.decoder_layers[0].get_submodule(path) for path in self.outputs}
         try:
@@ -97,4 +97,4 @@ def _projections(loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> di
             f"{loaded.name} does not call the registered attention function, so its projections cannot be told from "
             "what follows the attention. Run without a token table."
         )
-    return found
+    return {path: per_token(output, token_ids) for path, output in found.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -215,11 +215,13 @@ class AttentionTraces:
 
     def close(self) -> None:
         """Put everything into the one file and close it."""
-        with trace_file.clear_messages(self.path):
-            # another process still reading is no error: then its closing does it
-            with suppress(sqlite3.OperationalError):
-                self._connection.execute("PRAGMA journal_mode = DELETE")
-            self._connection.close()
+        # another process still reading is no error: then its closing does it
+        with (
+            trace_file.clear_messages(self.path),
+            closing(self._connection),
+            suppress(sqlite3.OperationalError),
+        ):
+            self._connection.execute("PRAGMA journal_mode = DELETE")
 
     def _rows(self, columns: str, rest: str, values: Sequence[Any] = ()) -> list[Any]:
         with trace_file.clear_messages(self.path):

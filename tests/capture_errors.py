@@ -57,13 +57,32 @@ ARCHITECTURES = {
         "rope_parameters": {**YARN, "original_max_position_embeddings": 32},
     },
 }
+OTHERS = {
+    "bloom": {},
+    "deepseek_v3": {
+        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "num_key_value_heads": 6,
+        "first_k_dense_replace": 1,
+    },
+    "falcon": {"head_dim": None},  # computed from the others
+    "mpt": {},
+    "opt": {"ffn_dim": 80, "word_embed_proj_dim": 48},
+    "qwen3_next": {
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "shared_expert_intermediate_size": 32,
+    },
+}
+"""Architectures outside the table, whose numbers are right or which are refused for what they lack."""
 PADDINGS = ("none", "right", "left")
 
 
 def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
     """A tiny random model of an architecture, with all of its layers."""
-    settings = {**SHAPE, **ARCHITECTURES.get(model_type, {}), **changes}
-    config = AutoConfig.for_model(model_type, **settings)
+    settings = {**SHAPE, **ARCHITECTURES.get(model_type, {}), **OTHERS.get(model_type, {}), **changes}
+    config = AutoConfig.for_model(model_type, **{k: v for k, v in settings.items() if v is not None})
     torch.manual_seed(5)
     return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModel
 
 from attention_probe.attention_function import ATTENTION
 from attention_probe.capture import TESTED, capture
-from attention_probe.self_check import eager_error, identity_error
+from attention_probe.loading import load_model
+from attention_probe.self_check import eager_error, identity_error, largest_difference
 from harness.errors import ModelError, PromptMismatchError
 from tests.capture_errors import (
     ARCHITECTURES,
@@ -45,6 +47,106 @@ def test_curves_masses_and_entropies_are_those_of_eager_attention(model_type, pa
 
 def test_the_tested_architectures_are_the_ones_named_as_tested():
     assert {build(model_type).model.config.model_type for model_type in ARCHITECTURES} == TESTED
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "changes"),
+    [
+        ("bloom", [0, 2], {}),
+        ("deepseek_v3", [0, 2], {}),
+        ("falcon", [0, 2], {}),
+        ("falcon", [0, 2], {"alibi": True}),
+        ("mpt", [0, 2], {}),
+        ("opt", [0, 2], {}),
+        ("qwen3_next", [3], {}),  # the one of its four layers with softmax attention, and the first that is shown
+    ],
+)
+def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_type, layers, changes):
+    whole = build_whole(model_type, **changes)
+    whole.save_pretrained(tmp_path)
+    ids, mask = prompts("right")
+    shown = whole(ids, attention_mask=mask, output_attentions=True).attentions
+    loaded = load_model(str(tmp_path), layers=layers, token_ids=range(VOCABULARY))
+    ours, eagers = (capture(loaded, ids, attention_mask=mask, eager=eager) for eager in (False, True))
+    later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
+    for layer in layers:
+        weights = shown[0 if model_type == "qwen3_next" else layer]
+        expected = ((weights * later).sum(-2) / later.sum(-2)).masked_fill(mask[:, None] == 0, torch.nan)
+        assert largest_error(ours[layer].column_mean[:, 0], expected) < 1e-5
+        assert largest_error(eagers[layer].column_mean[:, 0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])
+def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
+    loaded = build("qwen3_next", num_hidden_layers=5)
+    loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
+    message = (
+        r"gave no attention weights for layer index \[[04]\], expected .*: ask for layers that have it, such as 3\."
+    )
+    with pytest.raises(ModelError, match=message):
+        capture(loaded, prompts("none")[0], layers=layers)
+
+
+def test_a_model_that_stays_with_other_attention_than_eager_is_refused():
+    loaded = build("falcon")
+    loaded.model = AutoModel.from_config(loaded.config, attn_implementation="sdpa")
+    with pytest.raises(
+        ModelError, match=r"FalconModel stays with sdpa attention when it is told to use eager, and what"
+    ):
+        capture(loaded, prompts("none")[0])
+
+
+def damage(loaded, layer, projection, rows, value):
+    """The model with NaN, infinity or too large numbers in some rows of one projection."""
+    loaded.decoder_layers[layer].self_attn.get_submodule(projection).weight[rows] *= value
+    return loaded
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "projection", "value", "where", "cause"),
+    [
+        (
+            1,
+            "q_proj",
+            torch.nan,
+            r"layer 1 \(labelled Layer 2\), head index \[2\]",
+            r"layers\.1\.\S+q_proj.* holds NaN",
+        ),
+        (
+            0,
+            "k_proj",
+            torch.inf,
+            r"layer 0 \(labelled Layer 1\), head index \[4, 5\]",
+            r"layers\.0\.\S+k_proj.*Fetch the",
+        ),
+        (0, "v_proj", torch.nan, r"layer 1 .*, head index \[0, 1, 2, 3, 4, 5\]", r"layers\.0\.\S+v_proj.*Fetch the"),
+        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]", r"weights are finite, so the computation overflows\."),
+    ],
+)
+def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where, cause, eager):
+    loaded = damage(build("qwen2"), layer, projection, slice(16, 24), value)
+    with pytest.raises(ModelError, match=rf"{where}, expected numbers\. In float32 its {cause}"):
+        capture(loaded, prompts("none")[0], eager=eager)
+
+
+def test_what_overflows_in_float16_is_sent_to_float32():
+    loaded = damage(build("qwen2"), 0, "q_proj", slice(None), 1e6)
+    ids, _ = prompts("none")
+    assert capture(loaded, ids)[0].column_mean[..., :-1].isfinite().all()
+    loaded.model = loaded.model.to(torch.float16)
+    with pytest.raises(
+        ModelError, match=r"In float16 its layers\.0\.\S+ holds NaN or infinity\. Probe with --dtype float32"
+    ):
+        capture(loaded, ids)
+
+
+def test_values_that_are_not_finite_are_refused_where_they_are_looked_at():
+    loaded = damage(build("qwen2"), 0, "v_proj", slice(0, 8), torch.nan)
+    ids, _ = prompts("none")
+    assert capture(loaded, ids, layers=[0])[0].column_mean[..., :-1].isfinite().all()
+    with pytest.raises(ModelError, match=r"layer 0 \(labelled Layer 1\), head index \[0, 1\]"):
+        capture(loaded, ids, layers=[0], output=True)
 
 
 @pytest.mark.parametrize("region", [0, 1, 2])
@@ -120,6 +222,25 @@ def test_the_identity_notices_a_wrong_span(qwen2):
         identity_error(qwen2, ids[0], (12, LENGTH))
 
 
+def test_a_window_leaves_the_identity_to_the_queries_that_see_everything():
+    loaded = build("mistral")  # its window is of 16 tokens
+    ids, _ = prompts("none")
+    assert identity_error(loaded, ids[0], (5, 10)) < 1e-6
+    assert identity_error(loaded, ids[0], (5, 15)) < 1e-6
+    assert identity_error(loaded, ids[0], (5, 16)) is None
+
+
+@pytest.mark.parametrize(("model_type", "changes"), [("bloom", {}), ("mpt", {}), ("falcon", {"alibi": True})])
+def test_positions_that_the_model_counts_itself_cannot_be_shifted(model_type, changes):
+    loaded = build(model_type, **changes)
+    ids, _ = prompts("none")
+    positions = torch.arange(LENGTH).expand(2, -1)
+    given = capture(loaded, ids, position_ids=positions)
+    assert largest_error(given[0].column_mean, capture(loaded, ids)[0].column_mean) == 0
+    with pytest.raises(ModelError, match=r"counts positions itself, so they cannot be shifted.*Leave out --decompose"):
+        capture(loaded, ids, position_ids=positions + 5 * (positions > 9))
+
+
 def test_a_gap_in_positions_is_no_border_between_documents(qwen2):
     ids, _ = prompts("none")
     positions = torch.arange(LENGTH).expand(2, -1) + 20 * (torch.arange(LENGTH) >= 10)
@@ -131,6 +252,18 @@ def test_a_gap_in_positions_is_no_border_between_documents(qwen2):
 def test_eager_error_compares_both_paths(qwen2):
     ids, mask = prompts("right")
     assert 0 <= eager_error(qwen2, ids, attention_mask=mask) < 1e-5
+
+
+def test_eager_attention_is_not_compared_with_itself():
+    assert eager_error(build("gptj", rotary_dim=8), prompts("none")[0]) is None
+
+
+def test_means_over_other_queries_cannot_be_compared(qwen2):
+    ids, mask = prompts("left")
+    with pytest.raises(
+        ModelError, match=r"other tokens without a mean in two captures of layer 0 \(labelled Layer 1\)"
+    ):
+        largest_difference(capture(qwen2, ids, attention_mask=mask), capture(qwen2, ids))
 
 
 def test_the_pass_stops_after_the_last_layer_asked():
@@ -197,6 +330,17 @@ def test_activations_are_those_before_the_product(model_type):
     assert largest_error(expected, seen["product"]) < 1e-5
 
 
+@pytest.mark.parametrize(("model_type", "inner"), [("opt", "fc2"), ("bloom", "mlp.dense_4h_to_h")])
+def test_activations_of_other_architectures_are_those_of_each_token(model_type, inner):
+    loaded = build(model_type)
+    seen = {}
+    product = loaded.decoder_layers[0].get_submodule(inner)
+    product.register_forward_pre_hook(lambda _, inputs: seen.update(product=inputs[0]))
+    found = capture(loaded, prompts("none")[0], layers=[0, 1], activations=True).activations
+    assert found.shape[:2] == (2, LENGTH)
+    assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
+
+
 def test_a_mixture_of_experts_has_no_activations():
     with pytest.raises(ModelError, match=r"got a mixture of experts\. Leave out --activations"):
         ask(build("gpt_oss"), "none", activations=True)
@@ -240,6 +384,10 @@ def test_a_model_without_attention_weights_is_refused():
 def test_a_model_that_sees_later_tokens_is_refused():
     with pytest.raises(ModelError, match="lets tokens see later ones"):
         ask(build("gemma3_text", use_bidirectional_attention=True), "none")
+    with pytest.raises(
+        ModelError, match=r"gives weight to later tokens in layer index 0: expected none above the diag"
+    ):
+        ask(build("gemma3_text", use_bidirectional_attention=True), "none", eager=True)
 
 
 def test_a_prompt_over_the_context_is_refused(qwen2):

@@ -55,6 +55,15 @@ def test_queries_that_do_not_see_the_filler_have_no_cosine():
     assert decompose(without=gap, gap=gap, with_filler=gap, bias=bias * 0, mass=mass)[0]["bias_cosine"].isnan().all()
 
 
+def test_a_short_bias_has_the_cosine_of_a_long_one():
+    gap, bias = drawn(2, 1, 3, WIDTH).float()
+    mass = torch.ones(1, 3)
+    expected = torch.nn.functional.cosine_similarity(bias.double(), gap.double(), dim=-1).mean()
+    for length in (1.0, 1e-12, 1e-25):
+        parts, _ = decompose(without=gap, gap=gap, with_filler=gap, bias=bias * length, mass=mass)
+        np.testing.assert_allclose(parts["bias_cosine"], [expected], rtol=1e-6)
+
+
 def test_value_vectors_are_compared_pair_by_pair_and_shared_by_the_heads_of_a_group():
     values = drawn(2, 6, WIDTH)
     found = value_measures(values, 4)

@@ -26,7 +26,7 @@ HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 
 
 def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER):
-    """A trace file of a few prompts: spiky over the problem, low within the filler."""
+    """A trace file of a few prompts, open: spiky over the problem, low within the filler."""
     header = TraceHeader(
         model="m",
         layers=tuple(range(LAYERS)),
@@ -74,13 +74,15 @@ def draw_of(config, traces, model_type="qwen2"):
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    return write_traces(tmp_path_factory.mktemp("traces") / "plain.traces")
+    with write_traces(tmp_path_factory.mktemp("traces") / "plain.traces") as traces:
+        yield traces
 
 
 @pytest.fixture(scope="module")
 def flipped(tmp_path_factory):
     path = tmp_path_factory.mktemp("traces") / "flipped.traces"
-    return write_traces(path, controls=4, random_weights=True)
+    with write_traces(path, controls=4, random_weights=True) as traces:
+        yield traces
 
 
 def load(name, *overrides):
@@ -226,9 +228,9 @@ def test_counts_bands_and_definition_are_noted(traces):
 
 
 def test_one_prompt_has_no_band_and_is_named(tmp_path):
-    one = write_traces(tmp_path / "one.traces", problems=1)
     config = load("qwen-layers-1-2-3-head-22")
-    figure = draw_figure(config, draw_of(config, one))
+    with write_traces(tmp_path / "one.traces", problems=1) as one:
+        figure = draw_figure(config, draw_of(config, one))
     assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
     assert figure.get_supxlabel().startswith("One prompt: 0. Published definition")
 
@@ -318,7 +320,7 @@ def test_reference_files_of_another_form_are_refused(tmp_path):
 
 
 def test_only_controls_are_refused(tmp_path):
-    traces = write_traces(tmp_path / "c.traces", problems=0, controls=2)
-    config = load("flipped-demo")
-    with pytest.raises(ConfigError, match=r"c.traces holds only controls. Probe the problems that they are matched to"):
-        panel_curves(config.panels[0], traces, model_type="qwen2")
+    config, message = load("flipped-demo"), r"c.traces holds only controls. Probe the problems that they are matched to"
+    with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
+        with pytest.raises(ConfigError, match=message):
+            panel_curves(config.panels[0], traces, model_type="qwen2")

@@ -149,10 +149,10 @@ def layer_outputs(model, layers, **inputs):
 
 
 def whole(folder):
-    """The whole model as transformers loads it, and its decoder layers."""
+    """The whole model as transformers loads it, with the eager attention that the probe loads, and its layers."""
     config = hf.AutoConfig.from_pretrained(folder)
     auto = hf.Gemma3ForConditionalGeneration if config.model_type == "gemma3" else hf.AutoModelForCausalLM
-    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     count = config.get_text_config().num_hidden_layers
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
     return model, lists[0]

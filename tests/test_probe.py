@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 import torch
 import typer
 import yaml
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -30,10 +33,13 @@ from harness import resources
 from harness.conditions import named_condition
 from harness.config import open_dataset
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
+from tests.capture_errors import build_whole
 from tests.example_runs import GREEDY_RUN
+from tests.example_traces import make_trace, write_traces
 
 LAYERS = (0, 2)
 ARCHITECTURE = Path("qwen2.5-math-1.5b")
+BUILT = ("probe", "--dataset", "demo")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,38 @@ def whole_model():
         resources.demo_model(), dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()
+
+
+@pytest.fixture
+def command():
+    app = typer.Typer()
+    register(app)
+
+    def call(*arguments):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if isinstance(done.exception, HarnessError):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return call
+
+
+@pytest.fixture
+def model_of(tmp_path):
+    """A folder with a tiny random model of an architecture and the bundled tokenizer."""
+
+    def build(model_type, **changes):
+        bundled, folder = resources.demo_model(), tmp_path / model_type
+        vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]
+        build_whole(
+            model_type, vocab_size=vocabulary, max_position_embeddings=1024, initializer_range=0.1, **changes
+        ).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(Path(bundled, file), folder)
+        return folder
+
+    return build
 
 
 def eager(model, token_ids):
@@ -270,15 +308,86 @@ def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tm
             assert "bias" in trace.measures and trace.self_check == {}
 
 
-def test_an_untested_architecture_is_told_beside_the_self_check(source, tmp_path):
-    from tests.capture_errors import build_whole
+EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])"
+IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]; "
+UNTESTED = "is not among the tested architectures .* capture was attempted, and"
+ITSELF = "there is no second attention to compare it with"
+UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so they cannot be shifted."
 
-    chosen = select(source, Criterion(n=1))
-    vocabulary = json.loads(Path(resources.demo_model(), "config.json").read_text())
-    build_whole("olmo2", vocab_size=vocabulary["vocab_size"]).save_pretrained(tmp_path / "olmo2")
-    settings = ProbeSettings(model=str(tmp_path / "olmo2"), tokenizer="demo", layers=(0,), conditions=("mless",))
-    receipt = probe(source, chosen, settings, tmp_path / "t.traces")
-    assert "note: olmo2 is not among the tested architectures" in told(receipt["self_check"])
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "options", "printed"),
+    [
+        (
+            "olmo2",
+            {},
+            (),
+            [f"{EAGER}, {IDENTITY}", f"note: olmo2 {UNTESTED} only its self-check against eager attention"],
+        ),
+        ("falcon", {}, ("--activations",), [rf"error\): {IDENTITY}", f"note: falcon {UNTESTED} {ITSELF}"]),
+        (
+            "falcon",
+            {"alibi": True},
+            (),
+            [r"error\): nothing to compare with; ", ITSELF, UNSHIFTED.format("FalconModel")],
+        ),
+        ("bloom", {}, ("--activations",), [r"error\): nothing to compare with; ", UNSHIFTED.format("BloomModel")]),
+        ("mpt", {}, (), [r"error\): nothing to compare with; ", UNSHIFTED.format("MptModel")]),
+        ("opt", {}, ("--activations", "--decompose"), [f"{EAGER}, {IDENTITY}"]),
+        ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
+        ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}; "]),
+        ("mistral", {}, (), [f"{EAGER}; ", r"not checked: every token .* hidden from it by the window of 16 tokens\."]),
+        ("mistral", {"sliding_window": 400}, (), [f"{EAGER}, {IDENTITY}"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_architecture_is_probed_and_what_was_not_checked_is_said(
+    command, model_of, tmp_path, model_type, changes, options, printed
+):
+    model = model_of(model_type, **changes)
+    said = command(*BUILT, "--model", model, "--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
+    assert all(re.search(pattern, said, re.DOTALL) for pattern in printed), said
+    assert said.count("identity") == 1 or model_type == "qwen3_next", said
+    assert "NaN" not in said
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message"),
+    [
+        ("bloom", ("--decompose",), "BloomModel does not call the registered .* leave out --decompose"),
+        ("gpt_oss", ("--activations",), "got a mixture of experts. Leave out --activations"),
+        ("qwen3_next", ("--layers", "0"), "no softmax attention that Hugging Face shows: ask for .* such as 3"),
+    ],
+)
+def test_what_an_architecture_cannot_give_is_refused_before_a_file_is_begun(
+    command, model_of, tmp_path, model_type, options, message
+):
+    with pytest.raises(ModelError, match=message):
+        command(*BUILT, "--model", model_of(model_type), "--n", 1, *options, "-o", tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_checkpoint_with_nan_is_refused_naming_the_tensor(command, model_of, tmp_path):
+    model = model_of("qwen2")
+    tensors = load_file(model / "model.safetensors")
+    tensors["layers.0.self_attn.q_proj.weight"][8:16] = np.nan
+    save_file(tensors, model / "model.safetensors", metadata={"format": "np"})
+    message = r"layer 0 \(labelled Layer 1\), head index \[1\], .* its layers\.0\.self_attn\.q_proj\.weight holds NaN"
+    with pytest.raises(ModelError, match=message):
+        command(*BUILT, "--model", model, "--n", 1, "-o", tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
+    masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
+    broken = {name: values.copy() for name, values in masses.items()}
+    broken["mass_filler"][0, 1] = np.nan
+    nothing = {name: np.full_like(values, np.nan) for name, values in masses.items()}  # as of an empty completion
+    for name, other, shown in (("a", broken, "NaN"), ("b", nothing, "0.2000")):
+        traces = [make_trace("p0", "mless", measures=masses), make_trace("p1", "mless", measures=other)]
+        with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
+            (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
+            assert row.split()[6] == shown
 
 
 def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
@@ -330,21 +439,6 @@ def test_another_tokenizer_is_refused(source, selection, tmp_path):
     settings = ProbeSettings(tokenizer=str(tmp_path / "tokenizer"))
     with pytest.raises(PromptMismatchError, match="this tokenizer makes other token ids"):
         probe(source, selection, settings, tmp_path / "t.traces")
-
-
-@pytest.fixture
-def command():
-    app = typer.Typer()
-    register(app)
-
-    def call(*arguments):
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if isinstance(done.exception, HarnessError):
-            raise done.exception
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    return call
 
 
 def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):

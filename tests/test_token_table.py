@@ -27,6 +27,17 @@ def test_only_the_projections_before_the_attention_are_looked_up():
     assert set(TokenTable.of(build("phi3")).outputs) == {"self_attn.qkv_proj"}
 
 
+def test_a_projection_that_gives_another_shape_is_looked_up_by_token():
+    loaded = build("deepseek_v3")  # its latent keys have an axis for the one head that they are
+    table = TokenTable.of(loaded)
+    names = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    assert set(table.outputs) == {f"self_attn.{name}" for name in names}
+    for padding in PADDINGS:
+        found, expected = ask(loaded, padding, table=table), ask(loaded, padding)
+        for layer in LAYERS:
+            assert largest_error(found[layer].column_mean, expected[layer].column_mean) < 1e-5
+
+
 def test_the_projections_are_not_computed_and_are_put_back():
     loaded = build("qwen2")
     table = TokenTable.of(loaded)

@@ -236,6 +236,16 @@ def test_files_of_something_else_are_named_and_not_touched(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other.db"]
 
 
+def test_a_file_that_is_damaged_while_open_is_closed_all_the_same(tmp_path):
+    path = write_traces(tmp_path / "x.traces", pairs(1))
+    traces = AttentionTraces.create(path, make_header(), receipt={})
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(JournalError, match="is torn or damaged"):
+        traces.close()
+    held = {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    assert path not in held
+
+
 def test_a_file_of_a_later_format_is_refused(tmp_path, written):
     path = tmp_path / "x.traces"
     path.write_bytes(written.read_bytes())
