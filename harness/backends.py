@@ -15,7 +15,7 @@ from harness.errors import ConfigError, EngineError, HarnessError, MissingDepend
 from harness.samples import Request
 from harness.sampling import sample_seed
 from harness.start_errors import explain_start_error
-from harness.tokenization import refuse_missing_folder, template_arguments
+from harness.tokenization import refuse_missing_folder
 from harness.vllm_adapter import Finished
 
 if TYPE_CHECKING:
@@ -123,8 +123,6 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
         raise
     except Exception as error:  # whatever lm-eval, transformers or a server's client raises
         raise ModelError(explain_start_error(name, error, program=f"The backend {backend!r}")) from error
-    if hasattr(model, "chat_template_args"):
-        model.chat_template_args = {**template_arguments(), **(model.chat_template_args or {})}
     return LmEvalBackend(model)
 
 

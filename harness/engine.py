@@ -17,7 +17,7 @@ from harness.documents import Model
 from harness.errors import ConfigError, EngineError
 from harness.samples import Request
 from harness.sampling import from_lm_eval, sample_seed
-from harness.tokenization import encode, hash_token_ids, template_arguments
+from harness.tokenization import apply_chat_template, encode, hash_token_ids
 from harness.vllm_adapter import Finished, VLLMEngine
 
 if TYPE_CHECKING:
@@ -153,11 +153,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The turns as the model's template renders them, dates pinned."""
-        text = self._model.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=add_generation_prompt, **template_arguments()
-        )
-        assert isinstance(text, str)
-        return text
+        return apply_chat_template(self._model.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Refused: use lm-eval's own `vllm` model for such tasks."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.conditions import Condition, Filler, Sentence
 from harness.errors import ConfigError, ModelError, PromptMismatchError
@@ -22,6 +22,26 @@ PINNED_DATE = date(2024, 7, 26)
 
 It is the date that Llama 3.1's own template falls back to.
 """
+_PINNED_CODES = {
+    "%%": "\0",  # set aside first, so that the `%d` of `%%d` is not read as a day
+    **{
+        f"%{flag}{code}": PINNED_DATE.strftime(f"%{flag}{code}")
+        for flag in ("", *"-_0^#")
+        for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"
+    },
+    "\0": "%",
+}
+"""What each format code of `strftime` stands for on the pinned date; flags such as `%-d` are GNU's."""
+
+# Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers gives the
+# second one itself, and from 5.22 it turns every function that a caller passes into a string. A macro of that name,
+# set before the template, takes its place. Its last newline is removed by `trim_blocks`, so that the template begins
+# on a line of its own and is read as if nothing stood before it.
+_PINNED_CLOCK = (
+    "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
+    "{% for code, text in pinned_codes.items() %}{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
+    "{{ pinned.text }}{% endmacro %}\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +139,39 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     return f"{name} cannot be loaded: {said[:400]}"
 
 
-def template_arguments() -> dict[str, Any]:
-    """Arguments for every chat template: dates are pinned, by both ways that templates ask for them."""
-    return {"date_string": PINNED_DATE.strftime("%d %b %Y"), "strftime_now": PINNED_DATE.strftime}
+def apply_chat_template(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+) -> str:
+    """The turns as the model's chat template renders them, with today's date pinned to PINNED_DATE.
+
+    Use it wherever a chat is rendered, so that the prompt never depends on the day.
+
+    Raises:
+        ModelError: the model has no chat template, or the template fails on these turns.
+    """
+    name = tokenizer.name_or_path or "This model"
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{name} has no chat template, and the layout `chat` needs one. Use `layouts: [raw]` for a base model, or "
+            "name its chat version."
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            list(turns),
+            chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            date_string=PINNED_DATE.strftime("%d %b %Y"),
+            pinned_codes=_PINNED_CODES,
+        )
+    except Exception as error:  # jinja's own errors, or whatever the template makes Python raise
+        raise ModelError(
+            f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]} "
+            f"Expected it to render the turns {', '.join(turn['role'] for turn in turns)}. Mend the template, or use "
+            "`layouts: [raw]`."
+        ) from error
+    assert isinstance(text, str)
+    return text
 
 
 def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
@@ -129,10 +179,10 @@ def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
     if tokenizer is None or not tokenizer.chat_template:
         return True
     mark = "A-SYSTEM-TURN"
-    turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
     try:
-        return mark in tokenizer.apply_chat_template(turns, tokenize=False, **template_arguments())
-    except Exception:  # jinja's own errors, or whatever the template raises
+        turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
+        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False)
+    except ModelError:
         return False
 
 
@@ -140,20 +190,9 @@ def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -
     """The final text, templated if the layout is `chat`.
 
     Raises:
-        ModelError: the layout is `chat` and the model has no chat template.
+        ModelError: the layout is `chat`, and the model has no chat template or the template fails.
     """
-    if layout is not Layout.CHAT:
-        return prompt.text
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"{tokenizer.name_or_path or 'This model'} has no chat template, and the layout `chat` needs one. "
-            "Use `layouts: [raw]` for a base model, or name its chat version."
-        )
-    text = tokenizer.apply_chat_template(
-        prompt.messages, tokenize=False, add_generation_prompt=True, **template_arguments()
-    )
-    assert isinstance(text, str)
-    return text
+    return apply_chat_template(tokenizer, prompt.messages) if layout is Layout.CHAT else prompt.text
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:

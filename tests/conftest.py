@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -136,11 +139,44 @@ def build_tokenizer(kind: str, *, bos: bool):
     )
 
 
+VOCABULARIES = {"tekken": "tekken_240911.json", "mistral-7b": "tokenizer.model.v1"}
+"""Real vocabularies of 131,072 and 32,000 tokens (BPE over bytes, SentencePiece): data of mistral_common."""
+
+
+def vocabulary_file(kind: str) -> Path:
+    """Where mistral_common keeps it; skips the test where that, or what reads the file, is not installed."""
+    for package in ("google.protobuf", "sentencepiece", "mistral_common"):
+        reason = f"the real vocabularies need {package}, which is not installed; vLLM brings it"
+        found = pytest.importorskip(package, reason=reason)
+    return Path(found.__file__).parent / "data" / VOCABULARIES[kind]
+
+
+@cache
+def load_vocabulary(kind: str):
+    """One of VOCABULARIES as the fast tokenizer that its model has, with BOS; Tekken has a chat template."""
+    file = vocabulary_file(kind)
+    from transformers import LlamaTokenizer
+    from transformers.integrations.mistral import convert_tekken_tokenizer
+
+    if file.suffix == ".json":
+        tokenizer = convert_tekken_tokenizer(str(file))
+    else:
+        with TemporaryDirectory() as folder:
+            shutil.copy(file, Path(folder) / "tokenizer.model")  # the only name that transformers reads
+            tokenizer = LlamaTokenizer.from_pretrained(folder)
+    tokenizer.add_bos_token = True
+    return tokenizer
+
+
 @pytest.fixture(
-    scope="session", params=[(k, b) for k in PATTERNS for b in (False, True)], ids=lambda p: f"{p[0]}-bos{p[1]}"
+    scope="session",
+    params=[*((k, b) for k in PATTERNS for b in (False, True)), *VOCABULARIES],
+    ids=lambda p: f"real-{p}" if isinstance(p, str) else f"{p[0]}-bos{p[1]}",
 )
 def any_tokenizer(request: pytest.FixtureRequest):
-    """Each tokenizer kind, with and without BOS."""
+    """Each tokenizer kind, with and without BOS, trained here; then real vocabularies."""
+    if isinstance(request.param, str):
+        return load_vocabulary(request.param)
     kind, bos = request.param
     return build_tokenizer(kind, bos=bos)
 

@@ -381,16 +381,16 @@ TARGETS = ("3", r"\\cot x", "(1,2)")
 for line in sys.stdin:
     answer = json.loads(line)
     for target in TARGETS:
-        started = time.perf_counter()
+        started = time.process_time()
         verdict = compare(answer, target).verdict
-        print(json.dumps([target, verdict, time.perf_counter() - started]), flush=True)
+        print(json.dumps([target, verdict, time.process_time() - started]), flush=True)
 """
 
 
 def test_attacks_end_at_once_and_are_never_correct():
     lines = "".join(json.dumps(attack) + "\n" for attack in ["3", *ATTACKS])
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], input=lines, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", CHILD], input=lines, capture_output=True, text=True, timeout=600, check=True
     )
     outcomes = [json.loads(line) for line in done.stdout.splitlines()][3:]
     assert len(outcomes) == 3 * len(ATTACKS)
@@ -436,9 +436,9 @@ def test_gates_are_linear(piece, monkeypatch):
     monkeypatch.setattr("harness.grading.gates.LONGEST_ANSWER", 10**9)
 
     def seconds(count):
-        started = time.perf_counter()
+        started = time.process_time()  # what other processes take does not count
         refusal(piece * count)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     small, large = min(seconds(5_000) for _ in range(3)), min(seconds(50_000) for _ in range(3))
     assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times

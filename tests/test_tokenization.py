@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from harness.conditions import Condition, Filler, named_conditions
@@ -9,6 +11,7 @@ from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.prompts import SEPARATOR, Layout, build_prompt
 from harness.tokenization import (
     PINNED_DATE,
+    apply_chat_template,
     encode,
     explain_hub_error,
     find_segments,
@@ -18,6 +21,15 @@ from harness.tokenization import (
     measure,
     render,
 )
+from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
+
+USER = [{"role": "user", "content": "  Find $x$.\n"}]
+
+
+def with_template(tokenizer, template):
+    changed = copy.copy(tokenizer)
+    changed.chat_template = template
+    return changed
 
 
 def layouts(tokenizer):
@@ -38,6 +50,19 @@ def test_token_ids_that_read_back_as_others_are_refused(demo_tokenizer):
         fit_filler(condition, demo_tokenizer)
     with pytest.raises(ConfigError, match=r"names token id 999999, but the tokenizer has \d+"):
         fit_filler(Condition(name="ids", filler=Filler(token_ids=(999999,))), demo_tokenizer)
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
+    tokenizer = load_vocabulary(kind)
+    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    file = vocabulary_file(kind)
+    own = Tekkenizer.from_file(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    for condition in named_conditions().values():
+        text = build_prompt("Find $x$.", condition, filler_text=fit_filler(condition, tokenizer)).text
+        assert list(encode(text, tokenizer)[0]) == own.encode(text, bos=True, eos=False)
 
 
 def test_no_double_bos(any_tokenizer):
@@ -98,6 +123,61 @@ def test_an_empty_instruction_leaves_its_separator(demo_tokenizer):
         ("separator", SEPARATOR),
         ("problem", "Find $x$."),
     ]
+
+
+@pytest.mark.parametrize(
+    "format",
+    ["%d %b %Y", "%A, %-d %B %y", "%Y-%m-%d %H:%M:%S", "%%d is %d, %%%m", "no code", "%_d %^a %j %p %Z|%q", "%"],
+)
+def test_every_format_of_the_date_is_pinned(demo_tokenizer, format):
+    tokenizer = with_template(demo_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
+    assert apply_chat_template(tokenizer, USER) == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
+
+
+def test_a_template_may_ask_whether_there_is_a_clock_and_use_it_in_its_macros(demo_tokenizer):
+    template = (
+        "{% macro day() %}{{ strftime_now('%d') }}{% endmacro %}"
+        "{% if strftime_now is defined %}{% set year = strftime_now(format='%Y') | int %}"
+        "{{ day() }} {{ year + 1 }}{% endif %}"
+    )
+    assert apply_chat_template(with_template(demo_tokenizer, template), USER) == "26 2025"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML,
+        DROPS_SYSTEM,
+        "{{ messages[0].content }}",
+        "\n{{ messages[0].content }}",
+        "\n\n  {% for m in messages %}\n    {{ m.content }}\n  {% endfor %}",
+        "   {% for m in messages %}{{ m.content }}{% endfor %}\n",
+        "{%- for m in messages -%}  {{ m.content }}{% endfor -%}  .",
+        "{# a comment #}\n  text",
+    ],
+)
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_template_renders_to_the_byte_as_it_does_by_itself(demo_tokenizer, template, opened):
+    tokenizer = with_template(demo_tokenizer, template)
+    alone = tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=opened)
+    assert apply_chat_template(tokenizer, USER, add_generation_prompt=opened) == alone
+
+
+@pytest.mark.parametrize(
+    ("template", "cause"),
+    [
+        ("{{ raise_exception('only one turn') }}", "TemplateError: only one turn"),
+        ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
+        ("{% if %}", "TemplateSyntaxError: "),
+    ],
+)
+def test_a_template_that_fails_says_why(demo_tokenizer, template, cause):
+    tokenizer = with_template(demo_tokenizer, template)
+    with pytest.raises(
+        ModelError, match=rf"chat template of .+ failed: {cause}.* Expected it to render the turns user"
+    ):
+        apply_chat_template(tokenizer, USER)
+    assert not has_system_turn(tokenizer)
 
 
 def test_dates_in_templates_are_pinned():
