@@ -90,7 +90,7 @@ class VLLMEngine:
     Raises:
         MissingDependencyError: vLLM is not installed.
         ConfigError: an argument that changes prompts, data parallelism, or one that cannot work on a CPU.
-        ModelError: vLLM refuses the model or its arguments.
+        ModelError: vLLM does not start; the message names the cause where it is known.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
