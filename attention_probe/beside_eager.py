@@ -19,6 +19,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.selection import select, selected_problems
 from attention_probe.source import BASELINE, read_source
 from attention_probe.spans import tokenize
+from harness.errors import ModelError
 
 
 def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device: str, model: str | None) -> None:
@@ -28,7 +29,7 @@ def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device
     query exists. `seconds` [ours, eager]: of all forward passes together.
 
     Raises:
-        HarnessError: the run or the model cannot be read, or the model gives no attention.
+        HarnessError: the run or the model cannot be read, or the model gives no attention, or none but eager.
     """
     source = read_source(run)
     settings = ProbeSettings(model=model, layers=layers, device=device).fitted(source)
@@ -45,7 +46,13 @@ def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device
         token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))[None]
         for side, name in enumerate(("ours", "eager")):
             started = time.perf_counter()
-            arrays[f"{problem}/{name}"] = _means(capture(loaded, token_ids, eager=name == "eager"), layers)
+            found = capture(loaded, token_ids, eager=name == "eager")
+            if name == "ours" and found.eager:
+                raise ModelError(
+                    f"{loaded.name} has eager attention only, so there is nothing to compare with: expected a model "
+                    "whose attention our capture computes. Take another model."
+                )
+            arrays[f"{problem}/{name}"] = _means(found, layers)
             seconds[side] += time.perf_counter() - started
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **{"seconds": seconds, **arrays})  # type: ignore[arg-type]

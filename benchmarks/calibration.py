@@ -27,9 +27,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from benchmarks import calibration_page, report
-from benchmarks.runs import ROOT, say
+from benchmarks.runs import ROOT
 from harness.statistics import (
     bootstrap_interval,
+from harness.verification.sides import say
     difference_bounds,
     equivalence_p,
     holm,

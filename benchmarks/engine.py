@@ -24,11 +24,10 @@ from benchmarks.runs import (
     base_overrides,
     mless_run,
     repeated_problems,
-    say,
     work_folder,
     write_json,
 )
-from harness.verification.sides import run_raw
+from harness.verification.sides import run_raw, say
 
 TARGET_CPU = 0.90
 LEAST_SECONDS = 60

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,11 +23,6 @@ def work_folder(small: bool) -> Path:
     folder = ROOT / "results" / ("bench-small" if small else "bench")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def say(text: str) -> None:
-    """Tell what is going on, with the time."""
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def mless_run(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:

@@ -27,9 +27,10 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompt_choice import choose, open_source
 from attention_probe.spans import ROLES
 from attention_probe.traces import AttentionTraces, Trace
-from benchmarks.runs import say, work_folder
+from benchmarks.runs import work_folder
 from harness import receipts, resources
 from harness.errors import DataError, HarnessError
+from harness.verification.sides import say
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")

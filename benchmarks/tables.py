@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Figures, row, section
-from benchmarks.runs import ROOT, say, work_folder, write_json
+from benchmarks.runs import ROOT, work_folder, write_json
 from harness.journal import open_stored, read_journal
 from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
+from harness.verification.sides import say
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
 MODELS = 20

@@ -23,10 +23,15 @@ from harness.errors import EngineError
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
+SHOW_SECONDS = 20
+"""Between two looks at the log of a command that runs."""
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end, its output in a log file, and return the wall seconds.
+    """Run a command to its end, its output in a log file whose last line is shown now and then.
+
+    Returns:
+        Wall seconds.
 
     Raises:
         EngineError: it failed; the message has the end of its log.
@@ -34,17 +39,37 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
             stdout=stream,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **QUIET, **(environment or {})},
         )
-    if done.returncode:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
-        raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {done.returncode}. {log} ends: {tail}")
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(SHOW_SECONDS)
+                except subprocess.TimeoutExpired:
+                    say(f"{time.monotonic() - started:.0f} s: {(_tail(log).splitlines() or ['...'])[-1]}")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if process.returncode:
+        raise EngineError(
+            f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {_tail(log)}"
+        )
     return time.monotonic() - started
+
+
+def say(text: str) -> None:
+    """Tell what is going on, with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
 
 
 def run_mless(

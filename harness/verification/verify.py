@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from harness.datasets import PATH_VARIABLE
 from harness.errors import ConfigError, HarnessError, RunError
 from harness.gpus import gpus
 from harness.run_folder import JOURNAL, pack, write_whole
+from harness.verification.sides import say
 from harness.verification.steps import Bench, Step, steps
 
 RECORD, PAGE, LOGS = "verify.json", "README.md", "logs"
@@ -64,7 +64,7 @@ def verify(folder: Path, settings: Settings) -> list[str]:
     for number, step in enumerate(todo):
         left = sum(one.minutes for one in todo[number:])
         place = f"{len(steps()) - len(todo) + number + 1} of {len(steps())}"
-        _say(f"{place}: {step.title} (about {left:.0f} minutes left on a GPU); {bench.log(step.name)}")
+        say(f"{place}: {step.title} (about {left:.0f} minutes left on a GPU); {bench.log(step.name)}")
         record["steps"][step.name] = _do(step, bench)
         write_whole(folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     record["files"] = _hash_files(folder)
@@ -72,7 +72,7 @@ def verify(folder: Path, settings: Settings) -> list[str]:
     write_whole(folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     write_whole(folder / PAGE, page(record))
     size = sum(path.stat().st_size for path in _kept(folder)) / 1e6
-    _say(f"{size:.1f} MB in {folder}" + (f", over {LIMIT_MB}" if size > LIMIT_MB else ""))
+    say(f"{size:.1f} MB in {folder}" + (f", over {LIMIT_MB}" if size > LIMIT_MB else ""))
     return _unmet(record)
 
 
@@ -110,7 +110,7 @@ def check(folder: Path) -> list[str]:
                 wrong.append(f"{step.name}: {old['measure']}: recorded {old['value']}, derived {new['value']}")
         if len(found) != len(recorded["findings"]):
             wrong.append(f"{step.name}: recorded {len(recorded['findings'])} findings, derived {len(found)}")
-        _say(f"{step.name}: {len(found)} findings derived")
+        say(f"{step.name}: {len(found)} findings derived")
     if (folder / PAGE).read_text(encoding="utf-8") != page(record):
         wrong.append(f"{PAGE} is not what the record says")
     return wrong
@@ -178,7 +178,7 @@ def _bench(folder: Path, settings: Settings, device: str | None) -> Bench:
     if settings.random_weights:
         from harness.verification.random_model import SHAPE, write_random_model
 
-        _say("writing a model with random weights, about a minute")
+        say("writing a model with random weights, about a minute")
         model = str(write_random_model(receipts.cache_folder() / "random-weights" / SHAPE))
     version = receipts.engine_identity("vllm", {})["version"] or "0"
     replays = device == "cuda" and tuple(map(int, version.split("+")[0].split(".")[:2])) >= FIRST_REPLAYING
@@ -210,11 +210,11 @@ def _do(step: Step, bench: Bench) -> dict[str, Any]:
             pack(run.parent)
         findings = [asdict(finding) for finding in step.derive(folder)]
     except HarnessError as error:
-        _say(f"failed: {error}")
+        say(f"failed: {error}")
         return {"error": str(error)}
     for finding in findings:
         if finding["holds"] is False:
-            _say(f"not as expected: {finding['measure']}: {finding['value']}, expected {finding['expected']}")
+            say(f"not as expected: {finding['measure']}: {finding['value']}, expected {finding['expected']}")
     return {"seconds": round(time.monotonic() - started, 1), "findings": findings}
 
 
@@ -262,11 +262,9 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def _row(finding: Mapping[str, Any]) -> str:
     number = str(value := finding["value"])
-    if isinstance(value, (int, float)):
-        number = f"{value:.3g}" if isinstance(value, float) and abs(value) < 1 else f"{value:,}"
+    if isinstance(value, float):
+        number = f"{value:.3g}" if abs(value) < 1 else f"{value:,.1f}"
+    elif isinstance(value, int):
+        number = f"{value:,}"
     holds = {True: "yes", False: "**no**", None: ""}[finding["holds"]]
     return f"| {finding['measure']} | {number} {finding['unit']} | {finding['expected']} | {holds} |"
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
