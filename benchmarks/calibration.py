@@ -30,7 +30,6 @@ from benchmarks import calibration_page, report
 from benchmarks.runs import ROOT
 from harness.statistics import (
     bootstrap_interval,
-from harness.verification.sides import say
     difference_bounds,
     equivalence_p,
     holm,
@@ -39,6 +38,7 @@ from harness.verification.sides import say
     score_statistic,
     sign_flip_test,
 )
+from harness.verification.sides import say
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta"]
