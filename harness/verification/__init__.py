@@ -4,6 +4,6 @@
 it derives every one of them again from the files, without a GPU.
 """
 
-from harness.verification.verify import Settings, check, verify
+from harness.verification.verifier import Settings, check, verify
 
 __all__ = ["Settings", "check", "verify"]

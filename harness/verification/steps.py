@@ -472,11 +472,9 @@ def _derive_throughput(folder: Path) -> list[Finding]:
     share = speeds["mless"] / speeds["raw"]
     stock = []
     if "stock" in sides:
-        for measure, key in (("generation", "generation_seconds"), ("the whole command", "wall_seconds")):
+        for part, key in (("generation", "generation_seconds"), ("the whole command", "wall_seconds")):
             ratio = round(sides["stock"][key] / sides["mless"][key], 2)
-            stock.append(
-                Finding(measure=f"stock lm-eval at its best, {measure}, in mless's", value=ratio, unit="times")
-            )
+            stock.append(Finding(measure=f"stock lm-eval at its best, {part}", value=ratio, unit="times mless's"))
     return [
         Finding(measure="requests", value=sides["mless"]["samples"]),
         Finding(measure="raw vLLM", value=round(speeds["raw"], 1), unit="generated tokens/s"),

@@ -65,7 +65,7 @@ def verify(folder: Path, settings: Settings) -> list[str]:
         left = sum(one.minutes for one in todo[number:])
         place = f"{len(steps()) - len(todo) + number + 1} of {len(steps())}"
         say(f"{place}: {step.title} (about {left:.0f} minutes left on a GPU); {bench.log(step.name)}")
-        record["steps"][step.name] = _do(step, bench)
+        record["steps"][step.name] = {"title": step.title, **_do(step, bench)}
         write_whole(folder / RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     record["files"] = _hash_files(folder)
     record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -96,9 +96,12 @@ def check(folder: Path) -> list[str]:
     there = {str(path.relative_to(folder)) for path in _kept(folder)}
     if extra := sorted(there - record["files"].keys() - {RECORD, PAGE}):
         wrong.append(f"{extra[0]} was not there when the folder was recorded")
-    for step in steps():
-        recorded = record["steps"].get(step.name, {})
+    known = {step.name: step for step in steps()}
+    for name, recorded in record["steps"].items():
         if "findings" not in recorded:
+            continue
+        if (step := known.get(name)) is None:
+            wrong.append(f"{name}: this version of mless knows no such step")
             continue
         try:
             found = [asdict(finding) for finding in step.derive(folder / step.name)]
@@ -130,9 +133,8 @@ def page(record: Mapping[str, Any]) -> str:
         lines += [f"**A rehearsal:** {settings['limit']} problems at most in each run.", ""]
     lines += ["| machine | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in machine.items() if value]
-    for step in steps():
-        one = record["steps"].get(step.name, {})
-        lines += ["", f"## {step.title}", ""]
+    for one in record["steps"].values():
+        lines += ["", f"## {one['title']}", ""]
         if "findings" not in one:
             lines.append(one.get("skipped") or f"Failed: {one.get('error', 'not done')}")
             continue
@@ -238,10 +240,9 @@ def _hash_files(folder: Path) -> dict[str, str]:
 
 
 def _unmet(record: Mapping[str, Any]) -> list[str]:
-    titles = {step.name: step.title for step in steps()}
     return [
-        titles[name]
-        for name, one in record["steps"].items()
+        one["title"]
+        for one in record["steps"].values()
         if "error" in one or any(finding["holds"] is False for finding in one.get("findings", ()))
     ]
 
