@@ -114,7 +114,8 @@ def check(folder: Path) -> list[str]:
         if len(found) != len(recorded["findings"]):
             wrong.append(f"{step.name}: recorded {len(recorded['findings'])} findings, derived {len(found)}")
         say(f"{step.name}: {len(found)} findings derived")
-    if (folder / PAGE).read_text(encoding="utf-8") != page(record):
+    written = folder / PAGE
+    if not written.is_file() or written.read_text(encoding="utf-8") != page(record):
         wrong.append(f"{PAGE} is not what the record says")
     return wrong
 
