@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,6 +43,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     return EnginesTogether(config, log)
 
+
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 LIMIT = 60
 BUDGET = 48  # short of some solutions, so that truncation occurs

@@ -7,16 +7,12 @@ import os
 import resource
 import socket
 
-import pytest
 import torch
 
 from harness import doctor
-from harness.receipts import package_version
+from tests.conftest import needs_vllm
 
 SUBJECTS = "python lm-eval torch vllm gpu cores compiler tokenizer data hub disk memory shm".split()
-
-
-needs_vllm = pytest.mark.skipif(package_version("vllm") is None, reason="doctor rightly fails where vLLM is missing")
 
 
 def found(subject, model=None):
