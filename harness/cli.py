@@ -226,18 +226,17 @@ def verify(
         Path | None, typer.Option(metavar="FOLDER", help="Derive every number of a folder again; no GPU needed.")
     ] = None,
 ) -> None:
-    """Show on this machine, in under an hour on one GPU, what is claimed of runs; or check what another one showed."""
+    """Show on this machine, in about an hour on one GPU, what is claimed of runs; or check what another one showed."""
     from harness import verification
 
     if check is not None:
-        wrong = verification.check(check)
-        typer.echo("\n".join(wrong) if wrong else f"{check}: every number derived again, none differs")
+        folder, wrong = check, verification.check(check)
     else:
         settings = verification.Settings(
             model=model, random_weights=random_weights, limit=limit, overrides=tuple(overrides or ())
         )
-        wrong = verification.verify(output, settings)
-        typer.echo("".join(f"not as expected: {title}\n" for title in wrong) + f"page  {output / 'README.md'}")
+        folder, wrong = output, verification.verify(output, settings)
+    typer.echo("\n".join([*wrong, f"page  {folder / verification.PAGE}: {len(wrong) or 'nothing'} not as expected"]))
     if wrong:
         raise typer.Exit(2)
 

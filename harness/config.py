@@ -73,19 +73,27 @@ FREE_ARGUMENTS = frozenset(
 """Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
 is done at once."""
 
-_SECRET_NAMES = frozenset(
-    "hf_token token auth_token access_token use_auth_token api_key password secret authorization".split()
+_SECRET_NAMES = re.compile(
+    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
 )
-_SECRET_VALUES = re.compile(r"\b(hf_|sk-)[\w-]{20,}|^Bearer |://[^/@\s]+:[^/@\s]+@")
+"""Names of arguments whose values are secrets, in small letters."""
+_SECRET_VALUES = re.compile(r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S")
+"""What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
+_NO_SECRETS = ("", "EMPTY", "none")
+"""What servers without a key are given."""
 
 
-def _secrets(values: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """The keys whose values must not be written down, dotted."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value, f"{where}{name}.")
-        elif isinstance(value, str) and (name.lower() in _SECRET_NAMES or _SECRET_VALUES.search(value)):
-            yield f"{where}{name}"
+def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
+    """Where values lie that must not be written down, dotted."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _secrets(inner, f"{where}.{key}" if where else str(key), str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _secrets(inner, f"{where}.{number}", name)
+    elif isinstance(value, str) and value not in _NO_SECRETS:
+        if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
+            yield where
 
 
 def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,7 +325,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     overrides = list(overrides)
     before, values = (read_values(path, "runs", RunConfig, some) for some in ((), overrides))
-    labelled = any(override.startswith("model.label=") for override in overrides)
+    labelled = any(re.match(r"model\.label=|model=.*\blabel:", override) for override in overrides)
     if _weights(before) != _weights(values) and not labelled:
         old, new = before.get("model"), values.get("model")
         if isinstance(old, dict) and isinstance(new, dict) and new.get("label") == old.get("label"):

@@ -21,6 +21,7 @@ from harness.grading import COLUMNS as GRADERS
 from harness.journal import is_stored
 from harness.outcomes import loops, read_outcomes
 from harness.prompt_edits import is_edit
+from harness.receipts import hash_stored
 from harness.records import read_receipt
 from harness.run_folder import JOURNAL, RECEIPT, SCORES, read_identity, read_prompts
 from harness.sample_log import LoggedSample, SampleLog, find_logs, read_log
@@ -85,8 +86,8 @@ def _from_run(path: Path) -> Evaluation:
         "task_version": receipt["task_version"],
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
-        "journal_sha256": receipt["files"].get(JOURNAL),
-        "scores_sha256": receipt["files"].get(SCORES),
+        "journal_sha256": hash_stored(path / JOURNAL),
+        "scores_sha256": hash_stored(path / SCORES),
         "sampling": receipt["generation"],
         "settings": _run_settings(receipt),
         "greedy": not receipt["generation"]["do_sample"],

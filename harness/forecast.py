@@ -28,6 +28,7 @@ class Speed:
     """How fast a finished run of the same model generated.
 
     Attributes:
+        tokens: All that it generated.
         tokens_per_second: Generated tokens, all sequences together.
         tokens_each: Mean length of a completion, in tokens.
         load_seconds: From the start of loading to the first request.
@@ -36,6 +37,7 @@ class Speed:
         source: The run's folder.
     """
 
+    tokens: int
     tokens_per_second: float
     tokens_each: float
     load_seconds: float
@@ -91,30 +93,30 @@ def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
 
 
 def find_speed(config: RunConfig) -> Speed | None:
-    """The speed of the newest finished run in the config's output folder of the same model, backend and dtype."""
-    found = max(_speeds(config), key=lambda pair: pair[0], default=None)
-    return found[1] if found else None
+    """The speed of the longest run in the config's output folder of the same model, backend and dtype.
+
+    The runs of `mless verify` count too. A short run is slower: it pays for ramp-up and tail.
+    """
+    return max(_speeds(config), key=lambda speed: speed.tokens, default=None)
 
 
-def _speeds(config: RunConfig) -> Iterator[tuple[str, Speed]]:
-    """When each fitting run was made, and its speed. A file that is no such receipt is passed over."""
-    for path in config.output.glob(f"*/{RECEIPT}"):
+def _speeds(config: RunConfig) -> Iterator[Speed]:
+    """The speed of each fitting run. A file that is no such receipt is passed over."""
+    for path in (*config.output.glob(f"*/{RECEIPT}"), *config.output.glob(f"verify*/*/run/{RECEIPT}")):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
             model, timing = receipt["config"]["model"], receipt["timing"]
             if _asked(model["backend"], model["arguments"]) != _asked(config.model.backend, config.model.arguments):
                 continue
             engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")]
-            yield (
-                str(receipt["created"]),
-                Speed(
-                    tokens_per_second=float(timing["tokens_per_second"]),
-                    tokens_each=timing["tokens"] / timing["samples"],
-                    load_seconds=float(timing["load_seconds"]),
-                    devices=tuple(engines[-1]["device_names"] or ()) if engines else (),
-                    unit="minutes" if receipt["engine"]["device"] == "cpu" else "GPU-minutes",
-                    source=path.parent,
-                ),
+            yield Speed(
+                tokens=int(timing["tokens"]),
+                tokens_per_second=float(timing["tokens_per_second"]),
+                tokens_each=timing["tokens"] / timing["samples"],
+                load_seconds=float(timing["load_seconds"]),
+                devices=tuple(engines[-1]["device_names"] or ()) if engines else (),
+                unit="minutes" if receipt["engine"]["device"] == "cpu" else "GPU-minutes",
+                source=path.parent,
             )
         except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -42,10 +43,12 @@ class GpuProcess:
 
 
 def gpus() -> list[Gpu]:
-    """All GPUs, whatever CUDA_VISIBLE_DEVICES says; empty where `nvidia-smi` is missing or knows none."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible; empty where `nvidia-smi` is missing or knows none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    only = [f"--id={visible}"] if visible else []
     return [
         Gpu(name=name, driver=driver, total=_number(total), free=_number(free))
-        for name, driver, total, free in _query("--query-gpu=name,driver_version,memory.total,memory.free", 4)
+        for name, driver, total, free in _query("--query-gpu=name,driver_version,memory.total,memory.free", 4, *only)
     ]
 
 
@@ -72,8 +75,14 @@ def describe_gpu_processes() -> str:
 
 
 def _is_orphan(process_id: int, name: str) -> bool:
+    """Whether it is a process of vLLM whose parent is neither Python nor vLLM: the run that started it is gone.
+
+    What takes its place may be init, a container's or a user's service manager, or Slurm's daemon.
+    """
     try:
-        return "VLLM::" in name and psutil.Process(process_id).ppid() == 1
+        parent = psutil.Process(process_id).parent()
+        command = parent.cmdline()[:1] if parent else []
+        return "VLLM::" in name and not any(part in "".join(command) for part in ("python", "VLLM::"))
     except psutil.Error:
         return False
 
@@ -82,8 +91,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _query(what: str, columns: int) -> list[list[str]]:
-    command = ["nvidia-smi", what, "--format=csv,noheader,nounits"]
+def _query(what: str, columns: int, *options: str) -> list[list[str]]:
+    command = ["nvidia-smi", what, "--format=csv,noheader,nounits", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

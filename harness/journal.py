@@ -12,6 +12,7 @@ import lzma
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -96,7 +97,7 @@ class Journal:
         for number, record, end in _lines(self.path):
             if number == 1:
                 if changes := differences(record, json.loads(json.dumps(header))):
-                    raise _changed(self.path, changes)
+                    raise changed_settings(self.path, changes)
             else:
                 if (key := record["key"]) in self.keys:
                     raise JournalError(
@@ -131,15 +132,24 @@ def is_stored(path: Path) -> bool:
     return path.is_file() or path.with_name(path.name + PACKED).is_file()
 
 
-def open_stored(path: Path) -> IO[bytes]:
+@contextmanager
+def open_stored(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).
 
     Raises:
         OSError: there is neither.
+        JournalError: the packed form is damaged.
     """
-    if path.is_file() or not is_stored(path):
-        return path.open("rb")
-    return lzma.open(path.with_name(path.name + PACKED))
+    packed = path.with_name(path.name + PACKED)
+    if path.is_file() or not packed.is_file():
+        with path.open("rb") as stream:
+            yield stream
+        return
+    try:
+        with lzma.open(packed) as unpacked:
+            yield unpacked
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -165,8 +175,11 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
 
 
-def _changed(path: Path, changes: list[str]) -> JournalError:
-    """Name what the user changed; what follows from it (hashes, generation arguments) only if there is nothing else."""
+def changed_settings(path: Path, changes: list[str]) -> JournalError:
+    """The error for a journal that was begun with other settings.
+
+    It names what the user changed; what follows from that (hashes, generation arguments) only if there is nothing else.
+    """
     named = [change for change in changes if change.startswith(("config.", "limit", "shard"))] or changes
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(
@@ -198,8 +211,6 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
                         f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
                     )
                 yield number, record, end
-    except (lzma.LZMAError, EOFError) as error:
-        raise JournalError(f"{path}{PACKED} is damaged ({error}). Restore it from a copy.") from None
     except OSError as error:
         raise _unwritable(path, error) from None
 

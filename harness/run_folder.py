@@ -19,7 +19,7 @@ from harness.conditions import BASELINE
 from harness.errors import JournalError, RunError
 from harness.forms import ConfigForm, GradeForm, PromptForm, fit
 from harness.grading import GRADER_VERSION
-from harness.journal import PACKED, Journal, differences, is_stored, open_stored, read_journal
+from harness.journal import PACKED, Journal, changed_settings, differences, is_stored, open_stored, read_journal
 from harness.samples import hash_prompts
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
@@ -45,9 +45,11 @@ class RunFolder:
         with clear_messages(path), ExitStack() as opened:
             _make(path)
             opened.callback(lock(path).release)
+            if changed := changes(path, identity):
+                raise changed_settings(path / JOURNAL, changed)
             unpack(path)
             if not known_identity(path):  # begun, but without a sample yet: nothing there needs protection
-                for name in (JOURNAL, SCORES):
+                for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
                 write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
             self.journal = opened.enter_context(Journal(path / JOURNAL, _as_begun(path, identity)))
@@ -229,15 +231,16 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     Raises:
         JournalError: the file is missing, or is not the one that the journal's first line speaks of.
     """
+    begun = read_identity(path)
     try:
         with open_stored(path / PROMPTS) as stream:
             rows = [json.loads(line) for line in stream]
         whole = all(hashlib.sha256(row["prompt"].encode()).hexdigest() == row["prompt_sha256"] for row in rows)
-        if whole and hash_prompts(rows) == read_identity(path)["prompts_sha256"]:
+        if whole and hash_prompts(rows) == begun["prompts_sha256"]:
             for row in rows:
                 fit(PromptForm, row, path / PROMPTS, "Restore it from a copy.")
             return rows
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, lzma.LZMAError, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, JournalError):
         pass
     raise JournalError(
         f"{path / PROMPTS} is missing or damaged: it does not hold the prompts of the journal beside it. Restore it "
@@ -248,7 +251,10 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 def beside(path: Path, identity: Mapping[str, Any]) -> Path:
     """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
     number = 2
-    while (found := path.with_name(f"{path.name}-{number}")).exists() and changes(found, identity) != []:
+    while (found := path.with_name(f"{path.name}-{number}")).exists():
+        begun = read_identity(found) if is_stored(found / JOURNAL) else {}
+        if begun and not differences(begun, json.loads(json.dumps(_as_begun(found, identity)))):
+            break  # another run may be loading its model in a folder that has no sample yet
         number += 1
     return found
 
@@ -301,18 +307,45 @@ def pack(path: Path) -> None:
         raise JournalError(f"{path} holds no run: expected {JOURNAL} in it. Check the path.")
     with clear_messages(path), lock(path):
         for file in sorted(path.glob("*.jsonl")):
-            packed = file.with_name(file.name + PACKED)
-            with whole(packed) as part, file.open("rb") as source, lzma.open(part, "wb", preset=9) as target:
-                shutil.copyfileobj(source, target)
+            packed = _refuse_both(file)
+            with whole(packed) as part, file.open("rb") as source:
+                with lzma.open(part, "wb", preset=9) as target:
+                    shutil.copyfileobj(source, target)
+                _sync(part)
             file.unlink()
 
 
 def unpack(path: Path) -> None:
-    """Undo `pack`; the caller holds the folder's lock."""
+    """Undo `pack`; the caller holds the folder's lock.
+
+    Raises:
+        JournalError: a packed file is damaged, or lies beside its unpacked form.
+    """
     for packed in sorted(path.glob(f"*.jsonl{PACKED}")):
-        with whole(packed.with_suffix("")) as part, lzma.open(packed) as source, part.open("wb") as target:
+        file = packed.with_suffix("")
+        if file.exists():
+            _refuse_both(file)
+        with whole(file) as part, open_stored(file) as source, part.open("wb") as target:
             shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
         packed.unlink()
+
+
+def _refuse_both(file: Path) -> Path:
+    """The name of a file's packed form, which must not be there: one of the two is older, and nobody knows which."""
+    packed = file.with_name(file.name + PACKED)
+    if packed.exists():
+        raise JournalError(
+            f"{file} and {packed.name} are both there, and only one can be the run's. Every command reads the first; "
+            "delete the one that is not wanted."
+        )
+    return packed
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -332,7 +365,7 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise
 

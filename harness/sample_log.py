@@ -272,7 +272,8 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def find_logs(folder: Path) -> list[Path]:
     """The sample logs in a folder, however deep; a packed one by the name that it has unpacked."""
-    return sorted({log.with_name(log.name.removesuffix(PACKED)) for log in folder.rglob("samples_*.jsonl*")})
+    found = (log for ending in ("", PACKED) for log in folder.rglob(f"samples_*.jsonl{ending}"))
+    return sorted({log.with_name(log.name.removesuffix(PACKED)) for log in found})
 
 
 def _one_file(path: Path) -> Path:

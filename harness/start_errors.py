@@ -171,7 +171,10 @@ CAUSES = (
         "{hub}",
     ),
 )
-"""Searched in this order. The texts are those of vLLM 0.24 to 0.33, torch 2.11 to 2.14 and Triton 3.6."""
+"""Searched in this order: what follows from another cause stands after it.
+
+The texts are those of vLLM 0.24 to 0.33, torch 2.11 to 2.14 and Triton 3.6.
+"""
 
 
 class ChildErrors:
@@ -197,6 +200,11 @@ class ChildErrors:
         finally:
             sys.stderr.flush()
             os.dup2(self._ours, 2)
+
+    def forget(self) -> None:
+        """Keep nothing of what was written until now."""
+        self.last()
+        self._kept = b""
 
     def last(self) -> str:
         """The end of all that was written until now."""
@@ -242,7 +250,7 @@ def explain_start_error(name: str, error: BaseException, said: str = "", *, prog
 
 def known_cause(text: str, name: str = "") -> str:
     """The first of `CAUSES` that `text` names, as a message about the model `name`; empty if it names none."""
-    flat = " ".join(_without_prefixes(text).split())
+    flat = " ".join(_errors_in(text).split())
     for cause in CAUSES:
         if found := re.search(cause.pattern, flat):
             fields = {group: (text or "").rstrip()[:QUOTED] for group, text in found.groupdict().items()}
@@ -261,11 +269,13 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 def _last_error(text: str) -> str:
     """The last line that names an exception and does not point at another one."""
-    lines = [line for line in _without_prefixes(text).splitlines() if _ERROR.match(line)]
+    lines = [line for line in _errors_in(text).splitlines() if _ERROR.match(line)]
     lines = [line for line in lines if not _SEE_ABOVE.search(line)] or lines
     return lines[-1][:QUOTED] if lines else ""
 
 
-def _without_prefixes(text: str) -> str:
-    """Each line without the process, level, date and place that vLLM's log puts before it."""
-    return re.sub(r"(?m)^(\(\w+[^)]*\) )?([A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\] )?", "", text)
+def _errors_in(text: str) -> str:
+    """The lines that are no lesser messages, without the process, level, date and place that vLLM puts before each."""
+    place = r"[\d-]+ [\d:.]+ \[[^\]]*\] "
+    lesser = rf"(?m)^(\(\w+[^)]*\) )?(DEBUG|INFO|WARNING) {place}.*$"
+    return re.sub(rf"(?m)^(\(\w+[^)]*\) )?([A-Z]+ {place})?", "", re.sub(lesser, "", text))

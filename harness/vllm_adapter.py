@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -47,6 +46,7 @@ CLOSE_SECONDS = 2.0
 """For the engine to end by itself before it is killed: nothing in it is wanted any more."""
 
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
+INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
 TRITON_VARIABLE = "TRITON_F32_DEFAULT"
 
 _Call = tuple[Callable[[], Any], "SimpleQueue[tuple[Any, Exception | None]]"]
@@ -95,8 +95,9 @@ class VLLMEngine:
 
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
         given = engine_arguments(arguments)
+        self._before = {name: os.environ.get(name) for name in (INVARIANT_VARIABLE, TRITON_VARIABLE)}
         if given.pop("batch_invariant", False):
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # vLLM reads it at import
+            os.environ[INVARIANT_VARIABLE] = "1"  # vLLM reads it in the engine's processes, and here for each request
         if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
             _ask_for_true_float32()
         _prepare_environment()
@@ -126,6 +127,7 @@ class VLLMEngine:
         except Exception as error:  # vLLM and what it calls raise anything, AssertionError and ImportError too
             said = self._errors.close()
             raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
+        self._errors.forget()  # what it said while it started explains no later death
         self._aborted = False
         self._processes = [p for p in multiprocessing.active_children() if p not in others]
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -192,15 +194,16 @@ class VLLMEngine:
         """
         answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
         self._calls.put((method, answers))
-        give_up = time.monotonic() + self._stall_seconds
+        looks = 0  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
         while True:
             error: Exception | None
             try:
                 answer, error = answers.get(timeout=LOOK_SECONDS)
             except Empty:
+                looks += 1
                 if any(not process.is_alive() for process in self._processes):
                     error = _EngineDied()
-                elif time.monotonic() > give_up:
+                elif looks * LOOK_SECONDS > self._stall_seconds:
                     error = _EngineStalled()
                 else:
                     continue
@@ -292,6 +295,11 @@ class VLLMEngine:
             self._calls.put(None)
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
+        for name, value in self._before.items():  # another engine in this process may be asked for otherwise
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def device_type() -> str | None:
@@ -403,6 +411,8 @@ def _dying_with_us() -> Iterator[None]:
         yield
     finally:
         del os.environ[OWNER_VARIABLE]
+        if chosen is not None:
+            os.environ["VLLM_PLUGINS"] = chosen
 
 
 class _EngineDied(Exception):

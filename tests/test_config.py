@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -112,6 +114,7 @@ def test_a_label_never_stands_above_other_weights(tmp_path):
     assert label("model.arguments={pretrained: b/other}") == "other"
     assert label("model={label: New, arguments: {pretrained: b/other}}") == "New"
     assert label("model.arguments.pretrained=b/other", "model.label=Known") == "Known", "said on purpose"
+    assert label("model={label: Known, arguments: {pretrained: b/other}}") == "Known", "said on purpose"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +123,28 @@ def test_a_label_never_stands_above_other_weights(tmp_path):
         {"hf_token": "x"},
         {"header": {"Authorization": "y"}},
         {"base_url": "https://me:secret@host/v1/completions"},
-        {"tokenizer_mode": "hf_" + "a" * 30},
+        {"tokenizer_mode": "hf_" + "a" * 34},
+        {"openai_api_key": "s3cret"},
+        {"header": [{"token": "s3cret"}]},
+        {"base_url": "https://host/v1/completions?key=s3cret"},
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
     values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **secret}}}
     with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
         load_config(write(tmp_path, values))
-    assert "me:secret" not in str(caught.value) and "aaaa" not in str(caught.value)
+    assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
+
+
+def test_what_only_resembles_a_secret_is_taken(tmp_path):
+    taken = {
+        "api_key": "EMPTY",
+        "download_dir": "/data/hf_converted_weights_of_the_final_model_2026",
+        "served_model_name": "sk-8b-instruct",
+        "tokenizer": "org/token-counter",
+    }
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **taken}}}
+    assert load_config(write(tmp_path, values)).model.arguments == {"pretrained": "demo", **taken}
 
 
 def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):

@@ -71,6 +71,11 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
         assert told in (said := describe_outlook(wanted, 500, 7500)), "2 x (60 s + 7,500 x 40 / 1,000 s)"
         assert said.endswith("earlier: 1,000 tokens/s on H200)")
     assert find_speed(config(tmp_path, model=_demo_model(dtype="bfloat16"))) is None
+    receipt["timing"]["tokens"] = 50_000
+    (tmp_path / "verify-h200" / "demo" / "run").mkdir(parents=True)
+    (tmp_path / "verify-h200" / "demo" / "run" / "run.json").write_text(json.dumps(receipt))
+    assert find_speed(wanted).source.parts[-3:] == ("verify-h200", "demo", "run"), "the longest one"
+    shutil.rmtree(tmp_path / "verify-h200")
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
     assert find_speed(wanted) is None
 
@@ -80,13 +85,18 @@ def _demo_model(**changes):
     return {**shipped, "arguments": {**shipped["arguments"], **changes}}
 
 
-def test_every_config_for_a_real_model_can_see_the_effect_that_it_is_about():
+def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can():
     files = sorted((resources.folder("configs") / "runs").glob("*-*.yaml"))
     configs = {file.stem: load_config(file) for file in files}
     assert len(configs) == 12
     for name, one in configs.items():
         assert (one.primary, one.replicates) == ("mless", 2), name
-        if one.samples_per_problem == 1:
+        if one.samples_per_problem > 1:
+            gain = minimal_detectable_effect(
+                n=500, k=one.samples_per_problem, discordance=0.1, alpha=0.05 / len(one.tested)
+            )
+            assert gain < 0.02, "of the study's gains most are 2 points or more"
+        else:
             twin = configs[f"{name}-sampled"]
             assert (twin.sampling_words, twin.layouts) == (
                 "temperature 0.5, top_p 0.95, 8 samples a problem",

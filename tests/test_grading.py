@@ -54,6 +54,12 @@ EMPTY = [
     r"\boxed{{}}",
     r"\boxed{\text{ }}",
     r"\boxed{\boxed{}}",
+    r"\boxed{...}",
+    r"\boxed{\ldots}",
+    r"\boxed{$ $}",
+    r"\boxed{\phantom{x}}",
+    r"\boxed{\,\mathrm{}}",
+    r"\boxed{\textbf{}}",
 ]
 
 
@@ -69,7 +75,20 @@ def test_an_empty_box_is_no_box(empty):
 
 
 @pytest.mark.parametrize(
-    "content", ["0", ".", "()", r"\emptyset", r"\{\}", r"\quadx", r"\text{no}", r"\ \boxed{\boxed}"]
+    "content",
+    [
+        "0",
+        ".",
+        "()",
+        r"\ldotsx",
+        "...5",
+        r"\mathrm{e}",
+        r"\emptyset",
+        r"\{\}",
+        r"\quadx",
+        r"\text{no}",
+        r"\ \boxed{\boxed}",
+    ],
 )
 def test_a_box_that_holds_anything_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content

@@ -419,7 +419,7 @@ def test_logs_of_several_task_versions_are_refused(tmp_path):
 BAD = [
     (
         {"task_version": 1.0},
-        r"other has another task version than .*demo: expected 2.0, got 1.0. Run the older one again",
+        r"other has another task version than .*demo: expected 3.0, got 1.0. Run the older one again",
     ),
     ({"grader_version": 1}, r"has another grader version .* Grade both alike with `mless regrade`"),
     (

@@ -16,7 +16,7 @@ import pytest
 
 from harness import load_run, receipts, resources
 from harness.config import load_config
-from harness.errors import ConfigError, JournalError, RunError
+from harness.errors import ConfigError, HarnessError, JournalError, RunError
 from harness.evaluations import read_evaluation
 from harness.journal import Journal
 from harness.merge import merge
@@ -36,6 +36,7 @@ from harness.run_folder import (
     read_prompts,
     read_samples,
 )
+from harness.sample_log import find_logs
 from harness.samples import hash_setting
 from harness.tables import make_table
 from tests.conftest import needs_vllm
@@ -59,6 +60,12 @@ def demo_run(tmp_path):
     """A copy of the committed greedy run."""
     shutil.copytree(GREEDY_RUN, tmp_path / "demo")
     return tmp_path / "demo"
+
+
+def begun(path, identity, plan):
+    """A run with one sample: without any it would protect nothing."""
+    with RunFolder(path, identity, plan.prompts) as folder:
+        folder.journal.append({"key": "k", "task": "t"})
 
 
 def filled(plan, folder):
@@ -87,12 +94,12 @@ def test_the_committed_greedy_run_can_be_continued_under_todays_config():
 
 def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
     assert identity["config"]["family"] == ["mless", "mful", "random"]
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    begun(tmp_path / "run", identity, plan)
     other = {**identity, "config": {**identity["config"], "family": ["mless"]}}
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.family: .* -> \[\"mless\"\]"):
         RunFolder(tmp_path / "run", other, plan.prompts)
     before = {k: v for k, v in identity["config"].items() if k not in ("primary", "family")}
-    RunFolder(tmp_path / "old", {**identity, "config": before}, plan.prompts).__exit__()
+    begun(tmp_path / "old", {**identity, "config": before}, plan)
     RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
     assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
 
@@ -147,8 +154,17 @@ def test_large_files_are_hashed_once(tmp_path, monkeypatch):
         assert receipts.model_fingerprint(str(model)) == first
     (model / "a.safetensors").write_bytes(b"other weights")
     assert receipts.model_fingerprint(str(model))["sha256"] != first["sha256"]
-    (tmp_path / "cache" / "mless" / "file-hashes.json").write_text("torn {")
-    assert receipts.model_fingerprint(str(model))["sha256"]["b.safetensors"] == first["sha256"]["b.safetensors"]
+    for garbage in ("torn {", "[]", '{"a": 3}', json.dumps({str((model / "b.safetensors").resolve()): 3})):
+        (tmp_path / "cache" / "mless" / "file-hashes.json").write_text(garbage)
+        assert receipts.model_fingerprint(str(model))["sha256"]["b.safetensors"] == first["sha256"]["b.safetensors"]
+
+
+def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
+    monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
+    assert receipts.model_fingerprint("any-name", served=True) == {"name": "any-name", "revision": None}
+    (tmp_path / "config.json").write_text("{}")
+    assert receipts.model_fingerprint(str(tmp_path), served=True)["sha256"].keys() == {"config.json"}
+    assert receipts.engine_identity("local-completions", {})["device"] == "server"
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
@@ -193,10 +209,37 @@ def test_a_damaged_packed_file_is_named(demo_run):
             for read in (load_run, lambda run: make_table([str(run)])):
                 with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
                     read(demo_run)
+        with pytest.raises(JournalError, match=rf"{name}.xz is damaged"):
+            regrade(demo_run)
+        assert not list(demo_run.glob("*.part"))
         file.write_bytes(whole)
+        pack(demo_run)
+    (log,) = demo_run.glob("samples_demo_wo_*.jsonl.xz")
+    whole = log.read_bytes()
+    log.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(HarnessError, match=r"samples_demo_wo_.*.xz is damaged"):
+        read_evaluation(log)
+    log.write_bytes(whole)
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)
+
+
+def test_a_file_beside_its_packed_form_is_refused(demo_run):
+    """A copy restored beside the other, or `xz -k`: which of the two is the run's, nobody but its owner can tell."""
+    pack(demo_run)
+    (demo_run / JOURNAL).write_text("older")
+    for change in (pack, regrade):
+        with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz are both there, .*delete the one"):
+            change(demo_run)
+    assert (demo_run / JOURNAL).read_text() == "older" and (demo_run / f"{JOURNAL}.xz").exists()
+
+
+def test_copies_beside_the_logs_are_no_logs(demo_run):
+    (log,) = demo_run.glob("samples_demo_wo_*.jsonl")
+    for ending in (".bak", ".xz.bak", ".part"):
+        shutil.copy(log, f"{log}{ending}")
+    assert len(find_logs(demo_run)) == 4
 
 
 def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
@@ -219,7 +262,7 @@ def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
 
 
 def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    begun(tmp_path / "run", identity, plan)
     other = {**identity, "config": {**identity["config"], "max_gen_toks": 7}, "generation": {}}
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
         RunFolder(tmp_path / "run", other, plan.prompts)
@@ -232,7 +275,7 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
 
 
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    begun(tmp_path / "run", identity, plan)
     (tmp_path / "run" / SCORES).unlink()
     Journal(tmp_path / "run" / SCORES, {"grader_version": 1}).close()
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
@@ -256,7 +299,7 @@ def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, t
 
 
 def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
-    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    begun(tmp_path / "run", identity, plan)
     path = tmp_path / "run" / PROMPTS
     whole = path.read_text()
     for damaged in (whole[:-9], whole.replace("expert", "novice", 1), ""):

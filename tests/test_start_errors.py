@@ -168,6 +168,12 @@ def test_a_known_cause_is_named_from_what_the_engine_printed(text, message, nvid
         assert "spelling" not in told or "The hub" in told
 
 
+def test_a_warning_is_no_cause(nvidia_smi):
+    warning = LOGGED.replace("ERROR", "WARNING") + TEXTS[0][0]
+    told = explain_start_error("some/model", SEE_ABOVE, f"{warning}\n{LOGGED}ValueError: Unknown dtype: 'fp'\n")
+    assert "model.arguments.dtype is 'fp'" in told and "memory" not in told
+
+
 def test_every_cause_has_a_text_here(nvidia_smi):
     import re
 

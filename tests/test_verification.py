@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from attention_probe.beside_eager import write_both
 from harness.errors import ConfigError, RunError
-from harness.run_folder import JOURNAL, SESSION, pack
+from harness.receipts import hash_stored
+from harness.run_folder import JOURNAL, RECEIPT, SCORES, SESSION, pack, unpack
 from harness.verification import Settings, check, verifier, verify
+from harness.verification.measures import PUBLISHED, RANDOM_TOKENS, Bench
 from harness.verification.random_model import write_random_model
-from harness.verification.steps import PUBLISHED, Bench, Step, steps
+from harness.verification.sides import run_logged
+from harness.verification.steps import steps
 from tests.example_runs import GREEDY_RUN
 
 
@@ -33,6 +41,9 @@ def put_killed_run(bench, folder):
     session = json.loads(next(line for line in lines if f'"key":"{SESSION}1"' in line))
     lines.insert(702, json.dumps({**session, "key": f"{SESSION}2"}, separators=(",", ":")))
     (folder / "run" / JOURNAL).write_text("\n".join([*lines, ""]))
+    receipt = json.loads((folder / "run" / RECEIPT).read_text())
+    receipt["files"][JOURNAL] = hash_stored(folder / "run" / JOURNAL)
+    (folder / "run" / RECEIPT).write_text(json.dumps(receipt))
     (folder / "processes.json").write_text('{"gone_after_seconds": [0.4, 1.25]}')
 
 
@@ -51,13 +62,14 @@ def put_curves(bench, folder):
 
 
 def put_sides(bench, folder):
-    folder.mkdir()
-    mless = {"samples": 1500, "tokens": 30_000, "generation_seconds": 10.0, "wall_seconds": 40.0}
-    sides = {"mless": mless, "raw": {**mless, "generation_seconds": 9.5}}
-    sides["stock"] = {"generation_seconds": 11.0, "wall_seconds": 60.0}
-    (folder / "sides.json").write_text(json.dumps(sides))
+    put_run(bench, folder)
+    timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
+    raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
+    stock = {"generation_seconds": 1.1 * timing["generation_seconds"], "wall_seconds": 60.0}
+    (folder / "sides.json").write_text(json.dumps({"wall_seconds": 40.0, "raw": raw, "stock": stock}))
 
 
+UNMET = "logits: prompts with the same first token: 1, expected 2"
 MLESS = str(Path(sys.executable).with_name("mless"))
 PUT = {
     "demo": put_run,
@@ -69,20 +81,21 @@ PUT = {
 }
 
 
-@pytest.fixture(scope="module")
-def verified(tmp_path_factory):
-    """A verification whose steps left real files, measured elsewhere; deriving and checking are the real thing."""
-    folder = tmp_path_factory.mktemp("verify") / "folder"
+@pytest.fixture(scope="module", autouse=True)
+def made():
+    """The steps that need no engine; the files that others would measure were measured elsewhere, by real runs."""
     kept = [step for step in steps() if step.name in ("doctor", *PUT)]
-    fields = ("name", "title", "minutes", "derive")
-    made = [
-        Step(**{name: getattr(step, name) for name in fields}, measure=PUT.get(step.name, step.measure))
-        for step in kept
-    ]
+    some = tuple(replace(step, measure=PUT.get(step.name, step.measure)) for step in kept)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("harness.verification.verifier.steps", lambda: tuple(made))
-        unmet = verify(folder, Settings(model="demo"))
-    return folder, unmet
+        patched.setattr("harness.verification.verifier.steps", lambda: some)
+        yield some
+
+
+@pytest.fixture(scope="module")
+def verified(made, tmp_path_factory):
+    """A verification's folder, and what it says is not as expected."""
+    folder = tmp_path_factory.mktemp("verify") / "folder"
+    return folder, verify(folder, Settings(model="demo"))
 
 
 @pytest.fixture
@@ -99,7 +112,6 @@ def test_findings_are_those_of_the_files(verified):
     folder, unmet = verified
     table = found(folder, "demo")
     assert table["wo: accuracy"]["value"] == pytest.approx(86.8) and table["samples"]["value"] == 2000
-    assert table["verdicts that grading again changes"]["holds"] is True
     kill = {measure: finding["value"] for measure, finding in found(folder, "kill").items()}
     assert kill["samples safe when killed"] == 700 and kill["sessions"] == 2
     assert kill["completions that differ from the whole run's, of 2000"] == 0 and kill["last one gone after"] == 1.25
@@ -112,7 +124,7 @@ def test_findings_are_those_of_the_files(verified):
     share = speeds["its share of raw vLLM's speed"]
     assert (share["value"], share["holds"]) == (0.95, True)
     assert speeds["stock lm-eval at its best, generation"]["value"] == 1.1
-    assert unmet == ["First-token log-probabilities beside Hugging Face, float32"]
+    assert unmet == [UNMET]
 
 
 def test_the_page_shows_every_finding_and_what_did_not_hold(verified):
@@ -124,9 +136,10 @@ def test_the_page_shows_every_finding_and_what_did_not_hold(verified):
 
 
 def test_an_untouched_folder_is_derived_again(verified):
-    assert check(verified[0]) == []
+    assert check(verified[0]) == [UNMET], "nothing else"
     done = subprocess.run([MLESS, "verify", "--check", str(verified[0])], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith("every number derived again, none differs\n"), done.stderr
+    assert done.returncode == 2 and UNMET in done.stdout.splitlines(), done.stderr
+    assert "repeat-float32: not done: not done" in done.stdout, "the command knows all steps"
 
 
 def test_changed_numbers_and_files_are_named(copy):
@@ -134,10 +147,11 @@ def test_changed_numbers_and_files_are_named(copy):
     honest = json.dumps(record)
     record["steps"]["demo"]["findings"][0]["value"] = 99.0
     (copy / "verify.json").write_text(json.dumps(record))
-    assert check(copy) == ["demo: wo: accuracy: recorded 99.0, derived 86.8", "README.md is not what the record says"]
+    changed = "demo: wo: accuracy: recorded 99.0, derived 86.8"
+    assert check(copy) == [changed, UNMET, "README.md is not what the record says"]
     (copy / "verify.json").write_text(honest)
     sides = json.loads((copy / "throughput" / "sides.json").read_text())
-    sides["mless"]["generation_seconds"] = 5.0
+    sides["raw"]["generation_seconds"] *= 2
     (copy / "throughput" / "sides.json").write_text(json.dumps(sides))
     (copy / "logits" / "logprobs.json").unlink()
     (copy / "demo" / "new").write_text("")
@@ -148,43 +162,114 @@ def test_changed_numbers_and_files_are_named(copy):
     assert any(line.startswith("logits: cannot be derived: ") for line in wrong)
 
 
-def test_forged_verdicts_are_found_though_all_hashes_fit(copy):
-    """Somebody who changes verdicts, and the record with them, is betrayed by the completions."""
-    from harness.run_folder import SCORES, unpack
+def rehash(folder):
+    """Make all hashes fit, and the page: what somebody would do who forges."""
+    record = json.loads((folder / "verify.json").read_text())
+    record["files"] = verifier._hash_files(folder)
+    (folder / "verify.json").write_text(json.dumps(record))
+    (folder / "README.md").write_text(verifier.page(record))
 
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        (SCORES, '"verdict":"incorrect"', '"verdict":"correct"', "demo: its receipt speaks of another scores.jsonl"),
+        (SCORES, '"verdict":"incorrect"', '"verdict":"correct"', "demo: grading again changes 3 verdicts"),
+        (JOURNAL, '"completion":"', '"completion":"so ', "demo: its receipt speaks of another journal.jsonl"),
+        (JOURNAL, '"completion":"', '"completion":"so ', "kill: completions that differ from the whole run's, of 2000"),
+    ],
+)
+def test_forged_runs_are_found_though_all_hashes_of_the_folder_fit(copy, name, old, new, said):
     run = copy / "demo" / "run"
     unpack(run)
-    text = (run / SCORES).read_text()
-    assert '"verdict":"incorrect"' in text
-    (run / SCORES).write_text(text.replace('"verdict":"incorrect"', '"verdict":"correct"', 3))
+    text = (run / name).read_text()
+    assert text.count(old) >= 3
+    (run / name).write_text(text.replace(old, new, 3))
     pack(run)
+    rehash(copy)
+    assert any(line.startswith(said) for line in check(copy)), check(copy)
+
+
+def test_steps_that_were_cut_out_left_out_or_failed_are_named(copy):
     record = json.loads((copy / "verify.json").read_text())
-    record["files"] = verifier._hash_files(copy)
+    del record["steps"]["kill"]
+    record["steps"]["probe"] = {"title": "The probe", "skipped": "Not done."}
+    record["steps"]["demo"] = {"title": "The demo", "error": "boom"}
     (copy / "verify.json").write_text(json.dumps(record))
-    assert "demo: verdicts that grading again changes: recorded 0, derived 3" in check(copy)
+    rehash(copy)
+    wrong = check(copy)
+    assert wrong == [
+        "demo: not done: boom",
+        "kill: not done: not done",
+        UNMET,
+        "probe: left out, though this device can do it",
+    ]
 
 
-def test_a_verification_goes_on_where_it_was_and_keeps_its_settings(verified, copy, monkeypatch):
+@pytest.mark.parametrize("file", ["probe/curves.npz", "throughput/sides.json", "kill/processes.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}"])
+def test_files_that_hold_anything_are_named(copy, file, content):
+    (copy / file).write_bytes(content)
+    step = file.partition("/")[0]
+    assert any(line.startswith(f"{step}: cannot be derived: ") for line in check(copy))
+    (copy / "verify.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"holds no verification: verify.json cannot be read"):
+        check(copy)
+
+
+def test_a_verification_goes_on_where_it_was_and_keeps_its_settings(copy, made, monkeypatch):
     record = json.loads((copy / "verify.json").read_text())
     del record["steps"]["throughput"]["findings"]
     (copy / "verify.json").write_text(json.dumps(record))
-    kept = tuple(step for step in steps() if step.name in ("doctor", *PUT))
     done = []
 
     def measure(bench, folder):
         done.append(bench)
         put_sides(bench, folder)
 
-    redone = [replace(step, measure=measure) for step in kept]
-    monkeypatch.setattr("harness.verification.verifier.steps", lambda: tuple(redone))
-    verify(copy, Settings(model="demo"))
+    redone = tuple(replace(step, measure=measure) for step in made)
+    monkeypatch.setattr("harness.verification.verifier.steps", lambda: redone)
+    assert verify(copy, Settings(model="demo")) == [UNMET]
     assert [bench.data for bench in done] == ["demo"], "one step, with the bundled problems"
-    with pytest.raises(ConfigError, match=r"holds a verification with other settings: .*'limit': 3.* Choose another"):
+    with pytest.raises(ConfigError, match=r"begun with other settings, .* Changed: settings.limit: null -> 3. Choose"):
         verify(copy, Settings(model="demo", limit=3))
+    record["machine"]["vllm"] = "0.24.0"
+    (copy / "verify.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"other machine or with other versions. Changed: machine.vllm: \"0.24.0\""):
+        verify(copy, Settings(model="demo"))
     with pytest.raises(ConfigError, match=r"already holds files, and none is verify.json"):
         verify(GREEDY_RUN, Settings(model="demo"))
-    with pytest.raises(RunError, match=r"holds no verification: verify.json cannot be read"):
-        check(GREEDY_RUN)
+    with pytest.raises(ConfigError, match=r"--random-weights takes the place of --model demo"):
+        verify(copy, Settings(model="demo", random_weights=True))
+
+
+def test_a_step_that_fails_leaves_the_others_to_be_done(tmp_path, made, monkeypatch):
+    def fail(bench, folder):
+        raise KeyError("boom")
+
+    some = (replace(made[0], measure=fail), replace(made[1], derive=lambda folder: []))
+    monkeypatch.setattr("harness.verification.verifier.steps", lambda: some)
+    assert verify(tmp_path / "folder", Settings(model="demo")) == ["doctor: not done: KeyError: 'boom'"]
+
+
+def test_what_stops_us_stops_a_command_and_all_that_it_started(tmp_path):
+    code = "import subprocess, time; subprocess.Popen(['sleep', '300']); print('begun', flush=True); time.sleep(300)"
+    log = tmp_path / "log"
+
+    def sleeping():
+        alive = (process for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE)
+        return {process.pid for process in alive if process.name() == "sleep"}
+
+    def interrupt():
+        while not (log.exists() and "begun" in log.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    before = sleeping()
+    with pytest.raises(KeyboardInterrupt):
+        run_logged([sys.executable, "-c", code], log)
+    assert not sleeping() - before
 
 
 def test_random_weights_have_the_exact_shape_and_a_word_for_every_token(tmp_path):
@@ -205,7 +290,7 @@ def test_random_weights_replay_solutions_where_they_can(tmp_path):
         return Bench(folder=tmp_path, model="m", device="cuda", limit=None, random=True, **facts).changes(replay=True)
 
     assert "model.arguments.replay_solutions=true" in changes(replays=True)
-    assert "max_gen_toks=256" in changes(replays=False)
+    assert f"max_gen_toks={RANDOM_TOKENS}" in changes(replays=False)
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 _TOKEN = re.compile(r"\\boxed\s*\{|\\fbox\s*\{|\\[\\{}]|[{}]")
-_NOTHING = re.compile(  # blanks, TeX's spaces, and braces around them
-    r"(?:[\s~{}]|\\[ ,;:!>]|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])|\\hspace\*?\{[^{}]*\}"
-    r"|\\(?:boxed|fbox|text|mbox)(?=\s*\{))*"
+_NOTHING = re.compile(  # blanks, TeX's spaces, dots that stand for an answer, and braces and fonts around them
+    r"(?:[\s~{}$]|\.{2,}+|\\[ ,;:!>]|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
+    r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
+    r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*+"
 )
 _WHOLE = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}")
 THINK_START, THINK_END = "<think>", "</think>"

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,16 +27,22 @@ LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
 SHOW_SECONDS = 20
 """Between two looks at the log of a command that runs."""
+STOP_SECONDS = 20
+"""For a command to end by itself when it is told to."""
+LIMIT_SECONDS = 3600
+"""No command of a verification takes this long; one that does hangs."""
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
     """Run a command to its end, its output in a log file whose last line is shown now and then.
 
+    It has a process group of its own. Whatever stops us stops all of that: an engine must not stay behind.
+
     Returns:
         Wall seconds.
 
     Raises:
-        EngineError: it failed; the message has the end of its log.
+        EngineError: it failed, or took longer than `LIMIT_SECONDS`; the message has the end of its log.
     """
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -45,22 +53,37 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **QUIET, **(environment or {})},
+            start_new_session=True,
         )
         try:
             while process.poll() is None:
                 try:
                     process.wait(SHOW_SECONDS)
                 except subprocess.TimeoutExpired:
-                    say(f"{time.monotonic() - started:.0f} s: {(_tail(log).splitlines() or ['...'])[-1]}")
+                    seconds = time.monotonic() - started
+                    say(f"{seconds:.0f} s: {(_tail(log).splitlines() or ['...'])[-1]}")
+                    if seconds > LIMIT_SECONDS:
+                        raise EngineError(
+                            f"`{' '.join(command[1:5])} ...` took over {LIMIT_SECONDS // 60} minutes. {log} ends: "
+                            f"{_tail(log)}"
+                        ) from None
         except BaseException:
-            process.terminate()
-            process.wait()
+            stop_group(process)
             raise
     if process.returncode:
         raise EngineError(
             f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {_tail(log)}"
         )
     return time.monotonic() - started
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started with a group of its own, and all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
 
 
 def say(text: str) -> None:
