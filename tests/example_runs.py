@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,9 +17,10 @@ from harness.config import load_config
 from harness.evaluations import Evaluation
 from harness.grading import COLUMNS as GRADERS
 from harness.plan import make_plan
+from harness.receipts import hash_stored
 from harness.run import _generation_config, _session, execute, run_identity
-from harness.run_folder import RunFolder, unpack
-from harness.samples import Request, Sample, hash_setting
+from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, SESSION, RunFolder, read_prompts, unpack
+from harness.samples import Request, Sample, hash_prompts, hash_setting
 
 
 def _unpacked(folder: Path) -> Path:
@@ -33,6 +35,27 @@ def _unpacked(folder: Path) -> Path:
 ROOT = Path(__file__).resolve().parent.parent
 GREEDY_RUN = _unpacked(ROOT / "tests" / "greedy_run")
 """The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
+
+
+def small_run(folder: Path, problems: int = 25) -> Path:
+    """The first problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
+    shutil.copytree(GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
+    rows = read_prompts(folder)
+    kept = set(list(dict.fromkeys(row["doc"]["id"] for row in rows))[:problems])
+    rows = [row for row in rows if row["doc"]["id"] in kept]
+    changed = {"limit": problems, "prompts_sha256": hash_prompts(rows)}
+    header, *samples = map(json.loads, (folder / JOURNAL).read_text(encoding="utf-8").splitlines())
+    samples = [sample for sample in samples if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)]
+    first, *scores = map(json.loads, (folder / SCORES).read_text(encoding="utf-8").splitlines())
+    scores = [score for score in scores if score["key"] in {sample["key"] for sample in samples}]
+    for name, lines in ((PROMPTS, rows), (JOURNAL, [{**header, **changed}, *samples]), (SCORES, [first, *scores])):
+        text = "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+        (folder / name).write_text(text, encoding="utf-8")
+    receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
+    files = {name: hash_stored(folder / name) for name in receipt["files"]}
+    (folder / RECEIPT).write_text(json.dumps({**receipt, **changed, "problems": problems, "files": files}))
+    return folder
+
 
 CONFIG = {
     "name": "made",

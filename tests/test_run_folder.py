@@ -40,7 +40,7 @@ from harness.sample_log import find_logs
 from harness.samples import hash_setting
 from harness.tables import make_table
 from tests.conftest import needs_vllm
-from tests.example_runs import GREEDY_RUN
+from tests.example_runs import GREEDY_RUN, small_run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,11 +55,28 @@ def identity(plan):
     return run_identity(plan, plan.config.resolve_sampling({}))
 
 
+@pytest.fixture(scope="module")
+def regraded(tmp_path_factory):
+    run = small_run(tmp_path_factory.mktemp("small") / "demo")
+    assert regrade(run).endswith("0 verdicts changed")
+    return run
+
+
 @pytest.fixture
-def demo_run(tmp_path):
-    """A copy of the committed greedy run."""
-    shutil.copytree(GREEDY_RUN, tmp_path / "demo")
-    return tmp_path / "demo"
+def demo_run(regraded, tmp_path):
+    """A part of the committed greedy run, with lm-eval's files."""
+    return Path(shutil.copytree(regraded, tmp_path / "demo"))
+
+
+@pytest.fixture(scope="module")
+def finished(plan, tmp_path_factory):
+    return filled(plan, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def own_run(finished, tmp_path):
+    """A finished run of the plan."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def begun(path, identity, plan):
@@ -127,7 +144,6 @@ def test_samples_of_a_cpu_are_not_continued_on_a_gpu(plan, identity, tmp_path):
 
 
 def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
-    regrade(demo_run)
     files = json.loads((demo_run / RECEIPT).read_text())["files"]
     assert files == {name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files}
     assert set(files) == {JOURNAL, PROMPTS, SCORES}
@@ -308,45 +324,41 @@ def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path)
             RunFolder(tmp_path / "run", identity, plan.prompts)
 
 
-def test_a_sample_of_another_run_in_the_journal_is_refused(plan, tmp_path):
-    folder = filled(plan, tmp_path / "run")
-    with (folder / JOURNAL).open("a") as journal:
+def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
+    with (own_run / JOURNAL).open("a") as journal:
         journal.write('{"key":"0123","task":"demo_wo"}\n')
     with pytest.raises(JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"):
-        execute(plan, output=folder, quiet=True)
+        execute(plan, output=own_run, quiet=True)
 
 
 @pytest.mark.parametrize("lost", ["run.json", "samples_demo_wo_*.jsonl"])
-def test_what_a_kill_while_finishing_lost_is_made_again(plan, tmp_path, lost):
-    folder = filled(plan, tmp_path / "run")
-    (gone,) = folder.glob(lost)
+def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, lost):
+    (gone,) = own_run.glob(lost)
     gone.unlink()
-    execute(plan, output=folder, quiet=True)
-    assert len(list(folder.glob(lost))) == 1 and len(load_run(folder)) == 20
+    execute(plan, output=own_run, quiet=True)
+    assert len(list(own_run.glob(lost))) == 1 and len(load_run(own_run)) == 20
 
 
-def test_a_torn_receipt_is_made_again(plan, tmp_path):
-    folder = filled(plan, tmp_path / "run")
-    (folder / "run.json").write_text('{"tasks": [')
-    execute(plan, output=folder, quiet=True)
-    assert json.loads((folder / "run.json").read_text())["problems"] == 5
+def test_a_torn_receipt_is_made_again(plan, own_run):
+    (own_run / "run.json").write_text('{"tasks": [')
+    execute(plan, output=own_run, quiet=True)
+    assert json.loads((own_run / "run.json").read_text())["problems"] == 5
 
 
-def test_a_full_disk_while_finishing_is_told_and_mended(plan, tmp_path):
+def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
-    folder = filled(plan, tmp_path / "run")
-    (folder / "run.json").unlink()
+    (own_run / "run.json").unlink()
     code = (
         "import resource, sys; from pathlib import Path; from harness.run import finish\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
     )
-    largest = max(path.stat().st_size for path in folder.glob("samples_*.jsonl"))
-    command = [sys.executable, "-c", code, str(folder), str(largest - 1000)]
+    largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
+    command = [sys.executable, "-c", code, str(own_run), str(largest - 1000)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "JournalError" in done.stderr and "could not be written whole, probably for want of space" in done.stderr
-    assert not (folder / "run.json").exists(), "it does not count as finished"
-    execute(plan, output=folder, quiet=True)
-    assert len(load_run(folder)) == 20
+    assert not (own_run / "run.json").exists(), "it does not count as finished"
+    execute(plan, output=own_run, quiet=True)
+    assert len(load_run(own_run)) == 20
 
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
@@ -389,8 +401,7 @@ def test_shards_of_other_data_or_unfinished_ones_are_not_merged(plan, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
-def test_merged_shards_are_the_whole_run(plan, tmp_path):
-    whole = filled(plan, tmp_path / "whole")
+def test_merged_shards_are_the_whole_run(plan, finished, tmp_path):
     shards = []
     for index in (1, 2):
         part = make_plan(plan.config, limit=5, shard=Shard(index=index, count=2))
@@ -400,11 +411,11 @@ def test_merged_shards_are_the_whole_run(plan, tmp_path):
     with pytest.raises(JournalError, match=r"Missing: none, but one is given twice"):
         merge([*shards, shards[1]], tmp_path / "merged")
     with pytest.raises(JournalError, match=r"is no shard. Expected folders that `mless run --shard I/N` made"):
-        merge([whole], tmp_path / "merged")
+        merge([finished], tmp_path / "merged")
     merge([shards[1], shards[0]], tmp_path / "merged")
     merged = load_run(tmp_path / "merged")
-    assert merged.equals(load_run(whole))
-    assert read_identity(tmp_path / "merged") == read_identity(whole), "as if it had been run in one piece"
+    assert merged.equals(load_run(finished))
+    assert read_identity(tmp_path / "merged") == read_identity(finished), "as if it had been run in one piece"
     assert [s["shard"] for s in json.loads((tmp_path / "merged" / "run.json").read_text())["sessions"]] == [
         *("1/2", "1/2", "2/2", "2/2")
     ]
@@ -412,19 +423,19 @@ def test_merged_shards_are_the_whole_run(plan, tmp_path):
         merge(shards, tmp_path / "merged")
 
 
-def test_a_finished_run_is_not_run_again(plan, tmp_path, capsys):
-    folder = filled(plan, tmp_path / "run")
-    before = {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"}
-    execute(plan, output=folder, quiet=True)
+def test_a_finished_run_is_not_run_again(plan, own_run, capsys):
+    before = {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"}
+    execute(plan, output=own_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err
-    assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != ".lock"} == before
+    assert {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"} == before
 
 
-def test_regrading_the_example_changes_no_verdict(demo_run):
-    before = load_run(demo_run)
-    told = regrade(demo_run)
+def test_regrading_the_example_changes_no_verdict(tmp_path):
+    run = shutil.copytree(GREEDY_RUN, tmp_path / "demo")
+    before = load_run(run)
+    told = regrade(run)
     assert told.startswith(f"{len(before)} samples graded by version") and told.endswith("0 verdicts changed")
-    assert load_run(demo_run).equals(before)
+    assert load_run(run).equals(before)
 
 
 def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
