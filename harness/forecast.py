@@ -85,10 +85,9 @@ def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
     else:
         minutes = (requests * speed.tokens_each / speed.tokens_per_second + speed.load_seconds) / 60
         on = f" on {speed.devices[0]}" if speed.devices else ""
-        said.append(
-            f"about {max(1, math.ceil(minutes * max(1, len(speed.devices))))} {speed.unit} (as {speed.source}: "
-            f"{speed.tokens_per_second:,.0f} tokens/s{on})"
-        )
+        number = max(1, math.ceil(minutes * max(1, len(speed.devices))))
+        unit = speed.unit.removesuffix("s") if number == 1 else speed.unit
+        said.append(f"about {number} {unit} (as {speed.source}: {speed.tokens_per_second:,.0f} tokens/s{on})")
     return "; ".join(said)
 
 

@@ -23,10 +23,16 @@ from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, SESSION, RunFo
 from harness.samples import Request, Sample, hash_prompts, hash_setting
 
 
+def passing_folder() -> Path:
+    """A new folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="mless-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _unpacked(folder: Path) -> Path:
-    """A copy of a committed run that tests may read as plain JSON lines; it goes with this process."""
-    copy = Path(tempfile.mkdtemp(prefix="mless-tests-")) / folder.name
-    atexit.register(shutil.rmtree, copy.parent, ignore_errors=True)
+    """A copy of a committed run that tests may read as plain JSON lines."""
+    copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
     unpack(copy)
     return copy
@@ -38,12 +44,13 @@ GREEDY_RUN = _unpacked(ROOT / "tests" / "greedy_run")
 
 
 def small_run(folder: Path, problems: int = 25) -> Path:
-    """The first problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
+    """Some problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""
     shutil.copytree(GREEDY_RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
     rows = read_prompts(folder)
-    kept = set(list(dict.fromkeys(row["doc"]["id"] for row in rows))[:problems])
+    names = list(dict.fromkeys(row["doc"]["id"] for row in rows))
+    kept = set(names[:: len(names) // problems])
     rows = [row for row in rows if row["doc"]["id"] in kept]
-    changed = {"limit": problems, "prompts_sha256": hash_prompts(rows)}
+    changed = {"prompts_sha256": hash_prompts(rows)}
     header, *samples = map(json.loads, (folder / JOURNAL).read_text(encoding="utf-8").splitlines())
     samples = [sample for sample in samples if sample.get("problem_id") in kept or sample["key"].startswith(SESSION)]
     first, *scores = map(json.loads, (folder / SCORES).read_text(encoding="utf-8").splitlines())

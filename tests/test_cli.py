@@ -57,14 +57,14 @@ def test_tasks_prints_the_include_path(mless):
     assert mless("tasks").stdout.strip() == str(resources.folder("tasks"))
 
 
-def test_tasks_check_passes_for_the_bundled_model(mless):
-    done = mless("tasks", "--check", "--model", "demo")
+def test_tasks_check_passes_for_the_bundled_model(capsys, monkeypatch):
+    done = here(capsys, monkeypatch, "tasks", "--check", "--model", "demo")
     assert done.returncode == 0
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
     assert len(rows) == 12 and all(row[3] == row[2] and row[4] == row[5] == "0" and row[-1] == "same" for row in rows)
 
 
-def test_tasks_check_exits_2_on_a_violation(mless, tmp_path):
+def test_tasks_check_exits_2_on_a_violation(capsys, monkeypatch, tmp_path):
     from tests.conftest import build_tokenizer
 
     # a tokenizer without any merge splits `he`, so `mful` cannot be exact
@@ -74,13 +74,13 @@ def test_tasks_check_exits_2_on_a_violation(mless, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    done = mless("tasks", "--check", "--model", str(tmp_path))
+    done = here(capsys, monkeypatch, "tasks", "--check", "--model", str(tmp_path))
     assert done.returncode == 2
     assert "violation: mful, raw: the tokenizer splits the unit 'he': 55 units became 164 tokens" in done.stdout
 
 
-def test_dry_run_prints_the_plan_without_loading_a_model(mless, config):
-    done = mless("run", config(), "--dry-run", "--limit", "10")
+def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, config):
+    done = here(capsys, monkeypatch, "run", config(), "--dry-run", "--limit", "10")
     assert done.returncode == 0
     assert "requests  20" in done.stdout and "tokens    " in done.stdout
     assert "mless      raw     55" in done.stdout
@@ -131,10 +131,10 @@ def test_chat_without_a_template_is_refused(config, tmp_path, capsys, monkeypatc
     refused(done, "has no chat template, and the layout `chat` needs one")
 
 
-def test_a_used_output_folder_is_refused(mless, config, tmp_path):
+def test_a_used_output_folder_is_refused(capsys, monkeypatch, config, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("x")
-    refused_line = mless("run", config(), "--limit", "1", "--output", str(tmp_path / "full"))
+    refused_line = here(capsys, monkeypatch, "run", config(), "--limit", "1", "--output", str(tmp_path / "full"))
     assert refused_line.returncode == 2
     assert "already holds files" in refused_line.stderr.splitlines()[-1]
 

@@ -264,6 +264,7 @@ def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_r
     assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()
 
 
+@pytest.mark.slow
 def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval, tmp_path):
     arguments = f"model=demo,base_url=http://127.0.0.1:9/v1/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
     done = lm_eval(

@@ -93,6 +93,11 @@ def test_the_readme_shows_its_table():
     assert before == receipt and "w/ Mless" in shown
 
 
+@pytest.fixture(scope="module")
+def everything():
+    return load_run(EXAMPLE, replicates=True, rewordings=True)
+
+
 def test_a_mean_over_its_frame_is_the_accuracy_of_its_table(table):
     frame = load_run(EXAMPLE)
     shown = {row["condition"]: row["accuracy"] for row in table["rows"]}
@@ -111,8 +116,7 @@ def test_a_mean_over_its_frame_is_the_accuracy_of_its_table(table):
         ({"rewordings": True}, lambda frame: frame["replicate"] == 0),
     ],
 )
-def test_replicates_and_rewordings_are_loaded_on_request(options, kept):
-    everything = load_run(EXAMPLE, replicates=True, rewordings=True)
+def test_replicates_and_rewordings_are_loaded_on_request(everything, options, kept):
     loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
     assert 0 < len(loaded) < len(everything)
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
@@ -120,10 +124,9 @@ def test_replicates_and_rewordings_are_loaded_on_request(options, kept):
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
-def test_every_word_of_its_figures_is_on_the_page(width):
-    frame = load_run(EXAMPLE, replicates=True, rewordings=True)
-    edits = [name for name in frame["condition"].unique() if is_edit(name)]
-    table, kept = compare(frame, draws=1000, edits=edits), frame[~frame["condition"].isin(edits)]
+def test_every_word_of_its_figures_is_on_the_page(everything, width):
+    edits = [name for name in everything["condition"].unique() if is_edit(name)]
+    table, kept = compare(everything, draws=1000, edits=edits), everything[~everything["condition"].isin(edits)]
     splits = {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
     for kind, figure in drawn(table, splits, kept, width).items():
         assert not cut_off(figure), kind

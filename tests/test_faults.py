@@ -96,10 +96,9 @@ def gone(processes, seconds=30):
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(our_run, tmp_path):
+def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path):
     folder = tmp_path / "run"
     total = samples(our_run[0])
-
     run = start(folder, program=(sys.executable, "-c", FORKING), environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     family = descendants(run)
@@ -109,9 +108,15 @@ def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(ou
     first = samples(folder)
     assert 0 < first < total
     assert gone(family), "neither the engine nor a grader outlives the run"
+    finished(folder, our_run[0], sessions=2, left=total - first)
 
+
+@pytest.mark.slow
+def test_its_engine_killed_and_finished_it_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    total = samples(our_run[0])
     run = start(folder)
-    wait_for(run, folder, first + total // 4)
+    wait_for(run, folder, total // 4)
     (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
     engine.kill()
     killed = time.monotonic()
@@ -119,16 +124,20 @@ def test_killed_then_its_engine_killed_then_finished_it_has_the_same_verdicts(ou
     assert time.monotonic() - killed < 45, "vLLM alone would wait for ever"
     assert run.returncode == 2, told
     assert "mless: The engine process died in the middle of the run" in told.splitlines()[-1]
-    second = samples(folder)
-    assert first < second < total
+    kept = samples(folder)
+    assert 0 < kept < total
+    finished(folder, our_run[0], sessions=2, left=total - kept)
 
+
+def finished(folder, whole, *, sessions, left):
+    """The same command finishes the run, and it is as if it had never been stopped."""
     run = start(folder)
     _, told = run.communicate(timeout=300)
     assert run.returncode == 0, told
-    assert samples(folder) == total
-    assert verdicts(folder) == verdicts(our_run[0])
+    assert samples(folder) == samples(whole)
+    assert verdicts(folder) == verdicts(whole)
     receipt = json.loads((folder / "run.json").read_text())
-    assert len(receipt["sessions"]) == 3 and receipt["timing"]["samples"] == total - second
+    assert len(receipt["sessions"]) == sessions and receipt["timing"]["samples"] == left
 
 
 @pytest.mark.slow

@@ -20,9 +20,11 @@ from harness import load_run
 from harness.prompts import Segment, hash_text
 from harness.statistics import compare
 from harness.wording import signed
-from tests.example_runs import GREEDY_RUN
+from tests.example_runs import GREEDY_RUN, passing_folder, small_run
 from tests.test_cli import here, refused
 
+RUN = small_run(passing_folder() / "run", 125)
+"""Read by almost every test here, so it is small."""
 EXAMPLE = Path(__file__).resolve().parent.parent / "results" / "demo"
 FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 HOSTILE = (
@@ -34,13 +36,13 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def frame():
     """What the command looks at unless told otherwise: the first sample of everything, the baseline's first run."""
-    frame = load_run(GREEDY_RUN)
+    frame = load_run(RUN)
     return frame[(frame["replicate"] == 0) & (frame["sample_index"] == 0)]
 
 
 @pytest.fixture
 def flips(capsys, monkeypatch):
-    def run(*arguments, columns=80, path=GREEDY_RUN):
+    def run(*arguments, columns=80, path=RUN):
         monkeypatch.setenv("COLUMNS", str(columns))
         return here(capsys, monkeypatch, "flips", str(path), *arguments)
 
@@ -65,7 +67,7 @@ def write(folder, name, lines):
 def hostile(tmp_path_factory):
     """The demo run, but every completion is hostile and so are the wrong answers."""
     folder = tmp_path_factory.mktemp("hostile") / "run"
-    shutil.copytree(GREEDY_RUN, folder)
+    shutil.copytree(RUN, folder)
     samples, scores = read(folder, "journal.jsonl"), read(folder, "scores.jsonl")
     write(folder, "journal.jsonl", [{**line, "completion": HOSTILE} if "task" in line else line for line in samples])
     wrong = [{**line, "answer": HOSTILE} if line.get("verdict") == "incorrect" else line for line in scores]
@@ -119,9 +121,9 @@ def test_the_problems_shown_are_those_whose_verdict_changed(flips, frame, to, di
             assert entry["target"] == row["target"]
 
 
-def test_both_directions_are_shown_unless_one_is_asked_for(flips, frame):
-    both = [one for way in FLIPS for one in changed(frame, "random", way)]
-    entries = json.loads(flips("--to", "random", "--format", "json").stdout)
+def test_both_directions_are_shown_unless_one_is_asked_for(flips):
+    both = [one for way in FLIPS for one in changed(load_run(GREEDY_RUN), "random", way)]
+    entries = json.loads(flips("--to", "random", "--format", "json", path=GREEDY_RUN).stdout)
     assert len(both) > 2 and sorted(both) == sorted(entry["problem_id"] for entry in entries)
 
 
@@ -141,9 +143,9 @@ def test_subject_and_level_narrow_the_problems_and_their_counts(flips, frame):
 
 def test_a_wide_terminal_has_both_sides_beside_each_other_and_a_narrow_one_under_each_other(flips):
     arguments = ("--to", "mful", "--direction", "right_to_wrong")
-    entry, *others = json.loads(flips(*arguments, "--format", "json").stdout)
-    wide = flips(*arguments, columns=140).stdout.splitlines()[4:]
-    narrow = flips(*arguments, columns=70).stdout.splitlines()[4:]
+    entry, *others = json.loads(flips(*arguments, "--format", "json", path=GREEDY_RUN).stdout)
+    wide = flips(*arguments, path=GREEDY_RUN, columns=140).stdout.splitlines()[4:]
+    narrow = flips(*arguments, path=GREEDY_RUN, columns=70).stdout.splitlines()[4:]
     assert max(map(len, wide)) == 140 and max(map(len, narrow)) <= 70
     before, after = (re.escape(str(side["answer"])) for side in entry["sides"])
     head = rf"│ w/o  correct  answer {before} .*│ w/ Mful  {entry['sides'][1]['verdict']}  answer {after} .*│"
@@ -160,7 +162,7 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
     lines = flips("--to", "mless").stdout.splitlines()
     counts = {name.replace("_", " "): len(changed(frame, "mless", name)) for name in FLIPS}
     assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
-    row = compare(load_run(GREEDY_RUN), draws=1000).set_index("condition").loc["mless"]
+    row = compare(load_run(RUN), draws=1000).set_index("condition").loc["mless"]
     said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
     flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
     assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
@@ -178,7 +180,7 @@ def test_of_several_samples_each_count_says_how_it_counts(flips):
 
 def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(GREEDY_RUN, run)
+    shutil.copytree(RUN, run)
     journal = [line for line in read(run, "journal.jsonl") if not line.get("replicate")]
     scores = read(run, "scores.jsonl")
     graded = {line["key"]: line for line in scores if "key" in line}
@@ -197,7 +199,7 @@ def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tm
     told = f"{noise['aa_wrong_to_right']:g} wrong to right, {noise['aa_right_to_wrong']:g} right to wrong"
     assert lines[3] == f"wo against itself (A/A): {told}"
     assert lines[1:3] == flips("--to", "mless").stdout.splitlines()[1:3]
-    for one, other in zip(read_source(run).problems, read_source(GREEDY_RUN).problems, strict=True):
+    for one, other in zip(read_source(run).problems, read_source(RUN).problems, strict=True):
         assert {name: prompt.verdicts for name, prompt in one.prompts.items()} == {
             name: prompt.verdicts for name, prompt in other.prompts.items()
         }
@@ -219,7 +221,7 @@ def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(flips, fr
     path = tmp_path / "selection.json"
     done = flips("--to", "random", "--controls", "--save", str(path))
     assert done.stdout.endswith(f"\nselection  {path}\n")
-    source = read_source(GREEDY_RUN)
+    source = read_source(RUN)
     selection = Selection.load(path)
     assert selection.on_outcome and selection.criterion.flip == "changed"
     assert selection == select(source, Criterion(flip="changed", condition="random", controls=True))

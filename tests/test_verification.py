@@ -25,7 +25,7 @@ from harness.verification.measures import PUBLISHED, RANDOM_TOKENS, Bench
 from harness.verification.random_model import write_random_model
 from harness.verification.sides import run_logged
 from harness.verification.steps import steps
-from tests.example_runs import GREEDY_RUN, small_run
+from tests.example_runs import GREEDY_RUN, ROOT, small_run
 
 
 def put_run(bench, folder):
@@ -63,7 +63,7 @@ def put_curves(bench, folder):
 
 
 def put_sides(bench, folder):
-    put_run(bench, folder)
+    shutil.copytree(ROOT / "tests" / "greedy_run", folder / "run")  # its speed counts: it has over 1,000 samples
     timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
     raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
     stock = {"generation_seconds": 1.1 * timing["generation_seconds"], "wall_seconds": 60.0}
@@ -112,7 +112,7 @@ def found(folder, step):
 def test_findings_are_those_of_the_files(verified):
     folder, unmet = verified
     table = found(folder, "demo")
-    assert table["wo: accuracy"]["value"] == pytest.approx(80.0) and table["samples"]["value"] == 100
+    assert table["wo: accuracy"]["value"] == pytest.approx(76.0) and table["samples"]["value"] == 100
     kill = {measure: finding["value"] for measure, finding in found(folder, "kill").items()}
     assert kill["samples safe when killed"] == 70 and kill["sessions"] == 2
     assert kill["completions that differ from the whole run's, of 100"] == 0 and kill["last one gone after"] == 1.25
@@ -148,7 +148,7 @@ def test_changed_numbers_and_files_are_named(copy):
     honest = json.dumps(record)
     record["steps"]["demo"]["findings"][0]["value"] = 99.0
     (copy / "verify.json").write_text(json.dumps(record))
-    changed = "demo: wo: accuracy: recorded 99.0, derived 80.0"
+    changed = "demo: wo: accuracy: recorded 99.0, derived 76.0"
     assert check(copy) == [changed, UNMET, "README.md is not what the record says"]
     (copy / "verify.json").write_text(honest)
     sides = json.loads((copy / "throughput" / "sides.json").read_text())
