@@ -14,7 +14,7 @@ demo: .venv/installed
 	.venv/bin/mless figure configs/figures/flipped-demo.yaml -o results/bundled
 	.venv/bin/mless report results/bundled -o results/bundled/report.html
 
-# The committed example run, results/demo: generated where it is not whole (5 minutes on two cores; an interruption is
+# The committed example run, results/demo: generated where it is not whole (6 minutes on two cores; an interruption is
 # continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/demo
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --format
