@@ -69,7 +69,7 @@ def measure(*, small: bool = False) -> Figures:
         calls[name] = run_lm_eval(
             [f"math500_{condition}" for condition in conditions],
             MODEL_ARGUMENTS,
-            folder / name.replace(" ", "-"),
+            folder / "calls" / name.replace(" ", "-"),
             log,
             batch_size="auto" if name == BEST else "1",
             data="demo",

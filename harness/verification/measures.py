@@ -141,7 +141,7 @@ def _samples(run: Path) -> int:
 def measure_logits(bench: Bench, folder: Path) -> None:
     """First-token log-probabilities by vLLM and by Hugging Face."""
     written = folder / "logprobs.json"
-    command = [sys.executable, "-m", "harness.verification.sides", "logits", str(written)]
+    command = [sys.executable, "-m", "harness.verification", "logits", str(written)]
     command += [str(bench.config(PUBLISHED)), str(bench.at_most(PROMPTS)), *bench.changes()]
     run_logged(command, bench.log("logits"))
 

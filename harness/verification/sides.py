@@ -1,9 +1,9 @@
 """What `mless run` is measured against, each side in a process of its own: raw vLLM, stock lm-eval, Hugging Face.
 
-python -m harness.verification.sides raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
+python -m harness.verification raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
                                                                           requests; N problems, 0 for all
-python -m harness.verification.sides logits OUT CONFIG N [KEY=VALUE ...]  first-token log-probabilities of N prompts
-python -m harness.verification.sides lm_eval OUT run ARGUMENTS ...        lm-eval's own command line, timed
+python -m harness.verification logits OUT CONFIG N [KEY=VALUE ...]  first-token log-probabilities of N prompts
+python -m harness.verification lm_eval OUT run ARGUMENTS ...        lm-eval's own command line, timed
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def run_raw(
     Raises:
         EngineError: it failed.
     """
-    command = [sys.executable, "-m", "harness.verification.sides", "raw", str(written), str(config), str(limit or 0)]
+    command = [sys.executable, "-m", "harness.verification", "raw", str(written), str(config), str(limit or 0)]
     wall = run_logged([*command, *overrides], log)
     return {**json.loads(written.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2)}
 
@@ -152,7 +152,7 @@ def run_lm_eval(
 
     given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
     timed = folder / "seconds.json"
-    command = [sys.executable, "-m", "harness.verification.sides", "lm_eval", str(timed), "run", "--model", "vllm"]
+    command = [sys.executable, "-m", "harness.verification", "lm_eval", str(timed), "run", "--model", "vllm"]
     command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
     command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
     command += ["--limit", str(limit)] if limit else []
@@ -258,7 +258,3 @@ def main() -> None:
     config, number, *overrides = rest
     measure = {"raw": _generate_raw, "logits": _read_logprobs}[side]
     _write(Path(written), measure(Path(config), int(number), overrides))
-
-
-if __name__ == "__main__":
-    main()
