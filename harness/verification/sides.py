@@ -1,7 +1,7 @@
 """What `mless run` is measured against, each side in a process of its own: raw vLLM, stock lm-eval, Hugging Face.
 
 python -m harness.verification raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
-                                                                          requests; N problems, 0 for all
+                                                                    requests; N problems, 0 for all
 python -m harness.verification logits OUT CONFIG N [KEY=VALUE ...]  first-token log-probabilities of N prompts
 python -m harness.verification lm_eval OUT run ARGUMENTS ...        lm-eval's own command line, timed
 """
