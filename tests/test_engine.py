@@ -129,6 +129,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
     assert list(theirs["verdict"]) == list(renamed)
 
 
+@pytest.mark.slow
 def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
     flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]

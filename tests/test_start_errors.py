@@ -271,6 +271,7 @@ def engine_error(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, weightless, tmp_path):
     flags = ("--set", f"model.arguments.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
     done = mless("run", "demo.yaml", "--quiet", *flags)

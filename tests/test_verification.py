@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -255,23 +256,24 @@ def test_a_step_that_fails_leaves_the_others_to_be_done(tmp_path, made, monkeypa
 
 
 def test_what_stops_us_stops_a_command_and_all_that_it_started(tmp_path):
-    code = "import subprocess, time; subprocess.Popen(['sleep', '300']); print('begun', flush=True); time.sleep(300)"
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '300']).pid, flush=True); time.sleep(300)"
     log = tmp_path / "log"
 
-    def sleeping():
-        alive = (process for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE)
-        return {process.pid for process in alive if process.name() == "sleep"}
-
     def interrupt():
-        while not (log.exists() and "begun" in log.read_text()):
+        while not (log.exists() and log.read_text().endswith("\n")):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    before = sleeping()
     with pytest.raises(KeyboardInterrupt):
         run_logged([sys.executable, "-c", code], log)
-    assert not sleeping() - before
+    with suppress(psutil.NoSuchProcess):
+        started = psutil.Process(int(log.read_text()))
+        for _ in range(100):  # it was told to end, and takes a moment
+            if started.status() == psutil.STATUS_ZOMBIE:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"{started} goes on")
 
 
 def test_random_weights_have_the_exact_shape_and_a_word_for_every_token(tmp_path):
