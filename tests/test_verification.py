@@ -26,7 +26,10 @@ from harness.verification.measures import PUBLISHED, RANDOM_TOKENS, Bench
 from harness.verification.random_model import write_random_model
 from harness.verification.sides import run_logged
 from harness.verification.steps import steps
+from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, ROOT, small_run
+
+pytestmark = needs_vllm
 
 
 def put_run(bench, folder):
