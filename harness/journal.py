@@ -132,6 +132,12 @@ def is_stored(path: Path) -> bool:
     return path.is_file() or path.with_name(path.name + PACKED).is_file()
 
 
+def find_stored(folder: Path, pattern: str) -> list[Path]:
+    """The files that a glob pattern names, as they are or packed; by the names that they have unpacked."""
+    found = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
+
+
 @contextmanager
 def open_stored(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.journal import PACKED, is_stored
+from harness.journal import find_stored, is_stored
 from harness.run_folder import JOURNAL, RECEIPT
 
 RunPath = Path | dict[str, Path]
@@ -84,8 +84,8 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     """Whether a folder holds a finished run of ours, or lm-eval's logs."""
-    logs = (log for ending in ("", PACKED) for log in folder.glob(f"samples_*.jsonl{ending}"))
-    return (folder / RECEIPT).is_file() or (not is_stored(folder / JOURNAL) and any(logs))
+    logged = find_stored(folder, "samples_*.jsonl")
+    return (folder / RECEIPT).is_file() or (not is_stored(folder / JOURNAL) and bool(logged))
 
 
 def _folders(path: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 from harness.documents import document_prompt, hash_problem, is_ours
 from harness.errors import RunError
 from harness.forms import DocumentForm, GradeForm, LogLineForm, encodable, fit
-from harness.journal import PACKED, is_stored, open_stored
+from harness.journal import PACKED, find_stored, is_stored, open_stored
 from harness.prompts import Layout, Segment, hash_text, refuse_other_text
 from harness.task_results import TaskResults, read_results
 
@@ -272,8 +272,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def find_logs(folder: Path) -> list[Path]:
     """The sample logs in a folder, however deep; a packed one by the name that it has unpacked."""
-    found = (log for ending in ("", PACKED) for log in folder.rglob(f"samples_*.jsonl{ending}"))
-    return sorted({log.with_name(log.name.removesuffix(PACKED)) for log in found})
+    return find_stored(folder, "**/samples_*.jsonl")
 
 
 def _one_file(path: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.run_folder import JOURNAL, SESSION, read_samples, read_scores
+from harness.run_folder import JOURNAL, SESSION, read_prompts, read_samples, read_scores
 from harness.verification.measures import GONE_SECONDS
 
 CURVE_LIMIT = 1e-4
@@ -70,7 +70,6 @@ def derive_table(folder: Path) -> list[Finding]:
 def changed_verdicts(run: Path) -> int:
     """Samples of a run whose verdict is another one when their completion is graded again."""
     from harness.grading import GradeJob, GraderPool
-    from harness.run_folder import read_prompts
 
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(run)}
     scores, wrong = read_scores(run), 0

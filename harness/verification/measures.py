@@ -16,7 +16,15 @@ from typing import Any
 from harness import resources
 from harness.errors import EngineError
 from harness.run_folder import JOURNAL
-from harness.verification.sides import QUIET, run_lm_eval, run_logged, run_mless, run_raw
+from harness.verification.sides import (
+    QUIET,
+    mless_command,
+    run_lm_eval,
+    run_logged,
+    run_mless,
+    run_raw,
+    write_json,
+)
 
 PUBLISHED = "qwen2.5-math-1.5b-published"
 """The config of the study's own prompts."""
@@ -88,7 +96,7 @@ def measure_doctor(bench: Bench, folder: Path) -> None:
     """What `mless doctor` finds."""
     from harness.doctor import diagnose
 
-    _write(folder / "findings.json", [asdict(finding) for finding in diagnose(bench.model)])
+    write_json(folder / "findings.json", [asdict(finding) for finding in diagnose(bench.model)])
 
 
 def measure_demo(bench: Bench, folder: Path) -> None:
@@ -101,8 +109,7 @@ def measure_kill(bench: Bench, folder: Path) -> None:
     import psutil
 
     run, log = folder / "run", bench.log("kill")
-    command = [sys.executable, "-m", "harness.cli", "run", str(bench.config("demo")), "--quiet", "--output", str(run)]
-    command += ["--limit", str(bench.limit)] if bench.limit else []
+    command = mless_command(bench.config("demo"), run, limit=bench.limit)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -127,7 +134,7 @@ def measure_kill(bench: Bench, folder: Path) -> None:
             seconds.append(round(time.monotonic() - killed, 2))
         except psutil.TimeoutExpired:
             seconds.append(None)
-    _write(folder / "processes.json", {"gone_after_seconds": seconds})
+    write_json(folder / "processes.json", {"gone_after_seconds": seconds})
     run_mless(bench.config("demo"), run, bench.log("kill-continued"), limit=bench.limit)
 
 
@@ -205,7 +212,7 @@ def measure_throughput(bench: Bench, folder: Path) -> None:
             limit=bench.limit,
         )
         shutil.rmtree(folder / "stock")
-    _write(folder / "sides.json", figures)
+    write_json(folder / "sides.json", figures)
 
 
 def _engine_arguments(config: Path, changes: Sequence[str]) -> dict[str, Any]:
@@ -217,8 +224,3 @@ def _engine_arguments(config: Path, changes: Sequence[str]) -> dict[str, Any]:
     if device_type() == "cpu":
         fit_to_cpu(given, sampled=False)
     return given
-
-
-def _write(path: Path, figures: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

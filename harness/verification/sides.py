@@ -95,6 +95,13 @@ def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
 
 
+def mless_command(config: Path, output: Path, overrides: Sequence[str] = (), limit: int | None = None) -> list[str]:
+    """The command line of a quiet `mless run`."""
+    command = [sys.executable, "-m", "harness.cli", "run", str(config), "--quiet", "--output", str(output)]
+    command += [part for override in overrides for part in ("--set", override)]
+    return command + (["--limit", str(limit)] if limit else [])
+
+
 def run_mless(
     config: Path, output: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, Any]:
@@ -103,10 +110,7 @@ def run_mless(
     Raises:
         EngineError: it failed.
     """
-    command = [sys.executable, "-m", "harness.cli", "run", str(config), "--quiet", "--output", str(output)]
-    command += [part for override in overrides for part in ("--set", override)]
-    command += ["--limit", str(limit)] if limit else []
-    wall = run_logged(command, log)
+    wall = run_logged(mless_command(config, output, overrides, limit), log)
     receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
     return {**receipt["timing"], "wall_seconds": round(wall, 2)}
 
@@ -236,7 +240,7 @@ def _time_lm_eval(written: Path, arguments: list[str]) -> None:
         started = time.monotonic()
         completions = original(self, *args, **kwargs)
         seconds = round(time.monotonic() - started, 2)
-        _write(written, {"generation_seconds": seconds, "completions": len(completions)})
+        write_json(written, {"generation_seconds": seconds, "completions": len(completions)})
         return completions
 
     VLLM.generate_until = generate_until
@@ -244,9 +248,10 @@ def _time_lm_eval(written: Path, arguments: list[str]) -> None:
     cli_evaluate()
 
 
-def _write(path: Path, figures: Any) -> None:
+def write_json(path: Path, figures: Any) -> None:
+    """Write figures as JSON, and make the folder for them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -257,4 +262,4 @@ def main() -> None:
         return
     config, number, *overrides = rest
     measure = {"raw": _generate_raw, "logits": _read_logprobs}[side]
-    _write(Path(written), measure(Path(config), int(number), overrides))
+    write_json(Path(written), measure(Path(config), int(number), overrides))
