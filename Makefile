@@ -108,8 +108,8 @@ lock:
 
 # Train the bundled model again (about an hour on two cores).
 demo-model: .venv/installed
-	.venv/bin/python -m harness.demo.problems > problems.part && mv problems.part harness/demo/problems.jsonl
-	.venv/bin/python -m harness.demo.train --out harness/demo/model
+	.venv/bin/python -m tools.demo.problems > problems.part && mv problems.part harness/demo/problems.jsonl
+	.venv/bin/python -m tools.demo.train --out harness/demo/model
 
 wheel: .venv/installed
 	.venv/bin/python -m build

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.measures import ARRAYS, MEASURES
+from attention_probe.measure.definitions import ARRAYS, MEASURES
 from harness.errors import ConfigError
 
 

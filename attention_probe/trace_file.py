@@ -15,9 +15,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from attention_probe.measures import ARRAYS
+from attention_probe.measure.definitions import ARRAYS
 from harness.errors import JournalError
-from harness.journal import differences
+from harness.runs.journal import differences
 
 APPLICATION_ID, VERSION = 0x6D6C7373, 1
 MAGIC = b"SQLite format 3\0"

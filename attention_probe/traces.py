@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe import trace_file
-from attention_probe.measures import ARRAYS, MEASURES, Quantity
+from attention_probe.measure.definitions import ARRAYS, MEASURES, Quantity
 from attention_probe.trace import Trace, TraceEntry, TraceHeader
 from harness.errors import ConfigError, JournalError
 

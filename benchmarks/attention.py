@@ -50,10 +50,10 @@ def main() -> None:
 def ours(architecture: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from attention_probe.capture import capture
-    from attention_probe.decomposition import REGIONS
-    from attention_probe.loading import random_model
-    from attention_probe.memory import keep_freed_memory
+    from attention_probe.measure.decomposition import REGIONS
+    from attention_probe.model.capture import capture
+    from attention_probe.model.load_first_layers import random_model
+    from attention_probe.model.memory import keep_freed_memory
 
     keep_freed_memory()  # as `mless probe` does
     vocabulary = range(1000)

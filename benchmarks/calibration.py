@@ -28,7 +28,7 @@ from scipy.special import ndtri
 
 from benchmarks import calibration_page, report
 from benchmarks.runs import ROOT
-from harness.statistics import (
+from harness.analysis import (
     bootstrap_interval,
     difference_bounds,
     equivalence_p,

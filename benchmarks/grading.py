@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.datasets import Problem, load_demo, load_jsonl
+from harness.experiment.problems import Problem, load_demo, load_jsonl
 
 ANSWERS = 10_000
 TARGET_S = 2.5

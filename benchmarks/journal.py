@@ -79,10 +79,10 @@ def measure(*, small: bool = False) -> Figures:
 
 def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Append samples as a run does; microseconds for each, and memory at each of the sizes."""
-    from harness.datasets import load_demo
-    from harness.journal import Journal
-    from harness.samples import Request, Sample
-    from harness.sampling import Sampling
+    from harness.experiment.problems import load_demo
+    from harness.experiment.requests import Request, Sample
+    from harness.experiment.sampling import Sampling
+    from harness.runs.journal import Journal
 
     requests = [
         Request(
@@ -122,7 +122,7 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
 
 def open_journal(path: Path) -> dict[str, Any]:
     """Open a journal as a continued run does; seconds, and the memory that it holds from then on."""
-    from harness.journal import Journal
+    from harness.runs.journal import Journal
 
     before = _memory()
     started = time.perf_counter()
@@ -132,10 +132,10 @@ def open_journal(path: Path) -> dict[str, Any]:
 
 def plan_requests(count: int) -> dict[str, Any]:
     """Make the requests of a run with many samples a problem, and their keys."""
-    from harness.config import load_config
-    from harness.plan import make_plan
-    from harness.run import run_identity
-    from harness.samples import hash_setting
+    from harness.execution.run import run_identity
+    from harness.experiment.config import load_config
+    from harness.experiment.plan import make_plan
+    from harness.experiment.requests import hash_setting
 
     repeats = -(-count // (500 * len(CONDITIONS)))
     settings = ["sampling={temperature: 0.7, top_p: 0.95}", f"samples_per_problem={repeats}"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from harness import receipts
+from harness.runs import receipts
 
 Row = dict[str, Any]
 Figures = dict[str, Any]

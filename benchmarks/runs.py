@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.datasets import load_demo
+from harness.experiment.problems import load_demo
 from harness.verification.sides import run_mless
 
 ROOT = Path(__file__).resolve().parent.parent

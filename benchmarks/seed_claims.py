@@ -20,16 +20,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.curve import Definition, View
-from attention_probe.figure_config import PromptsConfig
+from attention_probe.analysis.curve import Definition, View
+from attention_probe.figures.config import PromptsConfig
 from attention_probe.probe import probe
-from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompt_choice import choose, open_source
-from attention_probe.spans import ROLES
+from attention_probe.prompts.choose_prompts import choose, open_source
+from attention_probe.prompts.token_roles import ROLES
+from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import work_folder
-from harness import receipts, resources
+from harness import resources
 from harness.errors import DataError, HarnessError
+from harness.runs import receipts
 from harness.verification.sides import say
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.report import Figures, row, section
 from benchmarks.runs import ROOT, work_folder, write_json
-from harness.journal import open_stored, read_journal
-from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES
+from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES
+from harness.runs.journal import open_stored, read_journal
 from harness.verification.sides import say
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each

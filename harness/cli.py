@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from harness.display.visible import visible
 from harness.errors import HarnessError, RunInterrupted
-from harness.visible import visible
 
 app = typer.Typer(
     name="mless",
@@ -51,9 +51,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
-    from harness.config import load_config
-    from harness.plan import Shard, make_plan
-    from harness.run import execute
+    from harness.execution.run import execute
+    from harness.experiment.config import load_config
+    from harness.experiment.plan import Shard, make_plan
 
     plan = make_plan(load_config(config, overrides or ()), limit=limit, shard=Shard.parse(shard) if shard else None)
     if dry_run:
@@ -69,7 +69,7 @@ def merge(
     output: Annotated[Path, typer.Option(help="The folder of the whole run; must not exist.")],
 ) -> None:
     """Make one run of its finished shards."""
-    from harness.merge import merge as merge_shards
+    from harness.execution.merge_shards import merge as merge_shards
 
     merge_shards(shards, output)
     _show(output)
@@ -80,7 +80,7 @@ def regrade(
     run: RunPath,
 ) -> None:
     """Grade and audit a finished run again, without a model; say which verdicts changed."""
-    from harness.regrade import regrade as regrade_run
+    from harness.execution.regrade import regrade as regrade_run
 
     typer.echo(regrade_run(run))
     _show(run)
@@ -91,7 +91,7 @@ def pack(
     run: RunPath,
 ) -> None:
     """Compress a run's files to a tenth or less, to commit or send them; every command reads them so."""
-    from harness.run_folder import pack as pack_run
+    from harness.runs.folder import pack as pack_run
 
     pack_run(run)
 
@@ -113,7 +113,7 @@ def table(
     ] = None,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
-    from harness.tables import Parts, make_table
+    from harness.display.table_pages import Parts, make_table
 
     parts = Parts(mediators=mediators, audit=audit, reference=reference)
     typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric, parts=parts))
@@ -129,7 +129,7 @@ def leaderboard(
     metric: Metric = None,
 ) -> None:
     """Many models, one row each: the primary contrast whole, the other conditions as bare differences."""
-    from harness.tables import make_leaderboard_page
+    from harness.display.table_pages import make_leaderboard_page
 
     typer.echo(make_leaderboard_page(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric))
 
@@ -148,7 +148,7 @@ def plot(
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
     """Draw accuracies, differences, flips and lengths: PNG, SVG, PDF, and the numbers as CSV."""
-    from harness.plots import make_plots
+    from harness.display.plots import make_plots
 
     files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin, metric=metric)
     typer.echo("\n".join(f"{path.suffix[1:]:<4} {path}" for path in files))
@@ -160,8 +160,8 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file.")] = Path("samples.parquet"),
 ) -> None:
     """Write a run's samples as one Parquet file, a row each, with the run's receipt in it."""
-    from harness.parquet import export_parquet
-    from harness.run_paths import locate_folder
+    from harness.runs.find_runs import locate_folder
+    from harness.runs.parquet import export_parquet
 
     typer.echo(f"{export_parquet(locate_folder(run), output):,} samples  {output}")
 
@@ -174,20 +174,20 @@ def tasks(
     model: Annotated[str, typer.Option(help="Model folder or hub name whose tokenizer --check uses.")] = "demo",
 ) -> None:
     """Print the path for lm-eval's --include_path; link, unlink or check the tasks."""
-    from harness import task_links
+    from harness.lm_eval_plugin import links
 
     if link + unlink + check > 1:
         raise HarnessError("Give one of --link, --unlink and --check, not several.")
     if link:
-        for path in task_links.link():
+        for path in links.link():
             typer.echo(path)
     elif unlink:
-        removed = task_links.unlink()
+        removed = links.unlink()
         typer.echo("\n".join(f"removed {path}" for path in removed) or "no links were there")
     elif check:
         _check_tasks(model)
     else:
-        typer.echo(task_links.include_path())
+        typer.echo(links.include_path())
 
 
 @app.command()
@@ -195,7 +195,7 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be had.")] = None,
 ) -> None:
     """Check the installation and name the fix for whatever fails."""
-    from harness.doctor import diagnose
+    from harness.verification.doctor import diagnose
 
     findings = diagnose(model)
     for finding in findings:
@@ -248,26 +248,26 @@ def fetch(
     pin: Annotated[Path | None, typer.Option(help="Also write the config with its revision pinned, here.")] = None,
 ) -> None:
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1."""
-    from harness.config import load_config
-    from harness.fetch import fetch as fetch_all
+    from harness.experiment.config import load_config
+    from harness.experiment.fetch import fetch as fetch_all
 
     for line in fetch_all(load_config(config, overrides or ()), pin=pin):
         typer.echo(line)
 
 
 def _show(folder: Path) -> None:
-    from harness.tables import make_table
+    from harness.display.table_pages import make_table
 
     typer.echo(make_table([str(folder)], lenient=True))
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
 
 
 def _check_tasks(name: str) -> None:
-    from harness.conditions import named_conditions
-    from harness.datasets import load_math500
-    from harness.documents import Model
-    from harness.prompt_checks import check_condition
-    from harness.prompts import Layout
+    from harness.experiment.conditions import named_conditions
+    from harness.experiment.documents import Model
+    from harness.experiment.problems import load_math500
+    from harness.experiment.prompt import Layout
+    from harness.experiment.token_checks import check_condition
 
     model = Model.from_arguments({"pretrained": name})
     assert model is not None

@@ -15,7 +15,7 @@ def folder(name: str) -> Path:
 
 def prompt_edits() -> Path:
     """The file of harmless prompt edits."""
-    return _PACKAGE / "prompt_edits.yaml"
+    return _PACKAGE / "experiment" / "rewordings.yaml"
 
 
 def demo_folder() -> Path:

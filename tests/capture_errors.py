@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from attention_probe.capture import Capture, capture
-from attention_probe.loading import LoadedModel
+from attention_probe.model.capture import Capture, capture
+from attention_probe.model.load_first_layers import LoadedModel
 
 VOCABULARY, LENGTH, PADDING = 97, 45, 13
 LAYERS = (0, 1, 2)

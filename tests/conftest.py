@@ -90,9 +90,9 @@ TEMPLATES = {
 
 def corpus() -> list[str]:
     """What the test tokenizers learn merges from; unspaced slashes are in it, so that merging is a real danger."""
-    from harness.conditions import SENTENCES
-    from harness.demo.problems import draw_problems
-    from harness.prompts import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+    from harness.experiment.conditions import SENTENCES
+    from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+    from tools.demo.problems import draw_problems
 
     texts = [f"{r['problem']}\n{r['solution']}\n\n" for _, r in itertools.islice(draw_problems(7), 1500)]
     texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES] * 30
@@ -188,7 +188,7 @@ def any_tokenizer(request: pytest.FixtureRequest):
 def demo_tokenizer():
     """The bundled model's tokenizer."""
     from harness import resources
-    from harness.tokenization import load_tokenizer
+    from harness.experiment.tokens import load_tokenizer
 
     return load_tokenizer(str(resources.demo_model()))
 

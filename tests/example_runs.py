@@ -13,14 +13,14 @@ import numpy as np
 import pandas
 import yaml
 
-from harness.config import load_config
-from harness.evaluations import Evaluation
+from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from harness.experiment.requests import Request, Sample, hash_prompts, hash_setting
 from harness.grading import COLUMNS as GRADERS
-from harness.plan import make_plan
-from harness.receipts import hash_stored
-from harness.run import _generation_config, _session, execute, run_identity
-from harness.run_folder import JOURNAL, PROMPTS, RECEIPT, SCORES, SESSION, RunFolder, read_prompts, unpack
-from harness.samples import Request, Sample, hash_prompts, hash_setting
+from harness.runs.evaluations import Evaluation
+from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, SESSION, RunFolder, read_prompts, unpack
+from harness.runs.receipts import hash_stored
 
 
 def passing_folder() -> Path:

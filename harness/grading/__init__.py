@@ -10,7 +10,7 @@ from harness.grading.audit import (
     as_text,
     disagreements,
 )
-from harness.grading.grade import GRADER_VERSION, Grade, Verdict, compare, grade, read
+from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, grade, read
 from harness.grading.pool import GradeJob, GraderPool
 
 __all__ = [

@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from harness.grading.authors_rule import authors_rule
-from harness.grading.extraction import first_box, last_box, visible_answer
-from harness.grading.grade import Grade, compare, read
+from harness.grading.boxes import first_box, last_box, visible_answer
+from harness.grading.grade_completion import Grade, compare, read
 
 LONGEST_EXACT_MATCH = 2000
 """Characters that lm-eval's normalisation is given; it is quadratic, and 50,000 take it about ten seconds."""

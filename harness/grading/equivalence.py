@@ -1,7 +1,7 @@
 """Are two answers the same? Shape first, then the values in it: exactly where possible, by sympy where not.
 
-The rules, each with examples, are in `tests/labelled_answers.yaml`. In short: `(1,2)`, `[1,2)` and `1,2` all differ;
-between brackets order counts, in a bare list or a set it does not, and every element counts; a unit, a name
+The rules, each with examples, are in `tests/data/labelled_answers.yaml`. In short: `(1,2)`, `[1,2)` and `1,2` all
+differ; between brackets order counts, in a bare list or a set it does not, and every element counts; a unit, a name
 (`x=`) or a percent sign may be left out but not be another one; a base may not be left out; nothing is rounded.
 """
 

@@ -31,8 +31,8 @@ from typing import IO, Any, get_args
 import harness
 from harness.errors import GraderError
 from harness.grading.audit import FILLS, STEPS, Audit, AuditJob
-from harness.grading.extraction import boxes_after_first, visible_answer
-from harness.grading.grade import GRADER_VERSION, Grade, Verdict, read
+from harness.grading.boxes import boxes_after_first, visible_answer
+from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, read
 
 DEADLINE_S = 3.0
 MEMORY_BYTES = 2**30

@@ -49,7 +49,7 @@ def main(memory_bytes: int, *, audits: bool = False) -> None:
 
 def _serve(request: Mapping[str, Any], replies: BinaryIO) -> None:
     from harness.grading.audit import AuditJob, is_prepared, prepare, run_step
-    from harness.grading.grade import compare
+    from harness.grading.grade_completion import compare
 
     if "steps" not in request:
         try:
@@ -100,7 +100,7 @@ def _silence_errors() -> None:
 def _warm_up(*, audits: bool) -> None:
     """Load sympy and its parser before the first job, so that no deadline pays for it."""
     importlib.import_module("latex2sympy2_extended")  # a broken installation must fail here, not in every comparison
-    from harness.grading.grade import compare
+    from harness.grading.grade_completion import compare
 
     if audits:
         from harness.grading.audit import prepare

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.run_folder import JOURNAL, SESSION, read_prompts, read_samples, read_scores
+from harness.runs.folder import JOURNAL, SESSION, read_prompts, read_samples, read_scores
 from harness.verification.measures import GONE_SECONDS
 
 CURVE_LIMIT = 1e-4
@@ -48,7 +48,7 @@ def derive_doctor(folder: Path) -> list[Finding]:
 
 def derive_table(folder: Path) -> list[Finding]:
     """Accuracies and differences of the step's run, as `mless table` has them, and its speed."""
-    from harness.tables import make_table
+    from harness.display.table_pages import make_table
 
     run = folder / "run"
     table = json.loads(make_table([str(run)], form="json"))
@@ -104,7 +104,7 @@ def _speed(run: Path) -> list[Finding]:
 
 def derive_kill(folder: Path) -> list[Finding]:
     """Processes that stayed, samples that were safe, completions that differ from the undisturbed run's."""
-    from harness.journal import read_journal
+    from harness.runs.journal import read_journal
 
     gone = _read(folder / "processes.json")["gone_after_seconds"]
     left = sum(seconds is None for seconds in gone)
@@ -147,7 +147,7 @@ def _compared(one: Path, other: Path) -> tuple[int, int, int]:
 
 def derive_logits(folder: Path) -> list[Finding]:
     """How far the two sides' log-probabilities are from each other."""
-    from harness.logit_check import LARGEST, MEAN, LogitCheck, Logprobs
+    from harness.verification.logit_check import LARGEST, MEAN, LogitCheck, Logprobs
 
     check = LogitCheck.of([Logprobs(**one) for one in _read(folder / "logprobs.json")["prompts"]])
     return [

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import resources
 from harness.errors import EngineError
-from harness.run_folder import JOURNAL
+from harness.runs.folder import JOURNAL
 from harness.verification.sides import (
     QUIET,
     mless_command,
@@ -94,7 +94,7 @@ class Bench:
 
 def measure_doctor(bench: Bench, folder: Path) -> None:
     """What `mless doctor` finds."""
-    from harness.doctor import diagnose
+    from harness.verification.doctor import diagnose
 
     write_json(folder / "findings.json", [asdict(finding) for finding in diagnose(bench.model)])
 
@@ -181,7 +181,7 @@ def measure_run(name: str) -> Callable[[Bench, Path], None]:
 def measure_probe(bench: Bench, folder: Path) -> None:
     """Average attention weights by the probe and by eager attention."""
     given = [str(bench.folder / PUBLISHED / "run"), str(folder / "curves.npz"), str(bench.at_most(PROMPTS))]
-    command = [sys.executable, "-m", "attention_probe.beside_eager", *given, str(LAYERS), bench.device or "cpu"]
+    command = [sys.executable, "-m", "attention_probe.capture_beside_eager", *given, str(LAYERS), bench.device or "cpu"]
     run_logged([*command, *filter(None, [bench.model])], bench.log("probe"))
 
 
@@ -217,8 +217,8 @@ def measure_throughput(bench: Bench, folder: Path) -> None:
 
 def _engine_arguments(config: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The model arguments that `mless run` gives to vLLM, for lm-eval's own backend."""
-    from harness.config import load_config
-    from harness.vllm_adapter import device_type, fit_to_cpu
+    from harness.engines.vllm import device_type, fit_to_cpu
+    from harness.experiment.config import load_config
 
     given = dict(load_config(config, changes).model_arguments())
     if device_type() == "cpu":

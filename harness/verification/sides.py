@@ -172,9 +172,9 @@ def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[st
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
 
-    from harness.config import load_config
-    from harness.plan import make_plan
-    from harness.vllm_adapter import engine_arguments, fit_to_cpu
+    from harness.engines.vllm import engine_arguments, fit_to_cpu
+    from harness.experiment.config import load_config
+    from harness.experiment.plan import make_plan
 
     plan = make_plan(load_config(config, overrides), limit=limit or None)
     sampling = plan.config.resolve_sampling(None)
@@ -213,10 +213,10 @@ def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[st
 
 def _read_logprobs(config: Path, prompts: int, overrides: Sequence[str]) -> dict[str, Any]:
     """The first prompts of a run through its engine and through Hugging Face."""
-    from harness.config import load_config
-    from harness.logit_check import read_logprobs
-    from harness.plan import make_plan
-    from harness.vllm_adapter import VLLMEngine
+    from harness.engines.vllm import VLLMEngine
+    from harness.experiment.config import load_config
+    from harness.experiment.plan import make_plan
+    from harness.verification.logit_check import read_logprobs
 
     plan = make_plan(load_config(config, overrides), limit=prompts)
     requests = list(plan.requests(plan.config.resolve_sampling({})))[:prompts]

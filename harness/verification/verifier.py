@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness import receipts
-from harness.datasets import load_math500
+from harness.engines.gpus import gpus
 from harness.errors import ConfigError, DataError, HarnessError, RunError
-from harness.gpus import gpus
-from harness.journal import differences
-from harness.run_folder import JOURNAL, RECEIPT, pack, write_whole
+from harness.experiment.problems import load_math500
+from harness.runs import receipts
+from harness.runs.folder import JOURNAL, RECEIPT, pack, write_whole
+from harness.runs.journal import differences
 from harness.verification.findings import changed_verdicts
 from harness.verification.measures import Bench
 from harness.verification.sides import say
@@ -60,8 +60,8 @@ def verify(folder: Path, settings: Settings) -> list[str]:
         ConfigError: the settings contradict each other, or the folder holds a verification with other settings, of
             another machine or other versions, or other files.
     """
-    from harness.run import termination_as_interrupt
-    from harness.vllm_adapter import device_type
+    from harness.engines.vllm import device_type
+    from harness.execution.run import termination_as_interrupt
 
     if settings.random_weights and settings.model is not None:
         raise ConfigError(f"--random-weights takes the place of --model {settings.model}: expected one. Leave one out.")

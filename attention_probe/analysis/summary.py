@@ -1,0 +1,77 @@
+"""A trace file in a screenful: where the heads look under each condition, and what the self-check found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attention_probe.analysis.averaging import aligned_curve, chosen_problems, shared_problems
+from attention_probe.analysis.curve import Definition
+from attention_probe.figures.config import leaves_out_first_token
+from attention_probe.traces import AttentionTraces
+
+MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other")
+
+
+def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
+    """One line a layer, head and condition: mean masses, and the highest point of the aligned curve.
+
+    Args:
+        traces: Where from.
+        heads: From 0; None for the mean over all heads, without a curve.
+        definition: Of the curve.
+
+    Raises:
+        ConfigError: there is no such head, or no problem has every condition.
+    """
+    import pandas
+
+    header = traces.header
+    problems = chosen_problems(traces, traces.conditions)
+    left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+    rows = []
+    for place, layer in enumerate(header.layers):
+        for head in [None] if heads is None else [header.check_head(head) for head in heads]:
+            for condition in traces.conditions:
+                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
+                for name in MASSES:
+                    values = traces.measure(name, condition, problems)[1][:, place]
+                    there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
+                    there = there if head is None else there[:, head]
+                    row[name] = float(there.mean()) if there.size else np.nan
+                if head is not None:
+                    curve = aligned_curve(
+                        traces,
+                        condition=condition,
+                        layer=layer,
+                        head=head,
+                        definition=definition,
+                        exclude_first=left_out,
+                        problem_ids=problems,
+                    )
+                    row["head"] = f"Head {head + 1}"
+                    if len(curve.x):
+                        peak = int(curve.mean.argmax())
+                        row |= {"peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
+                rows.append(row)
+    queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
+    title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"
+    if heads is not None:
+        over = f"{definition} queries" if header.queries == "prompt" else "the completion's"
+        title += f"; peak of the aligned curve ({over}{', first token left out' if left_out else ''}) and its position"
+    if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
+        title += f"; {controls} controls are in the file and left out here"
+    return "\n".join(
+        [title, *header.stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)]
+    )
+
+
+def told(checks: Mapping[str, Any]) -> str:
+    """The self-check in one line, and one for each thing that must be known of the architecture."""
+    names = {"eager_error": "eager", "identity_error": "Layer 1 identity", "dtype_error": "dtype"}
+    parts = [f"{name} {checks[key]:.1e}" for key, name in names.items() if checks.get(key) is not None]
+    read = f"{checks['bytes_read']:,} bytes read, {checks['keys_missing']} keys missing"
+    line = f"self-check (largest error): {', '.join(parts) or 'nothing to compare with'}; {read}"
+    return "\n".join([line, *(f"note: {notice}" for notice in checks.get("notices", ()))])

@@ -1,0 +1,337 @@
+"""One YAML is one figure: its panels are its rows (what is compared, how) times its heads (where it is measured)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
+
+from attention_probe.analysis.curve import Definition, View
+from harness.analysis.flips import CHANGED, CHANGES
+from harness.errors import ConfigError
+from harness.experiment.conditions import DEFAULT_SEED, named_conditions
+from harness.experiment.config import DatasetConfig
+from harness.experiment.prompt import Layout
+from harness.experiment.yaml_settings import explain, read_values
+
+BASELINE = "wo"
+"""The condition whose token positions the aligned curves use."""
+
+Colour = Literal["blue", "red", "green", "orange"]
+
+_COLOURS: tuple[Colour, ...] = ("blue", "red", "green", "orange")
+_FIRST_TOKEN_SINKS = ("llama", "gemma")
+"""Families whose first token takes most of the attention; the study leaves it out."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SeriesConfig(_Strict):
+    """One line of a panel: what the legend calls it, and its colour (left out: blue, red, green, orange in turn)."""
+
+    label: str = Field(min_length=1)
+    colour: Colour | None = None
+
+
+def _as_series(value: Any) -> Any:
+    """A series from its label alone."""
+    return {"label": value} if isinstance(value, str) else value
+
+
+class RowConfig(_Strict):
+    """What the panels of one row compare: one line a condition, in the order written.
+
+    `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
+    the lines. `definition` overrides the figure's.
+    """
+
+    view: View
+    series: dict[str, Annotated[SeriesConfig, BeforeValidator(_as_series)]] = Field(min_length=1)
+    x_limits: tuple[float, float] | None = None
+    legend: Literal["upper left", "upper right"] = "upper left"
+    region: str | None = "Meaningless tokens"
+    fill: bool = False
+    definition: Definition | None = None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Token positions shown: the study's 0 to 60 for aligned and 0 to 120 for full views unless told."""
+        return self.x_limits or ((0, 60) if self.view == "aligned" else (0, 120))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        low, high = self.limits
+        if not 0 <= low < high:
+            raise ValueError(f"x_limits must be two growing token positions from 0 up, got {[low, high]}")
+        if self.view == "full" and BASELINE in self.series:
+            raise ValueError(
+                f"view: full shows prompts with a filler, and {BASELINE!r} has none. Compare it in view: aligned"
+            )
+        return self
+
+
+class PromptsConfig(_Strict):
+    """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
+
+    `run` is a run folder of ours, an lm-eval output folder, or a sample log; `logs` are the sample logs of any task by
+    condition, `metric` what of theirs says right from wrong. The rest selects as `mless probe` does:
+    `flip` between `baseline` and `condition` is a selection on outcome, which the figure then says; `controls` adds
+    matched problems that did not flip.
+    """
+
+    run: Path | None = None
+    logs: dict[str, Path] | None = None
+    dataset: Literal["math500", "demo"] | DatasetConfig | None = None
+    metric: str | None = None
+    layout: Layout | None = None
+    instruction: str | None = None
+    n: int | None = Field(default=None, ge=1)
+    seed: int = DEFAULT_SEED
+    ids: tuple[str, ...] = ()
+    subject: str | None = None
+    level: int | None = None
+    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong", "changed"] | None = None
+    baseline: str = BASELINE
+    condition: str = "mless"
+    controls: bool = False
+    repeats: Literal["first", "majority", "any"] = "first"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
+            )
+        if self.flip and self.dataset is not None:
+            raise ValueError("`flip` selects by what a model answered: it needs `run` or `logs`, not `dataset`")
+        if self.controls and not self.flip:
+            raise ValueError("`controls` are matched to problems that flipped: they need `flip`")
+        return self
+
+
+class HeadConfig(_Strict):
+    """Where one column of panels is measured.
+
+    `layer` and `head` are indices from 0; `label` says the same for people, counting from 1. What is left out is the
+    figure's. `title` replaces "name label".
+    """
+
+    layer: StrictInt = Field(ge=0)
+    head: StrictInt = Field(ge=0)
+    label: str
+    title: str | None = None
+    name: str | None = None
+    model: str | None = None
+    architecture: Path | None = None
+    exclude_first_token: bool | None = None
+    prompts: PromptsConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        expected = f"Layer {self.layer + 1} Head {self.head + 1}"
+        if self.label != expected:
+            raise ValueError(
+                f"label counts from 1, layer and head from 0: expected {expected!r} for layer {self.layer}, "
+                f"head {self.head}, got {self.label!r}"
+            )
+        return self
+
+
+class BarsConfig(_Strict):
+    """Accuracy bars beside the panels: of finished runs, or of reference numbers, which the figure then says."""
+
+    title: str
+    conditions: tuple[str, ...] = Field(default=("wo", "mless", "mful"), min_length=1)
+    runs: tuple[Path, ...] = ()
+    reference: Path | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.runs) == (self.reference is not None):
+            raise ValueError("expected exactly one of `runs` and `reference`")
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What must be measured for some of a figure's panels: one model, its prompts, and what is looked at."""
+
+    model: str | None
+    architecture: Path | None
+    prompts: PromptsConfig
+    conditions: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel, everything resolved. `row` and `column` are its place in the grid, from 0."""
+
+    row: int
+    column: int
+    title: str
+    head: HeadConfig
+    shows: RowConfig
+    model: str | None
+    architecture: Path | None
+    prompts: PromptsConfig
+    definition: Definition
+
+    @property
+    def colours(self) -> dict[str, Colour]:
+        """The colour of each condition."""
+        pairs = enumerate(self.shows.series.items())
+        return {name: series.colour or _COLOURS[i % len(_COLOURS)] for i, (name, series) in pairs}
+
+    def excludes_first_token(self, model_type: str) -> bool:
+        """Whether the first token is left out: as written, else by the family (`model_type` of the HF config)."""
+        if self.head.exclude_first_token is not None:
+            return self.head.exclude_first_token
+        return leaves_out_first_token(model_type)
+
+
+class FigureConfig(_Strict):
+    """One figure.
+
+    `model` is a hub id, a folder or `demo`; `architecture` the file with its exact shape, for `--random-weights`.
+    """
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    seed_document: str | None = None
+    model: str | None = None
+    model_name: str | None = None
+    architecture: Path | None = None
+    prompts: PromptsConfig | None = None
+    definition: Definition = "common"
+    y_label: str = "Average attention weight"
+    exclude_first_token: bool | None = None
+    heads: tuple[HeadConfig, ...] = Field(min_length=1)
+    rows: tuple[RowConfig, ...] = Field(min_length=1)
+    bars: BarsConfig | None = None
+    note: str | None = None
+    output: Path = Path("results/figures")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for place, head in enumerate(self.heads):
+            if not (head.model or self.model or head.architecture or self.architecture):
+                raise ValueError(f"heads.{place}: needs `model` or `architecture`, here or for the whole figure")
+            prompts = head.prompts or self.prompts
+            if prompts is None:
+                raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
+            if prompts.flip in (*CHANGES, CHANGED) and not prompts.controls:
+                raise ValueError(
+                    f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
+                    "expected `controls: true` in `prompts`"
+                )
+            unknown = [name for name in self.conditions if name not in named_conditions()]
+            if prompts.dataset is not None and unknown:
+                raise ValueError(
+                    f"prompts built from a dataset know the conditions {', '.join(named_conditions())}, "
+                    f"got {', '.join(unknown)}. Take others from a `run`"
+                )
+        return self
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Every condition that must be measured, the baseline first."""
+        return tuple(dict.fromkeys((BASELINE, *(name for row in self.rows for name in row.series))))
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All panels, row by row."""
+        return tuple(
+            Panel(
+                row=row_place,
+                column=column,
+                title=head.title or " ".join(filter(None, [self._name(head), head.label])),
+                head=head.model_copy(update={"exclude_first_token": self._excludes(head)}),
+                shows=row,
+                model=head.model or self.model,
+                architecture=head.architecture or self.architecture,
+                prompts=head.prompts or self._prompts,
+                definition=row.definition or self.definition,
+            )
+            for row_place, row in enumerate(self.rows)
+            for column, head in enumerate(self.heads)
+        )
+
+    @property
+    def probes(self) -> dict[Probe, tuple[Panel, ...]]:
+        """What to measure, and the panels that it serves: panels of one model and one set of prompts share it."""
+        groups: dict[str, list[Panel]] = {}
+        for panel in self.panels:
+            key = f"{panel.model}|{panel.architecture}|{panel.prompts.model_dump_json()}"
+            groups.setdefault(key, []).append(panel)
+        return {
+            Probe(
+                model=first.model,
+                architecture=first.architecture,
+                prompts=first.prompts,
+                conditions=self.conditions,
+                layers=tuple(sorted({panel.head.layer for panel in panels})),
+                heads=tuple(sorted({panel.head.head for panel in panels})),
+            ): tuple(panels)
+            for panels in groups.values()
+            for first in panels[:1]
+        }
+
+    @property
+    def _prompts(self) -> PromptsConfig:
+        assert self.prompts is not None
+        return self.prompts
+
+    def _name(self, head: HeadConfig) -> str:
+        model = head.model or self.model or ""
+        return head.name or self.model_name or model.rstrip("/").rpartition("/")[2]
+
+    def _excludes(self, head: HeadConfig) -> bool | None:
+        return self.exclude_first_token if head.exclude_first_token is None else head.exclude_first_token
+
+
+_NESTED: Mapping[str, type[BaseModel]] = {
+    "heads": HeadConfig,
+    "rows": RowConfig,
+    "series": SeriesConfig,
+    "prompts": PromptsConfig,
+    "bars": BarsConfig,
+    "dataset": DatasetConfig,
+}
+
+
+def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
+    """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown, a label does not fit its index, or a value
+            does not fit.
+    """
+    values = read_values(path, "figures", FigureConfig, overrides)
+    try:
+        return FigureConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(path), FigureConfig, _NESTED)) from None
+
+
+def prompts_config(**values: Any) -> PromptsConfig:
+    """The prompts that a command's options describe.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    try:
+        return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(explain(error, "mless probe", PromptsConfig, _NESTED)) from None
+
+
+def leaves_out_first_token(model_type: str) -> bool:
+    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
+    return model_type.startswith(_FIRST_TOKEN_SINKS)

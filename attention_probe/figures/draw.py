@@ -1,0 +1,253 @@
+"""Draws a figure of curves as its config says, at the width of a column or a page, and writes its numbers beside it.
+
+Nothing here computes: what is drawn comes in as `Curve`s and a table of accuracies. Everything that qualifies the
+numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel (random
+weights, selected on outcome, reference numbers), counts and bands in the note below.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_probe.analysis.curve import Curve
+from attention_probe.figures.config import FigureConfig
+from attention_probe.figures.data import Bars, PanelCurves, figure_table
+from attention_probe.figures.layout import Width, columns, lay_out, make_room
+from harness.display.figures import plot_accuracy_bars, save_figure
+from harness.display.figures.style import PLAIN
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
+"""The seeds' colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
+
+DEFINITIONS = {"common": "common queries", "published": "published definition"}
+"""What the axis calls the two averages."""
+
+_EXPLAINED = {
+    "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
+    "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
+}
+_STAMP = "#b00020"
+_GLYPH = 0.56
+"""Width of an average letter, in font sizes."""
+
+
+def draw_figure(
+    config: FigureConfig, drawn: Sequence[PanelCurves], *, width: Width = "page", bars: Bars | None = None
+) -> Figure:
+    """The figure: rows times heads as in the study at page width, turned to fit a column at column width.
+
+    Args:
+        config: Titles, legends, limits, regions.
+        drawn: What each panel shows.
+        width: `page` is 7 inches, `column` 3.3.
+        bars: Accuracies for the config's bars.
+
+    Raises:
+        ConfigError: panels or bars of the config are missing from what is drawn.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    by_place = {(d.panel.row, d.panel.column): d for d in drawn}
+    expected = [(panel.row, panel.column) for panel in config.panels]
+    if sorted(by_place) != sorted(expected) or (config.bars is not None) != (bars is not None):
+        raise ConfigError(
+            f"Figure {config.name}: expected {len(expected)} panels{' and bars' if config.bars else ''}, "
+            f"got {len(by_place)}{' and bars' if bars else ''}. Measure what the config names."
+        )
+    size = 7.0 if width == "page" else 6.0
+    style: Any = _style(size)
+    with matplotlib.rc_context(style):
+        figure = Figure(layout="constrained")
+        places, bar_axes = lay_out(figure, config, width)
+        for place, axes in places.items():
+            _draw_panel(axes, by_place[place], size)
+        _label_axes(places, by_place, config, size, figure.get_figwidth())
+        if bars is not None and config.bars is not None and bar_axes is not None:
+            plot_accuracy_bars(bar_axes, bars.table, title=config.bars.title, font_size=size - 1)
+            _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars.reference else [], size)
+            bar_axes.legend(loc="upper right", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
+            bar_axes.tick_params(axis="x", labelsize=size - 1)
+        note = _note(config, [by_place[place] for place in expected], bars)
+        letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
+        figure.supxlabel(textwrap.fill(note, letters), x=0.01, ha="left", fontsize=size - 1, color="#444444")
+        make_room(figure, places, by_place, bar_axes)
+    return figure
+
+
+def write_figure(
+    config: FigureConfig,
+    drawn: Sequence[PanelCurves],
+    folder: Path,
+    *,
+    receipt: Mapping[str, Any],
+    width: Width = "page",
+    bars: Bars | None = None,
+) -> list[Path]:
+    """Draw the figure and write PNG, SVG and PDF, the receipt inside, and its numbers as one tidy CSV file."""
+    figure = draw_figure(config, drawn, width=width, bars=bars)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = config.name if width == "page" else f"{config.name}-column"
+    files = save_figure(figure, folder / stem, receipt, formats=("png", "svg", "pdf"), dpi=300)
+    table = folder / f"{stem}.csv"
+    figure_table(config, drawn, bars).to_csv(table, index=False)
+    return [*files, table]
+
+
+def _style(size: float) -> dict[str, Any]:
+    return {
+        "font.size": size,
+        "axes.titlesize": size,
+        "axes.labelsize": size,
+        "xtick.labelsize": size - 0.5,
+        "ytick.labelsize": size - 0.5,
+        "legend.fontsize": size - 0.5,
+        "axes.linewidth": 0.5,
+        "xtick.major.width": 0.5,
+        "ytick.major.width": 0.5,
+        "xtick.major.size": 2,
+        "ytick.major.size": 2,
+        "xtick.major.pad": 2,
+        "ytick.major.pad": 2,
+        "axes.labelpad": 2,
+        "legend.frameon": False,
+        "legend.borderaxespad": 0.2,
+        "legend.borderpad": 0.2,
+        "legend.handlelength": 1.2,
+        "legend.handletextpad": 0.4,
+        "legend.columnspacing": 1.0,
+        "legend.labelspacing": 0.2,
+        **PLAIN,
+    }
+
+
+def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
+    panel, shows = drawn.panel, drawn.panel.shows
+    if drawn.region is not None:
+        axes.axvspan(*drawn.region, color="#dedede", linewidth=0, zorder=0)
+    for place, curve in enumerate(drawn.curves):
+        colour = COLOURS[panel.colours[curve.condition]]
+        x, mean, low, high = _with_gaps(curve)
+        # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
+        thickness = 0.8 + 0.5 * (len(drawn.curves) - 1 - place)
+        axes.plot(x, mean, color=colour, linewidth=thickness, label=shows.series[curve.condition].label)
+        if shows.fill:
+            axes.fill_between(x, 0, mean, color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
+    dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
+    for curve in drawn.controls:
+        x, mean, *_ = _with_gaps(curve)
+        axes.plot(x, mean, color=COLOURS[panel.colours[curve.condition]], label="_control", **dashed)
+    if drawn.controls:
+        axes.plot([], [], color="#555555", label="not flipped (controls)", **dashed)
+    axes.set_xlim(*shows.limits)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _with_gaps(curve: Curve) -> NDArray[np.float64]:
+    """x, mean, low and high, [4, position]; NaN where there is no value, so that lines break there."""
+    x = np.arange(curve.x[0], curve.x[-1] + 1, dtype=np.float64)
+    spread = np.full((4, len(x)), np.nan)
+    spread[0] = x
+    for target, line in zip(spread[1:], (curve.mean, curve.low, curve.high), strict=True):
+        if line is not None:
+            target[curve.x - curve.x[0]] = line
+    return spread
+
+
+def _label_axes(
+    places: Mapping[tuple[int, int], Axes],
+    by_place: Mapping[tuple[int, int], PanelCurves],
+    config: FigureConfig,
+    size: float,
+    inches: float,
+) -> None:
+    """Titles, stamps and axis labels; a y label that the panel to the left has already is not said again."""
+    from matplotlib.ticker import MaxNLocator
+
+    for place, axes in places.items():
+        drawn = by_place[place]
+        letters = int(inches / columns(axes) * 72 / (_GLYPH * size))
+        _stamp(axes, drawn.panel.title, drawn.stamps, size)
+        left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
+        left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
+        said = f"({' and '.join(left_out)} left out)" if left_out else ""
+        words = ["Token position", *([said] if said else [])]
+        axes.set_xlabel((" " if len(" ".join(words)) < 0.8 * letters else "\n").join(words))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if letters > 38 else 3, steps=[1, 2, 4, 5, 10]))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+        left = [other for other, a in places.items() if _is_left_of(a, axes)]
+        if all(by_place[other].panel.definition != drawn.panel.definition for other in left):
+            axes.set_ylabel(f"{config.y_label}\n({DEFINITIONS[drawn.panel.definition]})")
+
+
+def _is_left_of(one: Axes, other: Axes) -> bool:
+    a, b = one.get_subplotspec(), other.get_subplotspec()
+    assert a is not None and b is not None
+    return a.rowspan == b.rowspan and a.colspan.start < b.colspan.start
+
+
+def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
+    """The title, and under it the stamps."""
+    axes.set_title(title, pad=3 + len(stamps) * (size + 0.5))
+    if stamps:
+        axes.annotate(
+            "\n".join(stamps),
+            (0.5, 1),
+            xycoords="axes fraction",
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=size - 0.5,
+            fontweight="bold",
+            color=_STAMP,
+            linespacing=1.0,
+        )
+
+
+def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None) -> str:
+    """What the numbers stand on, in sentences."""
+    sentences = []
+    counts = [d.prompts for d in drawn]
+    if len(set(counts)) > 1:
+        sentences.append(f"n = {', '.join(map(str, counts))} prompts (panels row by row).")
+    elif counts[0] == 1:
+        ids = dict.fromkeys(name for d in drawn for name in d.problems)
+        sentences.append(f"One prompt{': ' if ids else ''}{', '.join(ids)}.")
+    else:
+        sentences.append(
+            f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position shown."
+        )
+    if any(curve.low is not None for d in drawn for curve in d.curves):
+        sentences.append("Bands: 95 % bootstrap intervals over prompts.")
+    flips = dict.fromkeys(
+        d.panel.prompts.flip.replace("_", " ") for d in drawn if d.on_outcome and d.panel.prompts.flip
+    )
+    sentences += [f"Selected on outcome: {flip}." for flip in flips]
+    controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
+    if controls:
+        sentences.append(f"Dashed: {min(controls)} matched problem{'s' * (min(controls) > 1)} that did not flip.")
+    notes = [note for d in drawn for note in (d.note, *(c.note for c in (*d.curves, *d.controls))) if note]
+    sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
+    sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
+    if bars is not None and bars.reference:
+        sentences.append(f"Bars: {bars.reference}.")
+    elif bars is not None:
+        sentences.append(
+            f"Bars: {' to '.join(map(str, sorted({bars.table['n'].min(), bars.table['n'].max()})))} problems."
+        )
+    if config.note:
+        sentences.append(config.note)
+    return " ".join(sentences)

@@ -1,0 +1,125 @@
+"""A trace file as a report shows it: mean curves of one layer's heads, and the curves of single prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_probe.analysis.averaging import aligned_curves, chosen_problems
+from attention_probe.analysis.curve import Curve, Definition
+from attention_probe.figures.config import leaves_out_first_token
+from attention_probe.prompts.token_roles import ROLES
+from attention_probe.trace import Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
+from harness.display.report import AttentionFile, MeanCurve, PromptCurves
+
+_EXPLAINED = {
+    "common": "Mean attention that each token gets from later tokens of the prompt without filler (common queries).",
+    "published": "Mean attention that each token gets from all later tokens, inserted ones too (as published).",
+    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
+}
+
+
+def read_attention(
+    path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
+) -> AttentionFile:
+    """The curves of some heads of one layer, one by one and averaged over the problems that all conditions have.
+
+    Controls are in no average.
+
+    Args:
+        path: The trace file.
+        layer: From 0; the first that was recorded by default.
+        heads: From 0; all by default.
+        definition: Over which queries.
+
+    Raises:
+        JournalError: there is no such file, or it is damaged.
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
+    """
+    with AttentionTraces.open(path) as traces:
+        header = traces.header
+        layer = header.layers[0] if layer is None else layer
+        index = header.layer_index(layer)
+        chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
+        labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
+        left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+        shared = chosen_problems(traces, traces.conditions)
+        curves = [
+            aligned_curves(
+                traces,
+                condition=condition,
+                layer=layer,
+                heads=chosen,
+                definition=definition,
+                exclude_first=left_out,
+                problem_ids=shared,
+            )
+            for condition in traces.conditions
+        ]
+        prompts: list[PromptCurves] = []
+        for trace in traces.select():
+            weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, chosen]
+            if left_out:
+                weights[:, trace.original_pos == 0] = np.nan
+            prompts.append(_prompt(trace, weights))
+        return AttentionFile(
+            name=path.name,
+            model=str(header.fingerprint.get("name", header.model)),
+            layout=header.layout,
+            heads=labels,
+            notes=tuple(_notes(header, layer, definition, left_out)),
+            means=tuple(_mean(curve) for head in zip(*curves, strict=True) for curve in head),
+            prompts=tuple(prompts),
+            receipt=traces.receipt,
+        )
+
+
+def _mean(curve: Curve) -> MeanCurve:
+    """A curve where at least half of its prompts have a value."""
+    kept = 2 * curve.count >= curve.prompts
+    return MeanCurve(
+        head=curve.label,
+        condition=curve.condition,
+        x=tuple(curve.x[kept].tolist()),
+        mean=tuple(curve.mean[kept].tolist()),
+        low=None if curve.low is None else _listed(curve.low[kept]),
+        high=None if curve.high is None else _listed(curve.high[kept]),
+        prompts=curve.prompts,
+    )
+
+
+def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:
+    return PromptCurves(
+        problem_id=trace.problem_id,
+        condition=trace.condition,
+        prompt_sha256=trace.prompt_sha256,
+        tokens=trace.tokens,
+        roles=tuple(ROLES[role] for role in trace.roles.tolist()),
+        original_pos=tuple(trace.original_pos.tolist()),
+        values=tuple(_listed(head) for head in weights),
+    )
+
+
+def _listed(values: NDArray[np.floating]) -> tuple[float | None, ...]:
+    """Numbers, None for what is not defined."""
+    return tuple(None if value != value else float(value) for value in values.tolist())
+
+
+def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bool) -> list[str]:
+    """What a reader must be told."""
+    notes = [_EXPLAINED["completion" if header.queries == "completion" else definition]]
+    if left_out:
+        notes.append("The first token, which takes most of this model's attention, is left out; nothing is rescaled.")
+    if len(header.layers) > 1:
+        recorded = ", ".join(str(number + 1) for number in header.layers)
+        notes.append(f"Recorded were the layers {recorded}; shown is Layer {layer + 1}.")
+    if header.random_weights:
+        notes.append("Random weights: these curves say nothing about a trained model.")
+    if header.on_outcome:
+        notes.append("Selected on outcome: these problems were chosen by what became of them.")
+    notes.append("That inserted tokens take attention from the others is no finding: softmax guarantees it.")
+    return notes

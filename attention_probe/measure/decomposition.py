@@ -1,0 +1,129 @@
+"""What a filler does to a head, in numbers: where attention goes, and how the head's output changes.
+
+With o_wo, o_with and o_gap the head's output for one token without filler, with it, and without it but at the positions
+that the token has with it, m the attention on all that was inserted, and b what the inserted tokens add to the output:
+
+    o_with - o_wo  =  (o_gap - o_wo)  +  (-m o_gap)  +  b
+    the change        position shift     scale          bias
+
+Exactly so in the first layer, where every query and key depends on a token and its position alone; deeper layers
+leave a residual, as what stands below them has changed too.
+
+Source: the affine map of arXiv 2510.01032, section 3, and the identity that `self_check.identity_error` measures.
+"""
+
+from __future__ import annotations
+
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attention_probe.prompts.token_roles import ABSENT, TokenizedPrompt
+
+REGIONS = ("first", "instruction", "filler", "problem", "other", "inserted")
+"""Regions of keys. The first five share out the prompt; `inserted` is the filler with its separator."""
+
+
+def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
+    """Which tokens belong to which of REGIONS."""
+    first = np.arange(len(prompt)) == 0
+    named = [prompt.has_role(role) & ~first for role in REGIONS[1:4]]
+    other = ~np.logical_or.reduce([first, *named])
+    return torch.from_numpy(np.stack([first, *named, other, inserted_tokens(prompt)]))
+
+
+def inserted_tokens(prompt: TokenizedPrompt) -> NDArray[np.bool_]:
+    """Which tokens the prompt without filler does not have; a completion is not part of a prompt."""
+    absent: NDArray[np.bool_] = prompt.original_pos == ABSENT
+    return absent & ~prompt.has_role("completion")
+
+
+def mass_measures(
+    mass: Float[Tensor, "head query region"], entropy: Float[Tensor, "head query region"], *, filler_tokens: int
+) -> dict[str, Float[Tensor, " head"]]:
+    """Mean attention on each region over the given queries, and how evenly it lies within the filler.
+
+    Args:
+        mass: Of REGIONS, for the queries to average.
+        entropy: In nats, within each region.
+        filler_tokens: How many; 0 leaves out what only a filler has.
+    """
+    means = dict(zip(REGIONS, mass.mean(1).unbind(-1), strict=True))
+    found = {f"mass_{name}": means[name] for name in REGIONS[:5]}
+    found["lambda"] = 1 - means["inserted"]
+    if filler_tokens:
+        within = entropy[..., REGIONS.index("filler")].nanmean(1)
+        found["filler_entropy"] = within
+        if filler_tokens > 1:
+            found["filler_entropy_relative"] = within / math.log(filler_tokens)
+    return found
+
+
+def decompose(
+    *,
+    without: Float[Tensor, "head query head_dim"],
+    gap: Float[Tensor, "head query head_dim"],
+    with_filler: Float[Tensor, "head query head_dim"],
+    bias: Float[Tensor, "head query head_dim"],
+    mass: Float[Tensor, "head query"],
+) -> tuple[dict[str, Float[Tensor, " head"]], Float[Tensor, " head"]]:
+    """The parts of the change of a head's output, as means over the same queries, and the residual beside them.
+
+    Args:
+        without: Head outputs o_wo, before the output projection.
+        gap: o_gap.
+        with_filler: o_with.
+        bias: b, the inserted tokens' part of o_with.
+        mass: m, their attention.
+
+    Returns:
+        Measures by name, and |o_with - (1 - m) o_gap - b| / |o_with|, which is 0 in the first layer but for rounding.
+    """
+    scale = mass[..., None] * gap
+
+    def size(part: Tensor) -> Tensor:
+        return part.square().sum(-1).sqrt()
+
+    tiny = torch.finfo(without.dtype).tiny
+    original, shifted = size(without).clamp_min(tiny), size(gap).clamp_min(tiny)
+    measures = {
+        "position_shift": size(gap - without) / original,
+        "scale": size(scale) / original,
+        "bias": size(bias) / original,
+        # a query that sees nothing of what was inserted has no bias to point anywhere
+        "bias_cosine": (_direction(bias) * _direction(gap)).sum(-1).masked_fill(mass == 0, torch.nan),
+        "bias_relative_norm": size(bias) / shifted,
+    }
+    residual = size(with_filler - (gap - scale) - bias) / size(with_filler).clamp_min(tiny)
+    return {name: values.nanmean(1) for name, values in measures.items()}, residual.mean(1)
+
+
+def _direction(vectors: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+    """Vectors of length 1, in float64: b may be 1e-12 long, and torch's cosine takes anything below 1e-8 for longer."""
+    return torch.nn.functional.normalize(vectors.double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
+
+
+def value_measures(values: Float[Tensor, "kv_head token head_dim"], heads: int) -> dict[str, Float[Tensor, " head"]]:
+    """How alike the filler's value vectors are: mean cosine of two of them, and their effective rank.
+
+    Query heads that share a KV head get the same number. The effective rank is the exponential of the entropy of the
+    singular values' shares: 1 if all vectors point one way, at most the number of tokens.
+
+    Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
+    """
+    tokens = values.shape[1]
+    unit = _direction(values)
+    # the mean over ordered pairs of different tokens, from the length of the sum of the unit vectors
+    cosine = (unit.sum(1).square().sum(-1) - tokens) / max(tokens * (tokens - 1), 1)
+    shares = torch.linalg.svdvals(values.double())
+    shares = shares / shares.sum(-1, keepdim=True)
+    rank = torch.exp(torch.special.entr(shares).sum(-1))
+    repeats = heads // len(values)
+    found = {"filler_value_rank": rank.repeat_interleave(repeats).float()}
+    return found | ({"filler_value_cosine": cosine.repeat_interleave(repeats).float()} if tokens > 1 else {})

@@ -1,0 +1,309 @@
+"""The first layers run once, and their attention reduced while it runs.
+
+With our attention function (`attention_function`) where the architecture calls it; else with whole matrices from
+`output_attentions`, and said so.
+"""
+
+from __future__ import annotations
+
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from attention_probe.model.attention_function import ATTENTION, Done, OutOfReach, Pass
+from attention_probe.model.column_means import LayerCapture, Readout
+from attention_probe.model.eager_attention import run_eager, softmax_layers, switched_attention
+from harness.errors import ModelError, PromptMismatchError
+
+if TYPE_CHECKING:
+    from attention_probe.model.load_first_layers import LoadedModel
+    from attention_probe.model.token_table import TokenTable
+
+TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
+"""Model types whose capture the tests compare with eager attention."""
+
+ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
+"""What architectures call the non-linearity of their MLP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What one forward pass gave.
+
+    Attributes:
+        layers: By layer index, every layer asked.
+        activations: First MLP's activations, after the non-linearity and before the product with `up_proj`; None
+            unless asked.
+        eager: Whether the weights came from `output_attentions`, because the architecture never called ours.
+        notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
+    """
+
+    layers: Mapping[int, LayerCapture]
+    activations: Float[Tensor, "batch seq width"] | None
+    eager: bool
+    notices: tuple[str, ...]
+
+    def __getitem__(self, layer: int) -> LayerCapture:
+        return self.layers[layer]
+
+
+def capture(
+    loaded: LoadedModel,
+    token_ids: Int[Tensor, "batch seq"],
+    *,
+    layers: Iterable[int] | None = None,
+    attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
+    position_ids: Int[Tensor, "batch seq"] | None = None,
+    query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
+    key_regions: Bool[Tensor, "batch region seq"] | None = None,
+    entropy_regions: Iterable[int] | None = None,
+    output_region: int | None = None,
+    output: bool = False,
+    values: bool = False,
+    activations: bool = False,
+    eager: bool = False,
+    table: TokenTable | None = None,
+    chunk: int | None = None,
+) -> Capture:
+    """Run the prompts through the layers asked and keep what is asked of their attention.
+
+    Args:
+        loaded: The truncated model.
+        layers: Indices, of those loaded; None for all that were asked when loading.
+        token_ids: Vocabulary ids; what stands at padding is not looked at.
+        attention_mask: 1 for a token, 0 for padding, on either side; None if there is none.
+        position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
+        query_sets: Sets of queries whose mean is taken; None for one set of all queries.
+        key_regions: Regions of keys whose mass is taken; None for none.
+        entropy_regions: Regions whose entropy is taken; None for all.
+        output_region: Region whose part of each head's output is kept.
+        output: Keep each head's whole output.
+        values: Keep the value vectors.
+        activations: Keep the first MLP's activations.
+        eager: Use `output_attentions` even where ours is called, for comparison.
+        table: Look the first layer's projections up instead of computing them.
+        chunk: Queries to a block; None for what fits the caches.
+
+    Raises:
+        ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
+            no activations to give.
+        PromptMismatchError: a prompt is longer than the model's context.
+        ValueError: shapes do not fit each other.
+    """
+    model = loaded.model
+    token_ids = token_ids.to(model.device)
+    batch, length = token_ids.shape
+    real = _real_positions(token_ids, attention_mask)
+    usual = (real.long().cumsum(-1) - 1).clamp_min(0)
+    positions = usual if position_ids is None else position_ids.to(model.device)
+    if not takes_positions(loaded) and not torch.equal(positions[real], usual[real]):
+        raise ModelError(
+            f"{_name(model)} counts positions itself, so they cannot be shifted, and without that there is no position "
+            "gap. Leave out --decompose for this model."
+        )
+    refuse_long_prompt(loaded, int(positions[real].max()) + 1)
+    everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
+    regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
+    readout = Readout(
+        real=real,
+        query_sets=everything if query_sets is None else query_sets.to(model.device),
+        key_regions=regions,
+        entropy_regions=frozenset(range(regions.shape[1]) if entropy_regions is None else entropy_regions),
+        output_region=output_region,
+        output=output,
+        values=values,
+    )
+    state = Pass(
+        readout=readout,
+        regions=readout.regions(),
+        layers=tuple(sorted(loaded.layers if layers is None else layers)),
+        chunk=chunk,
+        activations_asked=activations,
+    )
+    # Padding becomes a copy of a token that is there: its row is loaded, and nothing looks at it.
+    first_token = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
+    # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
+    inputs: dict[str, Any] = {
+        "input_ids": loaded.rows(token_ids.where(real, first_token)),
+        "attention_mask": real.long(),
+        "position_ids": positions,
+        "use_cache": False,
+    }
+    looked_up = nullcontext() if table is None else table.replacing_projections(loaded, inputs["input_ids"])
+    with torch.inference_mode(), _hooked(loaded, state), looked_up:
+        reached = not eager and _run_registered(model, inputs, state)
+        if not reached:
+            run_eager(loaded, inputs, state)
+    _refuse_missing(loaded, state)
+    _refuse_not_finite(loaded, state)
+    return Capture(
+        layers=state.recorded,
+        activations=state.activations,
+        eager=not reached,
+        notices=_notices(model, fell_back=not reached and not eager),
+    )
+
+
+def _real_positions(token_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Which positions hold a token."""
+    if attention_mask is None:
+        return torch.ones_like(token_ids, dtype=torch.bool)
+    if attention_mask.shape != token_ids.shape or not bool(attention_mask.any(-1).all()):
+        raise ValueError(
+            f"attention_mask must be {list(token_ids.shape)}, as token_ids, with a token in every row; got "
+            f"{list(attention_mask.shape)}."
+        )
+    return attention_mask.to(token_ids.device).bool()
+
+
+def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt") -> None:
+    """Raise PromptMismatchError if `what`, which has so many tokens, is longer than the model's context."""
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    if context is not None and length > context:
+        raise PromptMismatchError(
+            f"{what} reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
+            "problem out, or use a model with a longer context."
+        )
+
+
+def takes_positions(loaded: LoadedModel) -> bool:
+    """Whether the model can be told other positions than the usual ones: ALiBi counts them from the mask."""
+    accepted = inspect.signature(loaded.model.forward).parameters
+    return "position_ids" in accepted and not getattr(loaded.model.config, "alibi", False)
+
+
+def _refuse_missing(loaded: LoadedModel, state: Pass) -> None:
+    missing = [layer for layer in state.layers if layer not in state.recorded]
+    if not missing:
+        return
+    having = softmax_layers(loaded.config)
+    ask = f"ask for layers that have it, such as {having[0]}" if having else "ask for others, or another model"
+    raise ModelError(
+        f"{_name(loaded.model)} gave no attention weights for layer index {missing}, expected {list(state.layers)}. "
+        f"These layers have no softmax attention that Hugging Face shows: {ask}."
+    )
+
+
+def _refuse_not_finite(loaded: LoadedModel, state: Pass) -> None:
+    """Raise for NaN or infinity in what is kept: a mean over some heads or prompts would hide it, or spread it."""
+    for layer, kept in sorted(state.recorded.items()):
+        heads = kept.not_finite(state.readout.real)
+        if not heads:
+            continue
+        weights = loaded.model.state_dict().items()
+        broken = next((name for name, tensor in weights if not bool(tensor.isfinite().all())), None)
+        what = (
+            f"its {broken} holds NaN or infinity" if broken else "its weights are finite, so the computation overflows"
+        )
+        dtype = str(loaded.model.dtype).removeprefix("torch.")
+        if dtype != "float32":
+            advice = "Probe with --dtype float32; if that refuses too, fetch the checkpoint again."
+        else:
+            advice = "Fetch the checkpoint again." if broken else "This model cannot be probed."
+        raise ModelError(
+            f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head index "
+            f"{heads}, expected numbers. In {dtype} {what}. {advice}"
+        )
+
+
+def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
+    """One pass with our functions; False if the architecture does not call them, or not with what they need."""
+    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
+        return False
+    with switched_attention(model, ATTENTION) as granted:
+        if not granted:
+            return False
+        try:
+            model(**inputs, capture=state)
+        except Done:
+            return True
+        except OutOfReach:
+            return False
+    return False
+
+
+@contextmanager
+def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
+    """Record the first MLP's activations, if they are asked."""
+    if not state.activations_asked:
+        yield
+        return
+
+    def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
+        state.activations = per_token(result, state.readout.real)
+        state.stop_if_done()
+
+    handle = _activation(loaded).register_forward_hook(record)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def per_token(output: Tensor, tokens: Shaped[Tensor, "batch seq"]) -> Float[Tensor, "batch seq width"]:
+    """A module's output by prompt and token: some architectures lay all tokens in one row, or add an axis of one.
+
+    Raises:
+        ModelError: it is not one vector a token.
+    """
+    if output.shape[:-1].numel() != tokens.numel():
+        raise ModelError(
+            f"A module of the first layer gives {list(output.shape)} for {list(tokens.shape)} tokens, expected one "
+            "vector for each. Leave out --activations for this model, and use no token table."
+        )
+    return output.reshape(*tokens.shape, -1)
+
+
+def _activation(loaded: LoadedModel) -> nn.Module:
+    """The non-linearity of the first layer's MLP: a module of its own in every dense Hugging Face decoder.
+
+    Raises:
+        ModelError: there is none, or there are several, as in mixtures of experts.
+    """
+    named: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
+    found = [
+        module
+        for name, module in named.items()
+        if name.split(".")[-1] in {"act_fn", "activation_fn", "act", "gelu_impl"}
+    ]
+    experts = any("expert" in name for name in named)
+    if experts or len(found) != 1:
+        what = "a mixture of experts" if experts else f"{len(found)} activations"
+        raise ModelError(
+            f"The first MLP of {loaded.name} has no single activation: expected a dense MLP, got {what}. Leave out "
+            "--activations for this model."
+        )
+    return found[0]
+
+
+def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
+    """What must be said about how the numbers were had."""
+    said = []
+    if model.config.model_type not in TESTED:
+        said.append(
+            f"{model.config.model_type} is not among the tested architectures ({', '.join(sorted(TESTED))}): capture "
+            "was attempted, and "
+            + (
+                "there is no second attention to compare it with."
+                if fell_back
+                else "only its self-check against eager attention vouches for it."
+            )
+        )
+    if fell_back:
+        said.append(
+            f"{_name(model)} does not call the registered attention function: weights are from output_attentions on "
+            "the truncated model, and memory grows with the square of the prompt."
+        )
+    return tuple(said)
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__

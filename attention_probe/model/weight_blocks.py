@@ -1,0 +1,127 @@
+"""Attention weights of a few queries at a time, with the mask kept as a rule.
+
+Neither the weights nor the mask of a whole prompt are ever there: both are squares of its length.
+"""
+
+from __future__ import annotations
+
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers.masking_utils import sdpa_mask
+
+from attention_probe.model.column_means import blocks
+from harness.errors import ModelError
+
+BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""How large a block of weights may get before fewer queries share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalMask:
+    """Which keys each query may see, as a rule: a stored mask would be a square.
+
+    Attributes:
+        plain: Whether every query sees everything before it, so that there is no rule to evaluate.
+        window: Keys this far back or further are never seen; None if there is no limit.
+        rule: Gives a block of the boolean mask for `q_length`, `q_offset`, `kv_length` and `kv_offset`.
+    """
+
+    plain: bool
+    window: int | None
+    rule: Callable[..., Tensor]
+
+    def block(self, queries: slice, keys: slice) -> Bool[Tensor, "batch 1 q k"]:
+        """Who sees whom within a block."""
+        return self.rule(
+            q_length=queries.stop - queries.start,
+            q_offset=queries.start,
+            kv_length=keys.stop - keys.start,
+            kv_offset=keys.start,
+        )
+
+
+def causal_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **arguments: Any,
+) -> CausalMask:
+    """The registered mask function: Hugging Face's own rule, not yet evaluated.
+
+    Raises:
+        ModelError: queries may see later keys.
+    """
+    kept = {
+        name: arguments[name] for name in ("batch_size", "mask_function", "use_vmap", "device") if name in arguments
+    }
+    rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
+    # Padding on the right comes after every real query; what padding itself attends to is never looked at.
+    late_padding = attention_mask is None or not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
+    plain = allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
+    mask = CausalMask(plain=plain, window=local_size, rule=rule)
+    if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
+        raise ModelError(
+            "This model lets tokens see later ones, and the probe is for causal language models. Choose a causal one."
+        )
+    return mask
+
+
+def weight_blocks(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    mask: CausalMask,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " head"] | None,
+    size: int,
+) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
+    """Attention weights of `size` queries at a time, over the keys up to the last of them; each overwrites the last.
+
+    Queries are grouped by the KV head that they share, so that keys are never repeated.
+    """
+    batch, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    flat_key = key.reshape(batch * kv_heads, length, head_dim)
+    buffer = query.new_empty(batch * heads * min(size, length) * length)
+    lowest = torch.finfo(torch.float32).min  # not -inf: a row of padding, which sees nothing, must stay finite
+    for queries in blocks(length, size):
+        count = queries.stop - queries.start
+        first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
+        keys = slice(first, queries.stop)
+        span = keys.stop - keys.start
+        scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
+        grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
+        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        scores = scores.view(batch, heads, count, span).float()
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        visible = None
+        if mask.plain:
+            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(1)
+        else:
+            visible = mask.block(queries, keys)
+            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(~visible, lowest)
+        if sinks is not None:
+            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+            weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+        else:
+            weights = torch.softmax(scores, -1, out=scores)
+        yield queries, keys, weights, visible
+
+
+def block_size(row: int, device: torch.device) -> int:
+    """Queries to a block, so that a block of `row` float32 weights each stays within its bounds."""
+    most = 64 if device.type == "cpu" else 1024
+    return max(16, min(most, BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"]) // (4 * row)))

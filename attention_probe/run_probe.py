@@ -1,0 +1,277 @@
+"""The probe: chosen prompts through the first layers once, a trace of each appended to one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attention_probe.measure.decomposition import inserted_tokens
+from attention_probe.measure.measure import Measurement, measure_group
+from attention_probe.model.capture import capture, refuse_long_prompt, takes_positions
+from attention_probe.model.load_first_layers import LoadedModel, check_heads
+from attention_probe.model.self_check import curve_error, eager_error, identity_error
+from attention_probe.model.token_table import TokenTable
+from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
+from attention_probe.settings import ProbeSettings
+from attention_probe.trace import Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
+from harness import resources
+from harness.analysis.selection import SelectedProblem, Selection, selected_problems
+from harness.errors import ModelError, PromptMismatchError
+from harness.experiment.prompt import Layout
+from harness.runs import receipts
+from harness.runs.prompt_source import BASELINE, Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.runs.run_prompts import Problem
+
+GROUP_TOKENS = 1024
+"""Tokens to a forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
+
+CHECKED_TOKENS = 2048
+"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
+
+
+def probe(
+    source: Source,
+    selection: Selection,
+    settings: ProbeSettings,
+    path: Path,
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure every selected prompt that the file does not hold yet, and return the session's receipt.
+
+    Args:
+        source: Where the prompts are from.
+        selection: Which of them.
+        settings: What to record.
+        path: The trace file; begun, or continued.
+        advance: Told how many of how many problems are done.
+
+    Raises:
+        PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
+            that the file holds.
+        ModelError: the model cannot be loaded, or gives no attention.
+        JournalError: the file holds other traces, or cannot be written.
+        ConfigError: a condition is not in the source.
+    """
+    settings = settings.fitted(source)
+    chosen = {problem.problem_id: problem for problem in selection.problems}
+    problems = selected_problems(selection, source)
+    tokenizer = settings.load_tokenizer()
+    prompts = {
+        problem.id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            baseline=BASELINE,
+            completion=settings.record.completion,
+        )
+        for problem in problems
+    }
+    every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
+    loaded = settings.load_model(every_id.tolist())
+    for prompt in (prompt for by_name in prompts.values() for prompt in by_name.values()):
+        refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
+    if settings.heads is not None:
+        check_heads(loaded.config, settings.heads, name=loaded.name)
+    table = _token_table(loaded)
+    checks = _self_check(loaded, prompts, settings, table)
+    receipt = _receipt(source, selection, settings, tokenizer, checks)
+    with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
+        _refuse_other_records(traces, prompts, chosen)
+        missing = [p for p in problems if not all(traces.has(p.id, name) for name in settings.conditions)]
+        advance(len(problems) - len(missing), len(problems))
+        done = len(problems) - len(missing)
+        for group in _groups(missing, prompts):
+            rows = [prompts[problem.id] for problem in group]
+            measured = measure_group(loaded, rows, settings.record, table=table)
+            for problem, by_condition in zip(group, measured, strict=True):
+                for name, found in by_condition.items():
+                    if not traces.has(problem.id, name):
+                        traces.append(_trace(chosen[problem.id], prompts[problem.id][name], found))
+            done += len(group)
+            advance(done, len(problems))
+    return receipt
+
+
+def _refuse_other_records(
+    traces: AttentionTraces,
+    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    chosen: Mapping[str, SelectedProblem],
+) -> None:
+    """Raise if the file holds a selected problem with another prompt, other tokens, or chosen for another reason."""
+    for entry in traces.entries():
+        prompt = prompts.get(entry.problem_id, {}).get(entry.condition)
+        if prompt is None:
+            continue
+        wanted = chosen[entry.problem_id]
+        if entry.prompt_sha256 != prompt.sha256:
+            what = f"with another prompt: expected SHA-256 {prompt.sha256[:12]}..., got {entry.prompt_sha256[:12]}..."
+        elif not np.array_equal(traces.get(entry.problem_id, entry.condition).token_ids, prompt.token_ids):
+            what = "as another tokenizer or completion has it: the same prompt, other token ids."
+        elif (entry.outcome, entry.control) != (wanted.outcome, wanted.control):
+            expected, got = (f"{one.outcome}{', a control' if one.control else ''}" for one in (wanted, entry))
+            what = f"from another selection: expected the outcome {expected}, got {got}."
+        else:
+            continue
+        raise PromptMismatchError(
+            f"{traces.path} holds problem {entry.problem_id} under {entry.condition} {what} Choose another --output."
+        )
+
+
+def _token_table(loaded: LoadedModel) -> TokenTable | None:
+    """The first layer's projections by token, where they depend on nothing else: many prompts share few tokens."""
+    try:
+        return TokenTable.of(loaded)
+    except ModelError:
+        return None
+
+
+def _groups(
+    problems: Sequence[Problem], prompts: Mapping[str, Mapping[str, TokenizedPrompt]]
+) -> Iterator[list[Problem]]:
+    """Problems of like length together, so that little of a pass is padding."""
+
+    def size(problem: Problem) -> int:
+        return max(map(_length, prompts[problem.id].values()))
+
+    group: list[Problem] = []
+    for problem in sorted(problems, key=size):
+        if group and size(problem) * (len(group) + 1) > GROUP_TOKENS:
+            yield group
+            group = []
+        group.append(problem)
+    if group:
+        yield group
+
+
+def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement) -> Trace:
+    return Trace(
+        problem_id=problem.problem_id,
+        condition=prompt.condition,
+        subject=problem.subject,
+        level=problem.level,
+        outcome=problem.outcome,
+        control=problem.control,
+        prompt_sha256=prompt.sha256,
+        tokens=prompt.tokens,
+        filler_span=prompt.filler_span,
+        token_ids=prompt.token_ids.astype(np.int32),
+        roles=prompt.roles,
+        original_pos=prompt.original_pos.astype(np.int32),
+        mean_all=found.mean[0],
+        mean_common=found.mean[1],
+        count_all=found.count[0],
+        count_common=found.count[1],
+        measures=found.measures,
+        activations=found.activations,
+        self_check={} if found.residual is None else {"decomposition_residual": found.residual},
+    )
+
+
+def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:
+    record = asdict(settings.record)
+    options = {name: value for name, value in record.items() if name != "completion"}
+    # where each filler merges other tokens, fewer are common to more; nobody has checked the prompts of other tasks
+    if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
+        options["common_to"] = list(settings.conditions)
+    return TraceHeader(
+        model=resources.name_model(loaded.name),
+        fingerprint=loaded.fingerprint,
+        layers=loaded.layers,
+        head_count=loaded.head_count,
+        conditions=settings.conditions,
+        baseline=BASELINE,
+        layout=str(source.layout),
+        queries="completion" if settings.record.completion else "prompt",
+        dtype=settings.dtype,
+        options=options | {"model_type": loaded.config.model_type},
+        random_weights=loaded.random_weights,
+        on_outcome=selection.on_outcome,
+    )
+
+
+def _self_check(
+    loaded: LoadedModel,
+    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    settings: ProbeSettings,
+    table: TokenTable | None,
+) -> dict[str, Any]:
+    """One prompt by other ways: eager attention, the first layer's identity, and float32 if that is not what runs.
+
+    Ours is computed as it is recorded, with the token table if there is one. What is asked beyond the weights is tried
+    on one token, so that a model that lacks it is refused before a file is begun.
+    """
+    longest = [max(by_condition.values(), key=_length) for by_condition in prompts.values()]
+    prompt = max(longest, key=lambda p: (_length(p) <= CHECKED_TOKENS, -abs(_length(p) - CHECKED_TOKENS)))
+    token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
+    checks: dict[str, Any] = {
+        "condition": prompt.condition,
+        "prompt_tokens": len(token_ids),
+        "eager_error": eager_error(loaded, token_ids[None], table=table),
+        "bytes_read": loaded.bytes_read,
+        "keys_missing": len(loaded.missing),
+        "keys_unexpected": len(loaded.unexpected),
+    }
+    record = settings.record
+    tried = capture(loaded, token_ids[None, :1], output=record.decompose, activations=record.activations)
+    notices = list(tried.notices)
+    inserted = np.flatnonzero(inserted_tokens(prompt))
+    span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
+    if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(token_ids):
+        error = identity_error(loaded, token_ids, span, table=table) if takes_positions(loaded) else None
+        if error is not None:
+            checks["identity_error"] = error
+        else:
+            notices.append(f"Layer 1 identity not checked: {_why_unchecked(loaded)}.")
+    if settings.dtype != "float32":
+        exact = settings.load_model(prompt.token_ids.tolist(), dtype="float32")
+        checks["dtype_error"] = curve_error(loaded, exact, token_ids[None])
+    return checks | {"notices": notices}
+
+
+def _why_unchecked(loaded: LoadedModel) -> str:
+    if not takes_positions(loaded):
+        return f"{type(loaded.model).__name__} counts positions itself, so they cannot be shifted"
+    window = getattr(loaded.config, "sliding_window", None)
+    by = f" by the window of {window} tokens" if window else ""
+    return f"every token after the filler has an earlier one hidden from it{by}"
+
+
+def _length(prompt: TokenizedPrompt) -> int:
+    return len(prompt)
+
+
+def _receipt(
+    source: Source, selection: Selection, settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, checks: Any
+) -> dict[str, Any]:
+    chosen = asdict(settings) | {"architecture": settings.architecture and str(settings.architecture)}
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": chosen,
+        "tokenizer": resources.name_model(tokenizer.name_or_path),
+        "source": {
+            "name": source.name,
+            "kind": source.kind,
+            "prompts_sha256": source.prompts_sha256,
+            "metric": source.metric,
+        },
+        "selection": {
+            "criterion": asdict(selection.criterion),
+            "outcomes": selection.outcomes,
+            "n": len(selection.problems),
+        },
+        "self_check": checks,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }

@@ -1,0 +1,279 @@
+"""Every condition against the baseline: the table of differences, with verdicts in words."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from harness.analysis.accuracy import clustered_error, pass_at_k
+from harness.analysis.intervals import DRAWS, bootstrap_interval, difference_bounds, equivalence_p, score_interval
+from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
+from harness.analysis.power import ALPHA
+from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
+from harness.analysis.verdicts import judge, rank_among_edits
+from harness.errors import ComparisonError
+from harness.experiment.conditions import DEFAULT_SEED
+
+MARGIN = 1.0
+"""Differences below so many points count as equivalent unless told otherwise."""
+
+COLUMNS = {
+    "model": "the model's label",
+    "layout": "how instruction, filler and problem make a prompt",
+    "condition": "what stands between instruction and problem",
+    "baseline": "the condition that it is compared with",
+    "n": "problems",
+    "k": "samples a problem",
+    "accuracy": "percent right: mean over problems of the share of right samples (avg@k)",
+    "standard_error": "of the accuracy, in points, clustered by problem",
+    "accuracy_low": "lower end of the accuracy's score interval, percent",
+    "accuracy_high": "upper end",
+    "pass_at_k": "percent of problems with a right sample among the k (pass@k)",
+    "majority": "percent right by majority of the k answers (maj@k), ties counted by the right one's share",
+    "majority_ties": "problems whose majority is a tie",
+    "difference": "accuracy less the baseline's, in points, paired by problem",
+    "low": "lower end of the difference's score interval, points",
+    "high": "upper end",
+    "bootstrap_low": "lower end of its clustered paired bootstrap interval, points",
+    "bootstrap_high": "upper end",
+    "wrong_to_right": "problems that the baseline gets wrong and the condition right, mean over pairs of samples",
+    "right_to_wrong": "the reverse",
+    "discordance": "both together, percent of the problems",
+    "problems_up": "problems with more right samples than under the baseline",
+    "problems_down": "problems with fewer",
+    "test": "mcnemar (k = 1, exact) or sign-flip (k > 1)",
+    "p": "its two-sided p-value",
+    "primary": "whether this is the contrast that the run is about, named before it",
+    "family": "tests that p is adjusted with: registered (named before the run) or all in the table; others have none: "
+    "exploratory, prompt null",
+    "tests": "how many these are",
+    "p_adjusted": "p after Holm over the family",
+    "equivalence_low": "lower end of the score interval that equivalence is read from, points",
+    "equivalence_high": "upper end",
+    "equivalence_p": "p-value of two one-sided tests against the margin, never below what n problems may miss",
+    "within_margin": "whether it is below alpha: that interval lies inside the margin, and there are enough problems",
+    "margin": "the margin, points",
+    "aa_difference": "second replicate of the baseline less the first, points",
+    "aa_wrong_to_right": "flips between the two, as above",
+    "aa_right_to_wrong": "the reverse",
+    "aa_discordance": "both together, percent of the problems",
+    "aa_p": "p-value of the difference between the two",
+    "null_p": "rank p-value of the difference among those of the harmless edits (prompt null)",
+    "null_edits": "how many edits",
+    "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
+    "baseline, prompt null and exploratory are not judged",
+}
+"""What each column of `compare` is. Intervals are of level 1 - alpha, those of equivalence 1 - 2 alpha."""
+_COUNTS = ("n", "k", "majority_ties", "problems_up", "problems_down", "tests", "null_edits")
+
+
+def compare(
+    frame: pandas.DataFrame,
+    *,
+    baseline: str = "wo",
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    seed: int = DEFAULT_SEED,
+    draws: int = DRAWS,
+    by: Sequence[str] = (),
+    family: Collection[str] | None = None,
+    primary: str | None = None,
+    edits: Collection[str] = (),
+) -> pandas.DataFrame:
+    """One row for each model, layout and condition: its accuracy, and its difference from the baseline condition.
+
+    A verdict rests on the adjusted p-value and on the equivalence interval alone. The interval of the difference is
+    the score interval: unlike the bootstrap's, which stands beside it, it keeps its level with few flips.
+
+    Args:
+        frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
+            baseline's next replicate, if it was loaded too, gives the A/A columns.
+        baseline: The condition that the others are compared with.
+        margin: Equivalence margin in points.
+        alpha: Level of the tests; intervals are of level 1 - alpha.
+        seed: Seed of all draws. A row's draws depend on it and on the row's names, not on other rows.
+        draws: Bootstrap draws.
+        by: Further columns to split by, such as subject or level.
+        family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
+        primary: That of them which the run is about; it is marked, and tested as the others are.
+        edits: Conditions that are no conditions but harmless edits of the baseline's prompt, the prompt null: they get
+            a row but neither adjustment nor verdict, and every other condition its rank among them.
+
+    Returns:
+        A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
+
+    Raises:
+        ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
+    """
+    _check(margin=margin, alpha=alpha, draws=draws)
+    counted = count_outcomes(frame, by=by)
+    _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
+    if primary is not None and primary not in (family or ()):
+        raise ComparisonError(f"primary: expected a condition of the family, got {primary}. Name it in family too.")
+    rows: list[dict[str, Any]] = []
+    for setting in dict.fromkeys(one.setting for one in counted):
+        here = [one for one in counted if one.setting == setting]
+        old, *again = _replicates(here, baseline)
+        noise: dict[str, Any] = {}
+        if again:
+            refuse_unpaired(frame, old, again[0])
+            noise = _noise(old, again[0], np.random.default_rng([seed, *_words(again[0])]))
+        table = []
+        for condition in dict.fromkeys(one.condition for one in here):
+            new = _replicates(here, condition)[0]
+            row = {**dict(setting), "condition": condition, "baseline": baseline, **accuracy(new, level=1 - alpha)}
+            if condition != baseline:
+                refuse_unpaired(frame, old, new)
+                rng = np.random.default_rng([seed, *_words(new)])
+                row |= _difference(old, new, margin=margin, alpha=alpha, draws=draws, rng=rng)
+                row["primary"] = condition == primary
+            table.append({**row, "margin": margin, **noise})
+        rank_among_edits(table, edits)
+        rows += table
+    judge(rows, family=family, edits=edits, alpha=alpha)
+    model, layout, *others = COLUMNS
+    columns = [model, layout, *by, *others]
+    return pandas.DataFrame(rows, columns=columns).astype(
+        {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
+    )
+
+
+def noise_floor(
+    frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = (), seed: int = DEFAULT_SEED
+) -> pandas.DataFrame:
+    """The baseline against itself: one row for each model and layout whose baseline was run again (A/A).
+
+    Columns: model, layout, those of `by`, n, k, and the aa_ columns of `COLUMNS`. Under greedy decoding this measures
+    only what the engine does not repeat exactly; when sampling, what other seeds give.
+
+    Raises:
+        ComparisonError: no baseline, other problems, missing or doubled samples.
+    """
+    counted = count_outcomes(frame, by=by)
+    _refuse_unknown(counted, baseline, {})
+    rows = []
+    for setting in dict.fromkeys(one.setting for one in counted):
+        first, *again = _replicates([one for one in counted if one.setting == setting], baseline)
+        if again:
+            refuse_unpaired(frame, first, again[0])
+            rng = np.random.default_rng([seed, *_words(again[0])])
+            row = {**dict(setting), "n": len(first.right), "k": first.k}
+            rows.append({**row, **_noise(first, again[0], rng)})
+    aa = [column for column in COLUMNS if column.startswith("aa_")]
+    return pandas.DataFrame(rows, columns=["model", "layout", *by, "n", "k", *aa])
+
+
+def _replicates(outcomes: Sequence[Outcomes], condition: str) -> list[Outcomes]:
+    return sorted((one for one in outcomes if one.condition == condition), key=lambda one: one.replicate)
+
+
+def _words(one: Outcomes) -> tuple[int, ...]:
+    """Numbers for a seed from the names of a row."""
+    names = [f"{column}={value}" for column, value in (*one.setting, ("condition", one.condition))]
+    digest = hashlib.sha256("\n".join([*names, str(one.replicate)]).encode()).digest()
+    return tuple(np.frombuffer(digest, dtype="<u4").tolist())
+
+
+def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
+    """The columns of `COLUMNS` that one condition has by itself, from n to majority_ties."""
+    scores = one.right / one.samples
+    low, high = score_interval(scores, bounds=(0.0, 1.0), level=level)
+    return {
+        "n": len(scores),
+        "k": one.k,
+        "accuracy": 100 * float(scores.mean()),
+        "standard_error": 100 * clustered_error(scores),
+        "accuracy_low": 100 * low,
+        "accuracy_high": 100 * high,
+        "pass_at_k": 100 * pass_at_k(one.right, samples=one.k, k=one.k),
+        "majority": 100 * float(one.majority.mean()),
+        "majority_ties": int(one.tied.sum()) if not math.isnan(one.majority[0]) else math.nan,
+    }
+
+
+def _difference(
+    old: Outcomes, new: Outcomes, *, margin: float, alpha: float, draws: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    changes = new.right - old.right
+    flips = count_flips(old.right, new.right, k=old.k)
+    means, bounds = changes / old.k, difference_bounds(changes, old.k)
+    ends = score_interval(means, bounds=bounds, level=1 - alpha)
+    drawn = bootstrap_interval(changes, rng=rng, level=1 - alpha, draws=draws)
+    inner = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
+    within = equivalence_p(means, margin / 100, bounds=bounds)
+    return {
+        "difference": 100 * float(means.mean()),
+        "low": 100 * ends[0],
+        "high": 100 * ends[1],
+        "bootstrap_low": 100 * drawn[0] / old.k,
+        "bootstrap_high": 100 * drawn[1] / old.k,
+        "wrong_to_right": flips.wrong_to_right,
+        "right_to_wrong": flips.right_to_wrong,
+        "discordance": 100 * flips.discordance,
+        "problems_up": int((changes > 0).sum()),
+        "problems_down": int((changes < 0).sum()),
+        "test": "mcnemar" if old.k == 1 else "sign-flip",
+        "p": _p_value(old, new, rng),
+        "equivalence_low": 100 * inner[0],
+        "equivalence_high": 100 * inner[1],
+        "equivalence_p": within,
+        "within_margin": within < alpha,
+    }
+
+
+def _noise(first: Outcomes, second: Outcomes, rng: np.random.Generator) -> dict[str, Any]:
+    flips = count_flips(first.right, second.right, k=first.k)
+    return {
+        "aa_difference": 100 * float((second.right - first.right).mean()) / first.k,
+        "aa_wrong_to_right": flips.wrong_to_right,
+        "aa_right_to_wrong": flips.right_to_wrong,
+        "aa_discordance": 100 * flips.discordance,
+        "aa_p": _p_value(first, second, rng),
+    }
+
+
+def _p_value(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> float:
+    changes = new.right - old.right
+    if old.k == 1:
+        return mcnemar_test(int((changes > 0).sum()), int((changes < 0).sum()))
+    return sign_flip_test(changes, rng=rng)
+
+
+def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[str, Collection[str]]) -> None:
+    for setting in dict.fromkeys(one.setting for one in counted):
+        names = dict.fromkeys(one.condition for one in counted if one.setting == setting)
+        if baseline not in names:
+            where = ", ".join(f"{column} {value}" for column, value in setting)
+            raise ComparisonError(
+                f"{where}: there is no baseline condition {baseline!r} to compare with: expected it among the "
+                f"conditions, got {', '.join(names)}. Run it too, or name another baseline."
+            )
+    compared = [name for name in dict.fromkeys(one.condition for one in counted) if name != baseline]
+    for role, names_of_role in roles.items():
+        if unknown := [name for name in names_of_role if name not in compared]:
+            raise ComparisonError(
+                f"{role}: expected conditions that are compared with {baseline}, got {', '.join(unknown)}. There are "
+                f"{', '.join(compared) or 'none'}."
+            )
+    named = [name for names_of_role in roles.values() for name in names_of_role]
+    if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
+        raise ComparisonError(
+            f"A condition is either in the family or an edit: expected each named once, got {', '.join(twice)} "
+            "again. Take it out of one of them."
+        )
+
+
+def _check(*, margin: float, alpha: float, draws: int) -> None:
+    wants = (
+        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
+        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
+        ("draws", draws, draws >= 1000, "at least 1000 draws"),
+    )
+    for name, value, holds, wanted in wants:
+        if not holds:
+            raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")

@@ -1,0 +1,249 @@
+"""Which problems are looked at, and why: by flip, subject, level, ids or seeded chance, saved with every prompt's hash.
+
+A problem chosen for its outcome cannot show what a filler does on average: such a selection says so, and can bring
+controls along that did not flip.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from harness.analysis.flips import FLIPS, UNDECIDED, match_controls
+from harness.analysis.selection_criterion import STRICT, Criterion
+from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.runs.prompt_source import Source
+from harness.runs.run_prompts import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedProblem:
+    """One chosen problem.
+
+    Attributes:
+        problem_id, subject, level: Which.
+        outcome: From the criterion's baseline to its condition; None where nothing was graded.
+        matched_to: For a control the flipped problem that it stands beside.
+        prompts: SHA-256 of the prompt's text by condition.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    problem_id: str
+    subject: str
+    level: int
+    outcome: str | None
+    matched_to: str | None = None
+    prompts: dict[str, str]
+
+    @property
+    def control(self) -> bool:
+        """Whether it is there for comparison only."""
+        return self.matched_to is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Chosen problems, and all that is needed to check that later prompts are these.
+
+    Attributes:
+        source, kind, model, layout, metric, fingerprint, prompts_sha256: The source's.
+        criterion: What was asked.
+        on_outcome: Whether problems were chosen by how they were answered.
+        outcomes: How many problems had each outcome before n was drawn; empty where nothing was graded.
+        problems: In the source's order, then the controls.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    source: str
+    kind: str
+    model: str | None
+    layout: str
+    metric: str | None
+    fingerprint: dict[str, Any]
+    prompts_sha256: str
+    criterion: Criterion
+    on_outcome: bool
+    outcomes: dict[str, int]
+    problems: tuple[SelectedProblem, ...]
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON that people can read.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
+
+    @classmethod
+    def load(cls, path: Path) -> Selection:
+        """Read what `save` wrote.
+
+        Raises:
+            ConfigError: the file is missing, is not JSON, or is not a selection.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a saved selection.") from None
+        except ValueError:
+            raise ConfigError(f"{path} is not JSON. Expected a saved selection; select again.") from None
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise ConfigError(f"{path} is not a selection: {where}: {first['msg']}. Select again.") from None
+
+
+def select(source: Source, criterion: Criterion) -> Selection:
+    """Choose problems.
+
+    Raises:
+        ConfigError: the criterion names what the source does not have, or fewer problems match than were asked for;
+            the message counts the outcomes.
+    """
+    candidates = _candidates(source, criterion)
+    graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
+    if criterion.flip is not None:
+        require_verdicts(source, criterion)
+    outcomes = {p.id: criterion.outcome(p) for p in source.problems} if graded else {}
+    counts = Counter(outcomes[problem.id] for problem in candidates if graded)
+    matching = [p for p in candidates if criterion.wants(outcomes.get(p.id))]
+    draw = random.Random(criterion.seed)
+    if len(matching) < (criterion.n or 1):
+        raise ConfigError(_explain_shortage(source, criterion, len(matching), len(candidates), counts))
+    if criterion.n is not None:
+        drawn = {problem.id for problem in draw.sample(matching, criterion.n)}
+        matching = [problem for problem in matching if problem.id in drawn]
+    rows: list[tuple[Problem, str | None]] = [(problem, None) for problem in matching]
+    if criterion.controls:
+        unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
+        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, outcomes, draw)]
+    return Selection(
+        source=source.name,
+        kind=source.kind,
+        model=source.model,
+        layout=source.layout,
+        metric=source.metric,
+        fingerprint=dict(source.fingerprint),
+        prompts_sha256=source.prompts_sha256,
+        criterion=criterion,
+        on_outcome=criterion.flip is not None,
+        outcomes={name: counts[name] for name in (*FLIPS, UNDECIDED)} if graded else {},
+        problems=tuple(
+            SelectedProblem(
+                problem_id=problem.id,
+                subject=problem.subject,
+                level=problem.level,
+                outcome=outcomes.get(problem.id),
+                matched_to=matched_to,
+                prompts={condition: prompt.sha256 for condition, prompt in problem.prompts.items()},
+            )
+            for problem, matched_to in rows
+        ),
+    )
+
+
+def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ...]:
+    """The chosen problems with their prompts, each proven to be the one that was selected.
+
+    Raises:
+        RunError: a problem or one of its prompts is not in the source.
+        PromptMismatchError: a prompt is another one, or the source has another layout.
+    """
+    if source.layout != selection.layout:
+        raise PromptMismatchError(
+            f"The selection is of the layout {selection.layout}, and {source.name} was read in {source.layout}. "
+            "Read it in the selection's layout, or select again."
+        )
+    known = {problem.id: problem for problem in source.problems}
+    chosen = []
+    for wanted in selection.problems:
+        problem = known.get(wanted.problem_id)
+        missing = list(wanted.prompts) if problem is None else sorted(wanted.prompts.keys() - problem.prompts.keys())
+        if problem is None or missing:
+            raise RunError(
+                f"{source.name} has no prompt of the selected problem {wanted.problem_id} under "
+                f"{', '.join(missing)}. Expected the source of the selection, {selection.source}; or select again."
+            )
+        for condition, sha256 in wanted.prompts.items():
+            found = problem.prompts[condition].sha256
+            if found != sha256:
+                raise PromptMismatchError(
+                    f"Problem {wanted.problem_id}, condition {condition!r}: {source.name} has another prompt than the "
+                    f"one selected: expected SHA-256 {sha256[:12]}..., got {found[:12]}... Use the source of the "
+                    f"selection, {selection.source}, or select again."
+                )
+        prompts = {condition: problem.prompts[condition] for condition in wanted.prompts}
+        chosen.append(Problem(id=problem.id, subject=problem.subject, level=problem.level, prompts=prompts))
+    return tuple(chosen)
+
+
+def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
+    """The problems of the subject, level and ids asked for."""
+    subjects = dict.fromkeys(problem.subject for problem in source.problems)
+    levels = dict.fromkeys(str(problem.level) for problem in source.problems)
+    asked = {"subject": (criterion.subject, subjects), "level": (criterion.level, levels)}
+    for name, (wanted, known) in asked.items():
+        if wanted is not None and str(wanted) not in known:
+            raise ConfigError(
+                f"{source.name} has no problem of the {name} {wanted!r}: expected one of {', '.join(sorted(known))}."
+            )
+    ids = {problem.id for problem in source.problems}
+    unknown = [wanted for wanted in criterion.ids or () if wanted not in ids]
+    if unknown:
+        raise ConfigError(
+            f"{source.name} has no problem {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}. Its ids are "
+            f"like {source.problems[0].id}; check the spelling."
+        )
+    return [
+        problem
+        for problem in source.problems
+        if (criterion.subject is None or problem.subject == criterion.subject)
+        and (criterion.level is None or problem.level == criterion.level)
+        and (criterion.ids is None or problem.id in criterion.ids)
+    ]
+
+
+def require_verdicts(source: Source, criterion: Criterion) -> None:
+    """Refuse a source that cannot say what flips.
+
+    Raises:
+        ConfigError: it lacks one of the two conditions, or holds no verdicts.
+    """
+    for name in (criterion.baseline, criterion.condition):
+        if name not in source.conditions:
+            raise ConfigError(
+                f"{source.name} has no condition {name!r}, so nothing flips from {criterion.baseline!r} to "
+                f"{criterion.condition!r}. It has {', '.join(source.conditions)}."
+            )
+    if source.metric is None:
+        raise ConfigError(
+            f"{source.name} holds no verdicts, so {criterion.flip} cannot be told. Select from a run or a sample log "
+            "with grades, or by subject, level, ids or n."
+        )
+
+
+def _explain_shortage(source: Source, criterion: Criterion, found: int, candidates: int, counts: Counter[str]) -> str:
+    wanted = f"{criterion.n} problems" if criterion.n is not None else "at least one problem"
+    narrowed = [f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)) is not None]
+    narrowed += [f"{len(criterion.ids)} ids"] if criterion.ids is not None else []
+    within = f" ({', '.join(narrowed)})" if narrowed else ""
+    if criterion.flip is None:
+        return f"Expected {wanted}{within} in {source.name}, got {found}. Lower n, or narrow less."
+    told = ", ".join(f"{name} {counts[name]}" for name in (*FLIPS, UNDECIDED))
+    return (
+        f"Expected {wanted} with {criterion.flip} from {criterion.baseline} to {criterion.condition}{within} in "
+        f"{source.name}, got {found} of {candidates}: {told}. Lower n, or choose another flip or condition."
+    )

@@ -1,0 +1,71 @@
+"""What problems are selected by: how they flipped, subject, level, ids, chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+from pydantic import ConfigDict
+
+from harness.analysis.flips import CHANGED, CHANGES, CHOICES, Choice, Repeats, outcome
+from harness.errors import ConfigError
+from harness.experiment.conditions import DEFAULT_SEED
+from harness.runs.prompt_source import BASELINE
+from harness.runs.run_prompts import Problem
+
+STRICT = ConfigDict(extra="forbid")
+"""A saved selection with an unknown key is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What is selected.
+
+    Attributes:
+        flip: The outcome from `baseline` to `condition`; `changed` for either direction, None for any.
+        baseline, condition: The two conditions that an outcome compares.
+        repeats: What makes a problem with several samples right: its first sample, more than half of the graded ones,
+            or any of them.
+        subject, level, ids: Only these.
+        n: So many of what is left, drawn by `seed`; None for all.
+        controls: Add for each flipped problem one that did not flip: see `flips.match_controls`.
+
+    Raises:
+        ConfigError: an unknown flip or rule, a condition compared with itself, n below 1, or controls without a flip.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    flip: Choice | None = None
+    baseline: str = BASELINE
+    condition: str = "mless"
+    repeats: Repeats = "first"
+    subject: str | None = None
+    level: int | None = None
+    ids: tuple[str, ...] | None = None
+    n: int | None = None
+    seed: int = DEFAULT_SEED
+    controls: bool = False
+
+    def __post_init__(self) -> None:
+        if self.flip is not None and self.flip not in CHOICES:
+            raise ConfigError(f"Unknown flip {self.flip!r}: expected one of {', '.join(CHOICES)}.")
+        if self.repeats not in get_args(Repeats):
+            raise ConfigError(f"Unknown rule {self.repeats!r} for repeats: expected {', '.join(get_args(Repeats))}.")
+        if self.flip is not None and self.baseline == self.condition:
+            raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice. Name another condition.")
+        if self.n is not None and self.n < 1:
+            raise ConfigError(f"Expected n from 1 up, got {self.n}. Leave it out for all that match.")
+        if self.controls and self.flip not in (*CHANGES, CHANGED):
+            raise ConfigError(
+                "Controls are problems that did not flip beside ones that did: expected the flip wrong_to_right, "
+                f"right_to_wrong or changed, got {self.flip or 'none'}. Choose one of these, or leave the controls out."
+            )
+
+    def wants(self, outcome: str | None) -> bool:
+        """Whether problems of this outcome are selected."""
+        return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
+
+    def outcome(self, problem: Problem) -> str:
+        """One of `FLIPS`, or `UNDECIDED`."""
+        return outcome(problem, baseline=self.baseline, condition=self.condition, repeats=self.repeats)

@@ -1,0 +1,63 @@
+"""What is said of each difference in a word, once all tests of the family are in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from harness.analysis.multiple_testing import holm
+from harness.analysis.power import ALPHA
+from harness.analysis.rewording_rank import prompt_null_p
+
+BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
+"""Verdicts of rows that are not judged."""
+
+Row = dict[str, Any]
+"""A row of `harness.analysis.compare`; one without a difference is a baseline."""
+
+
+def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha: float = ALPHA) -> str:
+    """Better or worse if the test says so, else equivalent if the interval does, else inconclusive.
+
+    A difference can be both real and within the margin: then it is called by its direction, and `within_margin` tells.
+    """
+    if p_adjusted < alpha:
+        return "better" if difference > 0 else "worse"
+    return "equivalent" if within_margin else "inconclusive"
+
+
+def judge(rows: Sequence[Row], *, family: Collection[str] | None, edits: Collection[str], alpha: float) -> None:
+    """Add to each row its family, the p-value adjusted in it, and the verdict.
+
+    There is one family of tests, over all models and layouts, so that all that is called better or worse in a table
+    holds a false finding with probability at most alpha.
+
+    Args:
+        rows: All rows of a table.
+        family: Conditions that were to be tested, named before the run; all others are exploratory. None: none were
+            named, and all tests are the family.
+        edits: Conditions that are harmless edits of the prompt; they are not tested.
+        alpha: Level of the verdicts.
+    """
+    tested = []
+    for row in rows:
+        if "difference" not in row:
+            row["verdict"] = BASELINE
+        elif row["condition"] in edits:
+            row |= {"family": PROMPT_NULL, "verdict": PROMPT_NULL}
+        elif family is not None and row["condition"] not in family:
+            row |= {"family": EXPLORATORY, "verdict": EXPLORATORY}
+        else:
+            row["family"] = "all" if family is None else "registered"
+            tested.append(row)
+    for row, adjusted in zip(tested, holm([row["p"] for row in tested]).tolist(), strict=True):
+        word = verdict(adjusted, row["difference"], within_margin=row["within_margin"], alpha=alpha)
+        row |= {"tests": len(tested), "p_adjusted": adjusted, "verdict": word}
+
+
+def rank_among_edits(rows: Sequence[Row], edits: Collection[str]) -> None:
+    """Add to the rows of one model and layout how far each condition stands out from the harmless edits there."""
+    others = [row["difference"] for row in rows if row["condition"] in edits]
+    for row in rows:
+        if others and row["condition"] not in edits and "difference" in row:
+            row |= {"null_p": prompt_null_p(row["difference"], others), "null_edits": len(others)}

@@ -1,0 +1,128 @@
+"""The command `mless flips`: the problems that a condition changed, to be read, and saved for the probe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from harness.analysis.selection_criterion import Criterion
+    from harness.runs.prompt_source import Source
+
+FORMATS = ("text", "json")
+RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
+SHOWN = 1200
+"""About so many characters of a completion are printed unless all are asked for."""
+
+
+def flips(
+    run: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
+        ),
+    ],
+    baseline: Annotated[str, typer.Option("--from", help="A change is from this condition ...")] = "wo",
+    condition: Annotated[str, typer.Option("--to", help="... to this one.")] = "mless",
+    direction: Annotated[
+        str, typer.Option(help="changed (either way), wrong_to_right, right_to_wrong, both_right or both_wrong.")
+    ] = "changed",
+    subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
+    level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
+    repeats: Annotated[
+        str, typer.Option(help="Of several samples a problem is judged by the first, the majority, or any right one.")
+    ] = "first",
+    n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Save a matched unchanged problem with each; they are not printed.")
+    ] = False,
+    layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Of a sample log: what says right or wrong.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole completions, however long.")] = False,
+    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    save: Annotated[
+        Path | None, typer.Option(help="Write the selection here, for `mless probe RUN --select FILE`.")
+    ] = None,
+) -> None:
+    """Show the problems that changed between two conditions: both completions, answers and verdicts."""
+    from rich.console import Console
+
+    from harness.analysis.selection import require_verdicts, select
+    from harness.analysis.selection_criterion import Criterion
+    from harness.display.flips_side_by_side import FlipEntry, count_line, print_page
+    from harness.runs.evaluations import read_evaluation
+    from harness.runs.find_runs import locate_one
+    from harness.runs.prompt_source import read_source
+
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form!r}: expected one of {', '.join(FORMATS)}.")
+    path = locate_one(run)
+    source = read_source(path, layout=layout, metric=metric)
+    criterion = Criterion(
+        flip=direction,  # type: ignore[arg-type]
+        baseline=baseline,
+        condition=condition,
+        repeats=repeats,  # type: ignore[arg-type]
+        subject=subject,
+        level=level,
+        n=n,
+        seed=seed,
+        controls=controls,
+    )
+    require_verdicts(source, criterion)
+    every = select(source, replace(criterion, flip=None, n=None, controls=False))
+    nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
+    selection = every if nothing and save is None and n is None else select(source, criterion)
+    if save is not None:
+        selection.save(save)
+    problems = {problem.id: problem for problem in source.problems}
+    entries = [
+        FlipEntry.of(problems[one.problem_id], str(one.outcome), criterion)
+        for one in selection.problems
+        if criterion.wants(one.outcome) and not one.control
+    ]
+    if form == "json":
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=1))
+        return
+    within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
+    typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
+    repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
+    typer.echo(f"{RULES[criterion.repeats]}: " * repeated + count_line(every.outcomes))
+    typer.echo(_comparison(read_evaluation(path, metric=metric).frame, source, criterion))
+    print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
+    if save is not None:
+        typer.echo(f"\nselection  {save}")
+
+
+def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
+    """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
+    from harness.analysis import compare
+    from harness.display.words import LEVEL, MINUS, signed
+
+    both = frame["condition"].isin([criterion.baseline, criterion.condition])
+    table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline, draws=1000)
+    row = table[table["condition"] == criterion.condition].iloc[0]
+    mean = ", mean over pairs of samples" if row["k"] > 1 else ""
+    said = (
+        f"over all {row['n']} problems{mean}: {signed(row['difference'])} points, {LEVEL} interval "
+        f"{signed(row['low'])} to {signed(row['high'])}, {_changes(row)}\n"
+        f"{criterion.baseline} against itself (A/A): "
+    ).replace(MINUS, "-")
+    if row["aa_p"] != row["aa_p"]:
+        return f"{said}run once, so how many problems change by themselves is not known"
+    return f"{said}{_changes(row, 'aa_')}"
+
+
+def _changes(row: pandas.Series[Any], of: str = "") -> str:
+    from harness.display.words import count
+
+    return f"{count(row[f'{of}wrong_to_right'])} wrong to right, {count(row[f'{of}right_to_wrong'])} right to wrong"

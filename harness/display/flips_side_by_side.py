@@ -1,0 +1,210 @@
+"""Problems under two conditions for people to read: both completions side by side, with answers and verdicts.
+
+What models write is hostile text: it goes to the terminal as plain characters, never as markup, and every character
+that a terminal would obey rather than show (escapes, carriage returns, changes of direction) is spelt out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from harness.analysis.flips import CHANGES
+from harness.analysis.selection_criterion import Criterion
+from harness.display.visible import is_hidden, spelt
+from harness.display.words import label
+from harness.runs.run_prompts import Problem, RunPrompt
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+SIDE_BY_SIDE = 100
+"""Columns from which the two completions stand beside each other."""
+_STYLES = {"wrong_to_right": "green", "right_to_wrong": "red"}
+_SPELT = "reverse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What a problem's chosen sample did under one condition.
+
+    Attributes:
+        condition: Which.
+        sample: Number of the sample, from 1.
+        samples: How many there are.
+        right: How many of them are right.
+        verdict, answer, completion: The sample's; None where the source does not say.
+    """
+
+    condition: str
+    sample: int
+    samples: int
+    right: int
+    verdict: str | None
+    answer: str | None
+    completion: str | None
+
+    @classmethod
+    def of(cls, prompt: RunPrompt, *, right: bool | None) -> Side:
+        """The first sample; or, where the outcome goes by several of them, the first that agrees with `right`."""
+        agreeing = (n for n, verdict in enumerate(prompt.verdicts) if right is None or (verdict == "correct") == right)
+        chosen = next(agreeing, 0)
+        return cls(
+            condition=prompt.condition,
+            sample=chosen + 1,
+            samples=len(prompt.verdicts),
+            right=prompt.verdicts.count("correct"),
+            verdict=prompt.verdicts[chosen] if prompt.verdicts else None,
+            answer=_at(prompt.answers, chosen),
+            completion=_at(prompt.completions, chosen),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlipEntry:
+    """One problem of the page.
+
+    Attributes:
+        problem_id, subject, level: Which.
+        outcome: One of `flips.FLIPS`, or undecided.
+        text: The problem as it was asked.
+        target: The gold answer.
+        sides: Under the baseline and under the condition.
+    """
+
+    problem_id: str
+    subject: str
+    level: int
+    outcome: str
+    text: str
+    target: str | None
+    sides: tuple[Side, Side]
+
+    @classmethod
+    def of(cls, problem: Problem, outcome: str, criterion: Criterion) -> FlipEntry:
+        """The problem under the criterion's two conditions."""
+        before, after = problem.prompts[criterion.baseline], problem.prompts[criterion.condition]
+        states = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
+        first, second = states.get(outcome, (None, None)) if criterion.repeats != "first" else (None, None)
+        return cls(
+            problem_id=problem.id,
+            subject=problem.subject,
+            level=problem.level,
+            outcome=outcome,
+            text="".join(segment.text for segment in before.segments if segment.role == "problem"),
+            target=before.target,
+            sides=(Side.of(before, right=first), Side.of(after, right=second)),
+        )
+
+
+def print_page(console: Console, entries: Iterable[FlipEntry], *, limit: int | None) -> None:
+    """Print every entry: two columns where the terminal is wide enough, one under the other where it is not.
+
+    Args:
+        console: Where to.
+        entries: What.
+        limit: Show about so many characters of a completion, its beginning and its end; None for all.
+    """
+    for entry in entries:
+        console.print()
+        for part in _render(entry, console, limit):
+            console.print(part, overflow="fold", highlight=False)
+
+
+def spell_out(text: str, encoding: str = "utf-8") -> Text:
+    """The text as characters that a terminal shows and does not obey; line breaks and tabs alone are kept.
+
+    What is hidden, and what the terminal's encoding has no letter for, is spelt by number and set off by its style.
+    """
+    from rich.text import Text
+
+    shown = Text()
+    for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
+        if plain:
+            shown.append("".join(characters))
+        else:
+            shown.append("".join(map(spelt, characters)), style=_SPELT)
+    return shown
+
+
+def shorten(text: str, limit: int | None) -> tuple[str, int, str]:
+    """Beginning, how many characters are left out, and end; an answer stands at the end as a rule."""
+    if limit is None or len(text) <= limit + 40:
+        return text, 0, ""
+    head = limit // 2
+    return text[:head], len(text) - limit, text[len(text) - (limit - head) :]
+
+
+def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[RenderableType]:
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    def shown(text: str) -> Text:
+        return spell_out(text, console.encoding)
+
+    style = _STYLES.get(entry.outcome, "")
+    title = Text(entry.outcome.replace("_", " "), style=f"bold {style}")
+    title.append_text(Text("  ").append_text(shown(entry.problem_id)).append(f"  level {entry.level}  "))
+    title.append_text(shown(entry.subject))
+    about = Text("problem  ", style="dim").append_text(Text(style="not dim").append_text(shown(entry.text.strip())))
+    gold = Text("target   ", style="dim").append_text(shown("-" if entry.target is None else entry.target))
+    heads = [_head(side, console.encoding) for side in entry.sides]
+    bodies = [_body(side, console.encoding, limit) for side in entry.sides]
+    if console.width >= SIDE_BY_SIDE:
+        table = Table(box=box.SQUARE, expand=True, show_lines=False, border_style="dim", header_style="")
+        for head in heads:
+            table.add_column(head, ratio=1, overflow="fold")
+        table.add_row(*bodies)
+        return [title, about, gold, table]
+    stacked = [(head, Padding(body, (0, 0, 0, 2))) for head, body in zip(heads, bodies, strict=True)]
+    return [title, about, gold, *(part for pair in stacked for part in pair)]
+
+
+def _head(side: Side, encoding: str) -> Text:
+    from rich.text import Text
+
+    colour = {"correct": "green", None: ""}.get(side.verdict, "red")
+    head = Text().append_text(spell_out(label(side.condition), encoding))
+    head.stylize("bold")
+    head.append(f"  {side.verdict or 'not graded'}", style=colour)
+    head.append("  answer ", style="dim")
+    head.append_text(spell_out("-" if side.answer is None else side.answer, encoding))
+    if side.samples > 1:
+        head.append(f"  (sample {side.sample} of {side.samples}; {side.right} right)", style="dim")
+    return head
+
+
+def _body(side: Side, encoding: str, limit: int | None) -> Text:
+    from rich.text import Text
+
+    if side.completion is None:
+        return Text("no completion is recorded", style="dim")
+    head, left_out, tail = shorten(side.completion.strip("\n"), limit)
+    body = spell_out(head, encoding)
+    if left_out:
+        body.append(f"\n[{left_out:,} characters left out]\n", style="dim")
+        body.append_text(spell_out(tail, encoding))
+    return body
+
+
+def _is_plain(character: str, encoding: str) -> bool:
+    try:
+        character.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return character == "\n" or not is_hidden(character)
+
+
+def _at(values: Sequence[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def count_line(outcomes: dict[str, int]) -> str:
+    """How many problems had each outcome, the changes first."""
+    rest = [name for name in outcomes if name not in CHANGES and (outcomes[name] or name != "undecided")]
+    return ", ".join(f"{name.replace('_', ' ')} {outcomes.get(name, 0)}" for name in (*CHANGES, *rest))

@@ -1,0 +1,287 @@
+"""The page itself: content, tables, words, drawings and details put into the template, and written whole."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.analysis.leaderboard import Leaderboard, make_leaderboard, records
+from harness.display.comparison_tables import comparison_notes
+from harness.display.figures import COLOURS
+from harness.display.grid import Grid
+from harness.display.report import drawings, words
+from harness.display.report.attention import AttentionFile
+from harness.display.report.content import Content, read_content
+from harness.display.report.details import Details, make_details
+from harness.display.report.drawings import Row
+from harness.display.report.tables import comparison_table
+from harness.display.side_tables import audit_grid, mediator_grid
+from harness.display.visible import visible
+from harness.display.words import LEVEL, count, label, points, signed
+from harness.errors import RunError
+from harness.experiment.conditions import BASELINE
+from harness.runs.folder import clear_messages, write_whole
+from harness.runs.receipts import git_revision, versions
+
+LIMIT = 5_000_000
+"""Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
+SLOTS = 8
+"""How many colours the style sheet has; the first are those of `figures.COLOURS`."""
+
+
+def write_report(
+    runs: Sequence[Path | Mapping[str, Path]],
+    output: Path,
+    *,
+    attention: Sequence[AttentionFile] = (),
+    baseline: str = BASELINE,
+    margin: float | None = None,
+    metric: str | None = None,
+    limit: int = LIMIT,
+) -> int:
+    """Write one HTML file about finished runs.
+
+    Args:
+        runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
+        output: The file.
+        attention: Attention curves of prompts of these runs.
+        baseline: The condition that the others are compared with.
+        margin: Equivalence margin, points; None is the default.
+        metric: What in the logs of other tasks says right or wrong.
+        limit: Bytes that the file may have.
+
+    Returns:
+        Its size in bytes.
+
+    Raises:
+        RunError: a run is missing or unfinished, or curves are of prompts that no run has.
+        ComparisonError: the runs cannot be compared.
+        JournalError: the file cannot be written.
+    """
+    content = read_content(runs, metric=metric)
+    _refuse_foreign(content, attention)
+    page = render(content, attention=attention, baseline=baseline, margin=margin, limit=limit)
+    with clear_messages(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, page)
+    return len(page.encode())
+
+
+def render(
+    content: Content,
+    *,
+    attention: Sequence[AttentionFile] = (),
+    baseline: str = BASELINE,
+    margin: float | None = None,
+    limit: int = LIMIT,
+) -> str:
+    """The page as text."""
+    board = make_leaderboard(content.evaluations, baseline=baseline, margin=margin)
+    compared = board.comparison[~board.comparison["condition"].isin(board.edits)]
+    rows = records(compared)
+    margin = float(rows[0]["margin"])
+    conditions = _conditions(rows)
+    slots = {one["name"]: one["slot"] for one in conditions}
+    results = comparison_table(compared, "Every condition against the baseline")
+    parts = {
+        "title": " + ".join(content.names),
+        "summary": words.summarise(rows, greedy=board.greedy),
+        "notes": comparison_notes(board, results.header),
+        "settings": [
+            {"model": model, "layout": layout, "sentences": words.describe(list(group))}
+            for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
+        ],
+        "results": results,
+        "others": _other_tables(board, content),
+        "figures": _figures(rows, slots, margin),
+        "attention": [_attention(one, slots) for one in attention],
+        "margin": points(margin),
+        "baseline": baseline,
+        "receipts": [
+            _receipt(name, one.facts, receipt)
+            for name, one, receipt in zip(content.names, content.evaluations, content.receipts, strict=True)
+        ],
+        "made_by": {"git_revision": git_revision(), "versions": versions()},
+        "trace_receipts": [(one.name, _json(one.receipt)) for one in attention],
+        "samples": len(content.samples),
+        "problems": len({row["problem_id"] for row in content.samples}),
+        "edits": len(board.edits),
+    }
+    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
+    room = limit - len(bare.encode()) - 4096
+    details = make_details(content, baseline=baseline, conditions=conditions, attention=attention, room=room)
+    return _fill({**parts, "details": details})
+
+
+def _fill(parts: Mapping[str, Any]) -> str:
+    """The template filled in. Text that is no text (lone surrogates) becomes question marks."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("harness.display.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["visible"] = visible
+    here = files("harness.display.report")
+    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    page = templates.get_template("page.html.jinja").render(
+        parts, style=Markup(style), script=Markup(script), style_hash=_hash(style), script_hash=_hash(script)
+    )
+    return page.encode("utf-8", "replace").decode()
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Name, label and colour of each condition; the named ones have the same colour in every report."""
+    names = list(dict.fromkeys(str(row["condition"]) for row in rows))
+    spare = [slot for slot in range(len(COLOURS), SLOTS)]
+    others = [name for name in names if name not in COLOURS]
+    slots = {name: slot for slot, name in enumerate(COLOURS)}
+    slots |= {name: spare[number % len(spare)] for number, name in enumerate(others)}
+    return [{"name": name, "label": label(name), "slot": slots[name]} for name in names]
+
+
+def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
+    """What else changed, the audit, and the comparison by level and by subject."""
+    margin = float(board.comparison["margin"].iloc[0])
+    found = [mediator_grid(board), audit_grid(board)]
+    for column in ("level", "subject"):
+        if any(one.frame[column].nunique() > 1 for one in content.evaluations):
+            split = make_leaderboard(content.evaluations, baseline=board.baseline, margin=margin, by=[column])
+            shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
+            table = comparison_table(shown, f"By {column}", by=[column])
+            found.append(replace(table, notes=tuple(comparison_notes(split, table.header))))
+    return found
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin: float) -> list[dict[str, Any]]:
+    """Accuracies, differences and flips."""
+    several = len({(row["model"], row["layout"]) for row in rows}) > 1
+    accuracies: list[Row] = []
+    differences: list[Row] = []
+    flips: list[Row] = []
+    for row in rows:
+        name, slot = label(row["condition"]), slots[str(row["condition"])]
+        heading = Row(label=f"{row['model']}, {row['layout']}")
+        if row["verdict"] == "baseline":
+            for lines in (accuracies, differences, flips):
+                lines += [heading] if several else []
+        value, low, high = (row[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+        accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=f"{value:.1f}"))
+        if row["verdict"] == "baseline":
+            if row["aa_p"] is not None:
+                differences.append(
+                    Row(label="again (A/A)", slot=slot, value=row["aa_difference"], text=signed(row["aa_difference"]))
+                )
+                lost, gained = row["aa_right_to_wrong"], row["aa_wrong_to_right"]
+                flips.append(Row(label="again (A/A)", low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
+            continue
+        value, low, high = (row[key] for key in ("difference", "low", "high"))
+        differences.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=signed(value)))
+        lost, gained = row["right_to_wrong"], row["wrong_to_right"]
+        flips.append(Row(label=name, low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
+    ends = [end for row in accuracies for end in (row.low, row.high) if end is not None]
+    limits = (max(0.0, 5 * math.floor(min(ends) / 5 - 0.2)), min(100.0, 5 * math.ceil(max(ends) / 5 + 0.2)))
+    drawn = [
+        {
+            "caption": f"Accuracy with its {LEVEL} interval."
+            + (" The axis does not start at zero." if limits[0] else ""),
+            "drawing": drawings.dots(accuracies, title="Accuracy", axis="right, percent", limits=limits),
+        }
+    ]
+    spans = [abs(end) for row in differences for end in (row.value, row.low, row.high) if end is not None]
+    if spans:
+        most = max(*spans, margin) * 1.1
+        drawn.append(
+            {
+                "caption": f"Difference from the baseline with its {LEVEL} interval. Shaded: within {points(margin)}.",
+                "drawing": drawings.dots(
+                    differences, title="Differences", axis="points", limits=(-most, most), band=margin
+                ),
+            }
+        )
+        drawn.append(
+            {
+                "caption": "Problems that changed, of those that both conditions have.",
+                "drawing": drawings.flips(flips, title="Flips"),
+            }
+        )
+    return drawn
+
+
+def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
+    """What is shown of a file of curves: one panel a head, all on one scale."""
+    peaks = [value for curve in one.means for value in (*curve.mean, *(curve.high or ())) if value is not None]
+    top = max(peaks, default=1.0) * 1.02 or 1.0
+    panels = [
+        drawings.panel(list(curves), slots, top=top, title=head)
+        for head, curves in groupby(one.means, key=lambda curve: curve.head)
+    ]
+    shown = [name for name in slots if any(curve.condition == name for curve in one.means)]
+    return {
+        "name": one.name,
+        "notes": one.notes,
+        "panels": panels,
+        "prompts": max((curve.prompts for curve in one.means), default=0),
+        "legend": [(label(name), slots[name]) for name in shown],
+    }
+
+
+def _receipt(name: str, facts: Mapping[str, Any], receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of how a run was made: the facts that a reader asks for first, and all of it."""
+    shown = {
+        "made": facts.get("created"),
+        "model": facts.get("model"),
+        "weights": facts.get("model_sha256"),
+        "engine": facts.get("engine") or facts.get("backend"),
+        "sampling": "greedy" if facts.get("greedy") else facts.get("sampling"),
+        "dataset": facts.get("dataset_name"),
+        "dataset's hash": facts.get("dataset"),
+        "prompts' hash": facts.get("prompts_sha256"),
+        "task": facts.get("task_version"),
+        "grader": facts.get("grader_version") or facts.get("metric"),
+        "seed": facts.get("seed"),
+        "git revision": facts.get("git_revision"),
+    }
+    return {
+        "name": name,
+        "facts": {key: value for key, value in shown.items() if value not in (None, "")},
+        "all": _json(receipt),
+    }
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
+    """Curves of other prompts or another model than the runs' say nothing about them."""
+    known = {prompt.sha256 for prompt in content.prompts.values()}
+    for one in attention:
+        if one.model not in content.models:
+            raise RunError(
+                f"{one.name}: the traces are of the model {one.model}: expected that of a run in this report, "
+                f"{' or '.join(content.models)}. Leave the file out, or give its run too."
+            )
+        if strange := [prompt for prompt in one.prompts if prompt.prompt_sha256 not in known]:
+            raise RunError(
+                f"{one.name}: {len(strange)} of {len(one.prompts)} traced prompts (first: problem "
+                f"{strange[0].problem_id}, {strange[0].condition}) are in no run of this report. Give the run that "
+                "was probed, or probe this one."
+            )

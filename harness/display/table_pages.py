@@ -1,0 +1,154 @@
+"""The commands `mless table` and `mless leaderboard`: runs in, a page of tables out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.analysis.reference import read_reference, reference_table, setup_differences
+from harness.display.comparison_tables import comparison_grid, leaderboard_grid
+from harness.display.grid import Grid
+from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid
+from harness.display.table_formats import Format, check_format, render_grids
+from harness.errors import ConfigError
+from harness.runs.comparable import by_table, listed
+from harness.runs.evaluations import Evaluation, read_evaluation
+from harness.runs.find_runs import locate
+from harness.runs.receipts import receipt_line
+
+SPLITS = ("subject", "level")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Which tables to show beside the comparison; for CSV, which to show instead."""
+
+    mediators: bool = False
+    audit: bool = False
+    reference: str | None = None
+
+
+def make_table(
+    runs: Sequence[str],
+    *,
+    form: str = "text",
+    by: Sequence[str] = (),
+    baseline: str = "wo",
+    margin: float | None = None,
+    metric: str | None = None,
+    parts: Parts | None = None,
+    lenient: bool = False,
+) -> str:
+    """The page of `mless table`.
+
+    Args:
+        runs: See `run_paths.locate`.
+        form: One of `rendering.FORMATS`.
+        by: Further columns to split by, of `SPLITS`.
+        baseline: The condition that others are compared with.
+        margin: Equivalence margin in points; None is the default.
+        metric: What in the logs of other tasks says right or wrong.
+        parts: Further tables.
+        lenient: Where the runs have no baseline, show accuracies alone instead of refusing.
+
+    Raises:
+        HarnessError: the runs cannot be read or compared, or an argument is not known.
+    """
+    chosen, parts = check_format(form), parts or Parts()
+    _check_splits(by)
+    evaluations = _read(runs, metric)
+    if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
+        frame = evaluations[0].frame
+        return render_grids([plain_grid(accuracy_table(frame))], "text")
+    published = None if parts.reference is None else read_reference(parts.reference)
+    if published is not None and by:
+        raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
+    board = make_leaderboard(evaluations, baseline=baseline, margin=margin, by=by)
+    beside = None
+    if published is not None:
+        beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)
+        differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
+    if chosen == "json":
+        if published is None or beside is None:
+            return as_json(board)
+        said = {**published.model_dump(exclude={"accuracies"}), "rows": records(beside), "differences": differences}
+        return as_json(board, reference={"name": parts.reference, **said})
+    if chosen == "csv":
+        tables = {"--mediators": board.mediators, "--audit": board.audit, "--reference": beside}
+        asked = [name for name in tables if getattr(parts, name.removeprefix("--"))]
+        if len(asked) > 1:
+            raise ConfigError(
+                f"CSV holds one table: expected at most one of {', '.join(tables)}, got {' and '.join(asked)}."
+            )
+        table = tables[asked[0]] if asked else board.comparison
+        assert table is not None
+        return as_csv(table, board)
+    grids = [comparison_grid(board)]
+    grids += [mediator_grid(board)] if parts.mediators else []
+    grids += [audit_grid(board)] if parts.audit else []
+    if published is not None and beside is not None:
+        grids.append(reference_grid(beside, published, differences))
+    return _page(grids, chosen, board)
+
+
+def make_leaderboard_page(
+    runs: Sequence[str],
+    *,
+    form: str = "text",
+    by: Sequence[str] = (),
+    baseline: str = "wo",
+    margin: float | None = None,
+    metric: str | None = None,
+) -> str:
+    """The page of `mless leaderboard`: all that may stand in one table does, in the order in which they are met.
+
+    Args and Raises: see `make_table`.
+    """
+    chosen = check_format(form)
+    _check_splits(by)
+    groups = by_table(_read(runs, metric))
+    boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
+    names = _titles(boards)
+    if chosen == "json":
+        return as_json(boards[0]) if len(boards) == 1 else f"[{', '.join(map(as_json, boards))}]"
+    if chosen == "csv":
+        if len(boards) > 1:
+            raise ConfigError(
+                f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
+            )
+        return as_csv(boards[0].comparison, boards[0])
+    if len(boards) == 1:
+        return _page([leaderboard_grid(boards[0])], chosen, boards[0])
+    grids = [leaderboard_grid(board) for board in boards]
+    titled = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
+    return "\n\n".join(_page([grid], chosen, board) for grid, board in zip(titled, boards, strict=True))
+
+
+def _titles(boards: Sequence[Leaderboard]) -> list[str]:
+    """What each table is called: by its dataset and, where others have the same, by its runs."""
+    datasets = [_dataset(board) for board in boards]
+    return [
+        name if datasets.count(name) == 1 else f"{name}, {listed([str(entry['name']) for entry in board.receipt])}"
+        for name, board in zip(datasets, boards, strict=True)
+    ]
+
+
+def _dataset(board: Leaderboard) -> str:
+    """The name of the data that the runs of a table were asked."""
+    named = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)
+    return next(filter(None, named), "a dataset without a name")
+
+
+def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
+    return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
+
+
+def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
+    return [read_evaluation(run, metric=metric) for run in locate(runs)]
+
+
+def _check_splits(by: Sequence[str]) -> None:
+    if unknown := [name for name in by if name not in SPLITS]:
+        raise ConfigError(f"--by expects {' or '.join(SPLITS)}, got {unknown[0]!r}.")

@@ -1,0 +1,69 @@
+"""Grade a finished run again, without a model: after a better grader, or to ask the other graders too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from rich.progress import track
+
+from harness.errors import JournalError
+from harness.execution.run import finish
+from harness.execution.scoring import Scorer
+from harness.grading import GRADER_VERSION
+from harness.runs.folder import (
+    SCORES,
+    clear_messages,
+    lock,
+    read_prompts,
+    read_samples,
+    read_scores,
+    set_old_scores_aside,
+    unpack,
+)
+from harness.runs.journal import Journal, is_stored, read_journal
+
+
+def regrade(path: Path) -> str:
+    """Make every score anew and say which verdicts changed. Until the last is made, the old ones stay in force.
+
+    Raises:
+        JournalError: there is no finished run, or another process has the folder.
+    """
+    from harness.runs.sample_frame import read_receipt
+
+    read_receipt(path)
+    held = lock(path)
+    try:
+        with clear_messages(path):
+            unpack(path)
+        old = islice(read_journal(path / SCORES), 1, None) if is_stored(path / SCORES) else ()
+        before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
+        part = path / f"{SCORES}.part"
+        part.unlink(missing_ok=True)
+        samples = list(read_samples(path))
+        with (
+            Journal(part, {"grader_version": GRADER_VERSION}) as scores,
+            Scorer(scores, read_prompts(path)) as scorer,
+        ):
+            for sample in samples:
+                scorer.submit(sample)
+            for _ in track(scorer.finish(), total=len(samples), description="regrading", transient=True):
+                pass
+        after = read_scores(path, part.name)
+        if len(after) != len(samples):
+            raise JournalError(f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again.")
+        with clear_messages(path):
+            set_old_scores_aside(path)
+            part.replace(path / SCORES)
+        finish(path)
+    finally:
+        held.release()
+    changed = Counter(
+        f"{before[key]} -> {score['verdict']}"
+        for key, score in after.items()
+        if key in before and before[key] != score["verdict"]
+    )
+    told = "".join(f"\n  {count:6}  {change}" for change, count in changed.most_common())
+    return f"{len(after)} samples graded by version {GRADER_VERSION}, {sum(changed.values())} verdicts changed{told}"

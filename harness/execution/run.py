@@ -1,0 +1,336 @@
+"""One config, one experiment: requests into one engine, samples into the journal, scores beside them, a receipt."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.display.progress import Progress
+from harness.errors import JournalError, ModelError, RunError, RunInterrupted
+from harness.execution.scoring import Scorer
+from harness.experiment.config import RunConfig
+from harness.experiment.plan import Plan, task_version
+from harness.experiment.requests import Sample, hash_setting
+from harness.experiment.sampling import Sampling
+from harness.grading import GRADER_VERSION
+from harness.runs import receipts
+from harness.runs.folder import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    RunFolder,
+    beside,
+    changes,
+    clear_messages,
+    read_config,
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_sessions,
+    read_timing,
+    write_whole,
+)
+
+FIGURE = "accuracy"
+
+
+def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet: bool = False) -> Path:
+    """Run the plan, or what of it is not done yet, and return the run folder.
+
+    Args:
+        plan: What to do.
+        output: The run folder; by default the config's, with the shard in its name.
+        fork: Where the folder holds a run with other settings, use a new one beside it.
+        quiet: Lines for a log instead of a live table.
+
+    Raises:
+        HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies; what was done stays.
+        RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
+    """
+    _quieten()
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    identity = run_identity(plan, sampling)
+    path = output or plan.config.folder
+    if output is None and plan.shard:
+        path = path.with_name(f"{path.name}-shard-{plan.shard.index}-of-{plan.shard.count}")
+    if fork and changes(path, identity):
+        path = beside(path, identity)
+    with RunFolder(path, identity, plan.prompts) as folder:
+        for text in folder.mended:
+            print(f"mless: {text}", file=sys.stderr)
+        with termination_as_interrupt():
+            try:
+                worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
+                if worked or not _is_finished(path):
+                    finish(path)
+                else:
+                    print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
+            except KeyboardInterrupt:
+                raise RunInterrupted(
+                    f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in {path}. Run the same "
+                    "command again to continue."
+                ) from None
+    return path
+
+
+def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
+    """All that must be the same for a run to be continued: the first line of its journal."""
+    config = plan.config
+    name = str(config.model_arguments().get("pretrained") or config.model.name)
+    return {
+        "config": config.identity(),
+        "limit": plan.limit,
+        "shard": None if plan.shard is None else str(plan.shard),
+        "dataset": {
+            "name": plan.whole.name,
+            "problems": len(plan.whole.problems),
+            "sha256": plan.whole.sha256,
+        },
+        "task_version": task_version(),
+        "prompts_sha256": plan.prompts_sha256,
+        "sampling": sampling.record(),
+        "generation": sampling.lm_eval(),
+        "model": receipts.model_fingerprint(
+            name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
+        ),
+        "engine": receipts.engine_identity(config.model.backend, config.model.arguments),
+    }
+
+
+def finish(path: Path) -> None:
+    """Write what a finished run folder holds beside the journal: lm-eval's files, the figure, and last the receipt.
+
+    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again.
+
+    Raises:
+        JournalError: a sample or a score is missing, or the disk is full.
+    """
+    from harness.lm_eval_plugin.write_results import export
+
+    identity = read_identity(path)
+    config = read_config(path)
+    with clear_messages(path):
+        (path / RECEIPT).unlink(missing_ok=True)
+        tasks = export(path, identity, config)
+        receipt = {
+            "run": config["name"],
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **identity,
+            "config": config,
+            "problems": len({row["doc"]["id"] for row in read_prompts(path)}),
+            "timing": read_timing(path),
+            "grader_version": GRADER_VERSION,
+            "seed": config["seed"],
+            "tasks": tasks,
+            "sessions": read_sessions(path),
+            "versions": receipts.versions(),
+            "git_revision": receipts.git_revision(),
+            "files": {name: receipts.hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
+        }
+        _draw(path, receipt)
+        write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
+
+
+def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
+    """Draw the bar chart of a run into its folder."""
+    from harness.analysis.leaderboard import accuracy_table
+    from harness.display.figures import draw_accuracy_bars, save_figure
+    from harness.experiment.rewordings import is_edit
+    from harness.runs.sample_frame import read_frame
+
+    frame = read_frame(path)
+    figure = draw_accuracy_bars(
+        accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),
+        title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
+    )
+    kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}
+    save_figure(figure, path / FIGURE, kept)
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether the receipt is there, and whole."""
+    from harness.runs.sample_frame import read_receipt
+
+    try:
+        return all((path / task["samples"]).is_file() for task in read_receipt(path)["tasks"])
+    except RunError:
+        return False
+
+
+def _generate_and_grade(
+    plan: Plan, sampling: Sampling, identity: Mapping[str, Any], folder: RunFolder, *, quiet: bool
+) -> bool:
+    """Make every missing sample and every missing score; return whether any was missing.
+
+    Raises:
+        JournalError: the journal holds samples that the plan has no place for.
+    """
+    setting = hash_setting(
+        task_version=identity["task_version"],
+        sampling=sampling,
+        model=identity["model"],
+        engine=identity["engine"],
+    )
+    keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
+    keys = {id(request): key for request, key in keyed}
+    lines = plan.lines
+    tasks = {key: lines[request.task] for request, key in keyed}
+    if strange := folder.sample_keys - tasks.keys():
+        raise JournalError(
+            f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {min(strange)}: they "
+            "were put there by hand, or by another version of mless. Choose another --output."
+        )
+    missing = [request for request, key in keyed if key not in folder.journal.keys]
+    if not missing and folder.scores.keys >= tasks.keys():
+        return False
+    timing: dict[str, Any] = {"samples": 0, "tokens": 0}
+    parameters = sampling.record()
+    session = _session(plan)
+    with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
+        totals = Counter[str]()
+        for task, total in plan.totals.items():
+            totals[lines[task]] += total
+        progress = Progress(totals, quiet=quiet)
+
+        def collect() -> None:
+            for score in scorer.poll():
+                progress.score(tasks[score["key"]], score["verdict"])
+
+        if not missing:
+            folder.begin_session(session)
+        for number, sample in enumerate(read_samples(folder.path)):
+            progress.known(lines[sample["task"]])
+            scorer.submit(sample)
+            if number % 64 == 0:
+                collect()  # the workers must not wait until all are read
+        last = started = time.monotonic()
+        if missing:
+            scorer.start()
+            with _open_backend(plan, sampling) as backend, progress:
+                timing["load_seconds"] = round(time.monotonic() - started, 1)
+                facts = backend.facts()
+                _tell_other_device(folder, facts)
+                folder.begin_session({**session, "engine": facts})
+                started = time.monotonic()
+                progress.begin()
+                for finished in backend.stream(missing):
+                    for request, done in finished:
+                        sample = Sample.of(
+                            request,
+                            keys[id(request)],
+                            done.text,
+                            sampling=parameters,
+                            tokens=done.completion_tokens,
+                            reason=done.finish_reason,
+                        ).record()
+                        folder.journal.append(sample)
+                        scorer.submit(sample)
+                        progress.sample(lines[request.task], done.completion_tokens)
+                        timing["samples"] += 1
+                        timing["tokens"] += done.completion_tokens or 0
+                    collect()
+                    folder.sync_if_due()
+                    progress.tick()
+                last = time.monotonic()
+                timing["generation_seconds"] = round(last - started, 2)
+                timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
+                for score in scorer.finish():
+                    progress.score(tasks[score["key"]], score["verdict"])
+                timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
+        for score in scorer.finish():
+            progress.score(tasks[score["key"]], score["verdict"])
+    folder.end_session(timing)
+    return True
+
+
+def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+    """Say so if an earlier session generated on another kind of device, such as another GPU model."""
+    if not folder.sample_keys:
+        return
+    before = [session["engine"]["device_names"] for session in read_sessions(folder.path) if session["engine"]]
+    if before and before[-1] != facts["device_names"]:
+        print(
+            f"mless: earlier samples of {folder.path} were generated on {before[-1]}, and now it is "
+            f"{facts['device_names']}. Completions can differ in the last digits of a logit; the receipt names both.",
+            file=sys.stderr,
+        )
+
+
+def _open_backend(plan: Plan, sampling: Sampling) -> Any:
+    from harness.engines.lm_eval_models import open_backend
+
+    return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
+
+
+def _session(plan: Plan) -> dict[str, Any]:
+    """Who writes the journal from here on; `engine` is filled in when one has been loaded."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "config": plan.config.as_written(),
+        "shard": None if plan.shard is None else str(plan.shard),
+        "engine": None,
+        "dataset_source": plan.whole.source,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }
+
+
+def _generation_config(config: RunConfig) -> dict[str, Any] | None:
+    """The model's generation_config, None where it has none.
+
+    Raises:
+        ModelError: `model_default`, and it cannot be read.
+    """
+    from transformers import GenerationConfig
+
+    from harness.experiment.tokens import explain_hub_error
+
+    name = str(config.model_arguments().get("pretrained") or "")
+    try:
+        own = GenerationConfig.from_pretrained(name, revision=config.model.arguments.get("revision"))
+    except (OSError, ValueError) as error:
+        if config.sampling != "model_default":
+            return None
+        raise ModelError(
+            "`sampling` is model_default, and the model's generation_config.json cannot be read. "
+            f"{explain_hub_error(name, error)} Or use greedy, or values such as {{temperature: 0.7}}."
+        ) from error
+    return dict(own.to_diff_dict())
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """A job scheduler's SIGTERM ends a run as Ctrl-C does."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _quieten() -> None:
+    """Chatter goes; whoever set a level keeps it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    # a killed engine leaves shared memory to Python's tracker, which cleans it up and says so after our last word
+    told = os.environ.get("PYTHONWARNINGS", "")
+    if "resource_tracker" not in told:
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))

@@ -1,0 +1,344 @@
+"""One YAML is one experiment: its schema, its defaults, and clear refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from harness import resources
+from harness.errors import ConfigError
+from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, written
+from harness.experiment.conditions import (
+    BASELINE,
+    DEFAULT_SEED,
+)
+from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
+from harness.experiment.prompt import Layout
+from harness.experiment.rewordings import first_edits
+from harness.experiment.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
+from harness.experiment.yaml_settings import Strict, explain, read_values
+
+
+class ModelConfig(Strict):
+    """Which model, by which of lm-eval's backends, with which of the backend's own arguments.
+
+    `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model.
+    """
+
+    backend: str = "vllm"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    label: str | None = None
+
+    @field_validator("arguments")
+    @classmethod
+    def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if found := next(_secrets(arguments), None):
+            raise ConfigError(
+                f"model.arguments.{found} looks like a secret, and a config is copied into journal, receipt and logs. "
+                "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
+                "for a server."
+            )
+        return arguments
+
+    @property
+    def name(self) -> str:
+        """The model's name or path as given."""
+        return str(self.arguments.get("pretrained") or self.arguments.get("model") or "")
+
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether the backend draws each sample from a seed of its own: vLLM, and servers that are told one."""
+        return self.backend == "vllm" or "base_url" in self.arguments
+
+    @property
+    def templates_itself(self) -> bool:
+        """Whether the backend takes the turns of a chat and applies a template that only it knows."""
+        return self.backend.endswith("chat-completions")
+
+    @property
+    def display_name(self) -> str:
+        """What tables and figures call it."""
+        return self.label or self.name.rstrip("/").rpartition("/")[2]
+
+
+FREE_ARGUMENTS = frozenset(
+    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
+    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
+    "distributed_executor_backend numa_bind".split()
+)
+"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
+is done at once."""
+
+_SECRET_NAMES = re.compile(
+    r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
+)
+"""Names of arguments whose values are secrets, in small letters."""
+_SECRET_VALUES = re.compile(r"^hf_[A-Za-z0-9]{30,}$|^sk-[\w-]{20,}$|^Bearer \S|://[^/@\s]+:[^/@\s]+@|[?&](api_)?key=\S")
+"""What a secret looks like: tokens of the hub and of OpenAI, a header, an address with a password or a key in it."""
+_NO_SECRETS = ("", "EMPTY", "none")
+"""What servers without a key are given."""
+
+
+def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
+    """Where values lie that must not be written down, dotted."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _secrets(inner, f"{where}.{key}" if where else str(key), str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _secrets(inner, f"{where}.{number}", name)
+    elif isinstance(value, str) and value not in _NO_SECRETS:
+        if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
+            yield where
+
+
+def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
+    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
+    return {name: value for name, value in arguments.items() if name not in free}
+
+
+class DatasetConfig(Strict):
+    """A JSONL file of one's own and which of its fields hold what; `id: null` numbers the lines."""
+
+    path: Path
+    problem: str = "problem"
+    answer: str = "answer"
+    id: str | None = "unique_id"
+
+
+def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
+    """The problems that a config's `dataset` names.
+
+    Raises:
+        DataError: they cannot be had, or a file of one's own is not as described.
+    """
+    match dataset:
+        case "math500":
+            return load_math500()
+        case "demo":
+            return load_demo()
+        case DatasetConfig(path=path, problem=problem, answer=answer, id=identity):
+            return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
+
+
+class ExplicitSampling(Strict):
+    """Sampling values of one's own; what is left out is off."""
+
+    temperature: float = Field(ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+
+
+class RunConfig(Strict):
+    """One experiment.
+
+    Attributes:
+        primary: The condition whose difference from `wo` the experiment is about, named before it is run. By default
+            `mless` if it is among the conditions.
+        family: The conditions whose differences from `wo` are tested, all as one family; others are exploratory. By
+            default all of the run's. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
+        replicates: How often the baseline is run: 2 gives a noise floor (A/A).
+        prompt_null: So many harmless edits of the prompt are run too, without a filler.
+    """
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    model: ModelConfig
+    dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
+    conditions: Annotated[
+        tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
+    ] = Field(min_length=1)
+    primary: str | None = None
+    family: tuple[str, ...] | None = None
+    replicates: int = Field(default=1, ge=1)
+    prompt_null: int = Field(default=0, ge=0)
+    layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
+    instruction: str | None = None
+    sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
+    samples_per_problem: int = Field(default=1, ge=1)
+    max_gen_toks: int = Field(default=2048, ge=1)
+    until: tuple[str, ...] = ()
+    audit: bool = True
+    output: Path = Path("results")
+    seed: int = DEFAULT_SEED
+
+    @field_validator("family")
+    @classmethod
+    def _with_drawn(cls, family: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        """The name that drawn sentences have in common stands for all of them."""
+        if family is None or "conditions" not in info.data:
+            return family
+        conditions = info.data["conditions"]
+        names = {condition.name for condition in conditions}
+        spelt = [(name,) if name in names else drawn_names(name, conditions) or (name,) for name in family]
+        return tuple(name for some in spelt for name in some)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [condition.name for condition in self.conditions]
+        if len(set(names)) < len(names):
+            raise ValueError(f"condition names must differ, got {', '.join(names)}")
+        if len(set(self.layouts)) < len(self.layouts):
+            raise ValueError("each layout may be named once")
+        tasks = [self.task_name("x", c.name, layout) for layout in self.layouts for c in self.conditions]
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("a condition's name ends like a layout; rename it")
+        if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
+            raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
+        if self.primary not in names and (drawn := drawn_names(self.primary or "", self.conditions)):
+            raise ValueError(f"primary is one condition, and drawn sentences are several: {', '.join(drawn)}")
+        if self.primary is not None and (self.primary == BASELINE or not {BASELINE, self.primary} <= set(names)):
+            raise ValueError(
+                f"primary is compared with {BASELINE}: both must be among the conditions {', '.join(names)}"
+            )
+        compared = [name for name in names if name != BASELINE]
+        if unknown := [name for name in self.family or () if name not in compared]:
+            raise ValueError(f"family: expected some of the conditions {', '.join(compared)}, got {unknown[0]}")
+        if self.primary is not None and self.primary not in self.tested:
+            raise ValueError(f"primary is one of the family's conditions, which are {', '.join(self.tested) or 'none'}")
+        if self.replicates > 2:
+            raise ValueError(
+                f"replicates: expected 1, or 2 for a noise floor, got {self.replicates}: no table reads a third"
+            )
+        if self.replicates > 1 and BASELINE not in names:
+            raise ValueError(f"replicates repeat the baseline {BASELINE}, which is not among the conditions")
+        if self.prompt_null:
+            first_edits(self.prompt_null)
+            if BASELINE not in names:
+                raise ValueError(f"prompt_null edits the baseline {BASELINE}, which is not among the conditions")
+            if self.instruction is not None or Layout.AS_PUBLISHED in self.layouts:
+                raise ValueError(
+                    "prompt_null has edits of the standard instruction only: leave out `instruction` and as_published"
+                )
+        if self.samples_per_problem > 1 and self.sampling != "model_default":
+            self.resolve_sampling(None)
+        if not self.model.name:
+            raise ValueError("model.arguments needs `pretrained` (or `model` for an API backend)")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes unless told otherwise."""
+        return self.output / self.name
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """The conditions of the family, in the run's order."""
+        names = [condition.name for condition in self.conditions if condition.name != BASELINE]
+        return tuple(name for name in names if self.family is None or name in self.family)
+
+    @property
+    def primary_condition(self) -> str | None:
+        """The condition of the primary contrast; None if there is none."""
+        names = {condition.name for condition in self.conditions}
+        return self.primary or ("mless" if BASELINE in names and "mless" in self.tested else None)
+
+    @property
+    def sampling_words(self) -> str:
+        """The sampling in a few words."""
+        chosen = str(self.sampling)
+        if isinstance(self.sampling, ExplicitSampling):
+            chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
+        many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
+        return chosen + many
+
+    def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
+        """The parameters in force for a model with this generation_config (None: it has none, or none was read).
+
+        Raises:
+            ConfigError: several greedy samples of one problem.
+            ModelError: `model_default`, and there is no generation_config.
+        """
+        explicit = self.sampling if isinstance(self.sampling, ExplicitSampling) else None
+        sampling = resolve_sampling(
+            "explicit" if explicit else self.sampling,  # type: ignore[arg-type]
+            explicit.model_dump() if explicit else {},
+            max_tokens=self.max_gen_toks,
+            stop=self.until,
+            generation_config=generation_config,
+        )
+        refuse_repeated_greedy(sampling, self.samples_per_problem)
+        return sampling
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same for a run to be continued.
+
+        Left out: where things lie (model, data and prompts are told by their hashes), what the run is called and who
+        looks over it, and how much memory the engine may have and how it schedules.
+        """
+        values = {k: v for k, v in self.as_written().items() if k not in ("output", "audit", "name", "dataset")}
+        # what is as it was before these keys were known is left out: runs of that time can be continued
+        values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
+        # always there, defaults too: what is tested must not be chosen, by a later default either, after the result
+        values |= {"primary": self.primary_condition, "family": list(self.tested)}
+        arguments = fixed_arguments(self.model.arguments)
+        return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
+
+    @staticmethod
+    def task_name(dataset: str, condition: str, layout: Layout) -> str:
+        """What lm-eval calls one condition in one layout."""
+        return f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
+
+    def load_dataset(self) -> Dataset:
+        """The problems that the config names."""
+        return open_dataset(self.dataset)
+
+    def as_written(self) -> dict[str, Any]:
+        """The config as plain values that load again, all defaults spelled out."""
+        values = self.model_dump(mode="json", exclude={"conditions"})
+        values["conditions"] = [written(condition) for condition in self.conditions]
+        return values
+
+    def model_arguments(self) -> dict[str, Any]:
+        """lm-eval's model arguments, the bundled model and tokenizer resolved."""
+        arguments = dict(self.model.arguments)
+        for key in ("pretrained", "tokenizer"):
+            if isinstance(arguments.get(key), str):
+                arguments[key] = resources.resolve_model(arguments[key])
+        if self.model.backend == "vllm":
+            arguments.setdefault("seed", self.seed)
+            # lm-eval reads the tokenizer at its newest revision unless told
+            if "revision" in arguments and "tokenizer" not in arguments:
+                arguments.setdefault("tokenizer_revision", arguments["revision"])
+        return arguments
+
+
+_LATER = ("replicates", "prompt_null")
+"""Keys that enter a run's identity only where they change something."""
+
+_NESTED: dict[str, type[Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
+
+    A label stands for the weights that the file names, so an override that names others drops it.
+
+    Raises:
+        ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
+    """
+    overrides = list(overrides)
+    before, values = (read_values(path, "runs", RunConfig, some) for some in ((), overrides))
+    labelled = any(re.match(r"model\.label=|model=.*\blabel:", override) for override in overrides)
+    if _weights(before) != _weights(values) and not labelled:
+        old, new = before.get("model"), values.get("model")
+        if isinstance(old, dict) and isinstance(new, dict) and new.get("label") == old.get("label"):
+            new.pop("label", None)
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(path), RunConfig, _NESTED)) from None
+
+
+def _weights(values: Any) -> list[Any]:
+    """What of a config's unchecked values decides the weights."""
+    for key in ("model", "arguments"):
+        values = values.get(key) if isinstance(values, dict) else None
+    names = ("pretrained", "model", "revision", "peft", "lora_local_path", "delta")
+    return [values.get(name) for name in names] if isinstance(values, dict) else []

@@ -1,0 +1,173 @@
+"""Problems from the hub, from a JSONL file, or from the bundled demo set: all become the same records.
+
+`MATH500_PATH` decides for everything that asks for MATH-500: unset is the hub, `demo` is the bundled set, anything else
+is a JSONL file with MATH-500's fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness import resources
+from harness.errors import DataError
+
+MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
+MATH500_REVISION = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
+PATH_VARIABLE = "MATH500_PATH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem with its answer.
+
+    Attributes:
+        id: Unique within the dataset.
+        problem: The text that the model is asked.
+        answer: The gold answer, as it would stand in a box.
+        solution: The worked solution; empty where the dataset has none.
+        subject, level: MATH's subject and difficulty from 1 to 5; empty and 0 where the dataset has none.
+    """
+
+    id: str
+    problem: str
+    answer: str
+    solution: str = ""
+    subject: str = ""
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Which keys of a JSONL record hold what. `id` None numbers the lines."""
+
+    problem: str = "problem"
+    answer: str = "answer"
+    id: str | None = "unique_id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Problems and where they came from. `source` names a file, the bundled set, or hub and revision."""
+
+    name: str
+    source: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Hash over every field of every problem, in order."""
+        lines = (json.dumps(asdict(p), sort_keys=True) for p in self.problems)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def load_math500() -> Dataset:
+    """MATH-500, or what `MATH500_PATH` names instead of it.
+
+    Raises:
+        DataError: the file is missing or broken, or the hub cannot be reached.
+    """
+    chosen = os.environ.get(PATH_VARIABLE, "").strip()
+    if not chosen:
+        return _from_hub()
+    return load_demo() if chosen == "demo" else load_jsonl(Path(chosen))
+
+
+def load_demo() -> Dataset:
+    """The bundled 500 problems."""
+    loaded = load_jsonl(resources.demo_folder() / "problems.jsonl")
+    return Dataset(name="demo", source="bundled", problems=loaded.problems)
+
+
+def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
+    """Problems from a JSONL file.
+
+    Raises:
+        DataError: naming file, line and field.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"Data file {path} does not exist. Expected a JSONL file with the fields {fields.problem}, "
+            f"{fields.answer} and {fields.id}; check {PATH_VARIABLE} or the config's dataset.path."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Expected JSONL.") from error
+    records = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{path}, line {number}: not a complete JSON object ({error.msg}, column {error.colno}). "
+                "A torn last line means an unfinished download: fetch the file again."
+            ) from error
+        records.append((f"{path}, line {number}", record))
+    return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
+
+
+def _from_hub() -> Dataset:
+    import datasets
+
+    from harness.experiment.tokens import explain_hub_error
+
+    try:
+        rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
+    except Exception as error:
+        raise DataError(
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} Without the hub set {PATH_VARIABLE}=FILE.jsonl, or "
+            f"{PATH_VARIABLE}=demo for the bundled problems."
+        ) from error
+    source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
+    records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
+    return Dataset(name="math500", source=source, problems=_problems(records, Fields(), source))
+
+
+def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str) -> tuple[Problem, ...]:
+    problems: list[Problem] = []
+    first_seen: dict[str, str] = {}
+    for where, record in records:
+        if not isinstance(record, dict):
+            raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}.")
+        identity = str(len(problems)) if fields.id is None else _text(record, fields.id, where)
+        if identity in first_seen:
+            raise DataError(
+                f"{where}, field {fields.id!r}: the id {identity!r} was already used at {first_seen[identity]}. "
+                "Ids must be unique."
+            )
+        first_seen[identity] = where
+        level = record.get("level", 0)
+        problems.append(
+            Problem(
+                id=identity,
+                problem=_text(record, fields.problem, where),
+                answer=_text(record, fields.answer, where),
+                solution=str(record.get("solution") or ""),
+                subject=str(record.get("subject") or ""),
+                level=level if isinstance(level, int) else 0,
+            )
+        )
+    if not problems:
+        raise DataError(f"{source}: no problems in it. Expected one JSON object a line.")
+    return tuple(problems)
+
+
+def _text(record: dict[str, object], field: str, where: str) -> str:
+    if field not in record:
+        raise DataError(f"{where}: the field {field!r} is missing; it has {', '.join(map(repr, record)) or 'none'}.")
+    value = record[field]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise DataError(f"{where}, field {field!r}: expected text, got {type(value).__name__} {value!r}.")
+    if not value.strip():
+        raise DataError(f"{where}, field {field!r}: empty. Every problem needs it.")
+    return value

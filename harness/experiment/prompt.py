@@ -1,0 +1,184 @@
+"""The one prompt builder: problem and condition in, text and ordered segments out.
+
+A prompt is a sequence of segments, each with a role. Joined they are the raw text; split after the system part they
+are the messages of a chat. Everything else (lm-eval tasks, token checks, the probe) reads the segments, so that where
+the instruction, the filler and the problem stand is never guessed from text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from harness.errors import PromptMismatchError
+from harness.experiment.conditions import Condition, Placement
+
+INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
+"""The system prompt of the sound layouts."""
+
+AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
+"""The authors' string. The doubled braces are literal: in their code it is not a format string."""
+
+SEPARATOR = " \n\n"
+"""What the sound layouts put between instruction, filler and problem.
+
+The blank before the line breaks is not a slip. Byte-level tokenizers glue line breaks to the symbol before them
+(the Qwen pattern makes one piece of ` /` and a following newline) and the tekken pattern also glues a slash to the
+breaks before it. A blank ends the piece on the left and the line break starts a new one on the right, so neither the
+filler nor the problem is ever merged with its neighbour. The same separator stands in every condition.
+"""
+
+Role = Literal["instruction", "separator", "filler", "problem"]
+
+
+class Layout(StrEnum):
+    """How a prompt becomes model input.
+
+    `raw` joins everything into one string. `chat` puts the instruction into the system turn and the rest into the
+    user turn. `as_published` is the authors' string: no separators, no template.
+    """
+
+    RAW = "raw"
+    CHAT = "chat"
+    AS_PUBLISHED = "as_published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of prompt text with one role."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A built prompt.
+
+    Attributes:
+        segments: In order; joined they are the raw text. The problem occurs twice if a filler splits it.
+        system_size: How many leading segments belong to the system turn (0: no system turn).
+    """
+
+    segments: tuple[Segment, ...]
+    system_size: int
+
+    @property
+    def text(self) -> str:
+        """The raw text."""
+        return self.system + self.user
+
+    @property
+    def system(self) -> str:
+        """The text of the system turn."""
+        return "".join(segment.text for segment in self.segments[: self.system_size])
+
+    @property
+    def user(self) -> str:
+        """The text of the user turn."""
+        return "".join(segment.text for segment in self.segments[self.system_size :])
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns of a chat, as every chat template takes them."""
+        turns = [{"role": "system", "content": self.system}] if self.system else []
+        return [*turns, {"role": "user", "content": self.user}]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the raw text; lm-eval's sample logs carry the same hash for raw prompts."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def build_prompt(
+    problem: str,
+    condition: Condition,
+    *,
+    filler_text: str,
+    layout: Layout = Layout.RAW,
+    key: str = "",
+    system_turn: bool = True,
+    instruction: str | None = None,
+) -> Prompt:
+    """Build the prompt for one problem under one condition.
+
+    Args:
+        problem: The problem's text, unchanged.
+        condition: Which filler, and where.
+        filler_text: The filler's text, from `tokenization.fit_filler`; empty for none.
+        layout: `as_published` drops the separators and takes the authors' instruction.
+        key: The problem's id; with the condition's seed it draws a random placement.
+        system_turn: False for chat templates that refuse a system role: everything goes into the user turn, and
+            the raw text stays the same.
+        instruction: Another system prompt than the layout's own.
+    """
+    published = layout is Layout.AS_PUBLISHED
+    gap = "" if published else SEPARATOR
+    default = AS_PUBLISHED_INSTRUCTION if published else INSTRUCTION
+    if condition.edit is not None:
+        default = condition.edit.instruction
+        gap = gap if condition.edit.separator is None else condition.edit.separator
+    instruct = Segment(role="instruction", text=default if instruction is None else instruction)
+    separator = Segment(role="separator", text=gap)
+    ask = Segment(role="problem", text=problem)
+    inserted = Segment(role="filler", text=filler_text)
+
+    head: list[Segment] = [instruct, separator]
+    tail: list[Segment] = [ask]
+    if condition.filler is not None:
+        match condition.placement:
+            case Placement.BETWEEN:
+                tail = [inserted, separator, ask]
+            case Placement.BEFORE_SYSTEM:
+                head = [inserted, separator, instruct, separator]
+            case Placement.END:
+                tail = [ask, separator, inserted]
+            case Placement.RANDOM:
+                head, tail = _insert_at_random(head, tail, inserted, separator, f"{condition.seed}:{key}")
+    head, tail = ([s for s in part if s.text] for part in (head, tail))
+    return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0)
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def refuse_other_text(text: str, sha256: str, where: str) -> None:
+    """Raise PromptMismatchError unless the text is the one that was hashed when it was run."""
+    if (found := hash_text(text)) != sha256:
+        raise PromptMismatchError(
+            f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
+            f"{found[:12]}... Restore the file from a copy."
+        )
+
+
+def _insert_at_random(
+    head: list[Segment], tail: list[Segment], inserted: Segment, separator: Segment, seed: str
+) -> tuple[list[Segment], list[Segment]]:
+    """Put the filler at a word boundary drawn uniformly over instruction and problem.
+
+    A boundary is a single blank between two words, or the place between the two segments: cutting there leaves the
+    tokens on either side as they were.
+    """
+    places = [
+        (segment, match.start())
+        for segment in (head[0], tail[0])
+        for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text)
+    ]
+    place = random.Random(seed).choice([None, *places])
+    if place is None:
+        return head, [inserted, separator, *tail]
+    segment, at = place
+    parts = [
+        Segment(role=segment.role, text=segment.text[:at]),
+        separator,
+        inserted,
+        separator,
+        Segment(role=segment.role, text=segment.text[at:]),
+    ]
+    return ([*parts, *head[1:]], tail) if segment is head[0] else (head, parts)

@@ -1,0 +1,1 @@
+"""harness/lm_eval_plugin."""

@@ -1,0 +1,136 @@
+"""The functions that the task YAMLs name: adapters from lm-eval's calls to ours, no logic of their own.
+
+lm-eval calls a `custom_dataset` with `--metadata` and the model arguments merged; what is not ours is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import datasets
+
+from harness.errors import ConfigError
+from harness.experiment.condition_schema import ConditionConfig
+from harness.experiment.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, named_condition
+from harness.experiment.documents import MAX_GEN_TOKS, Model, build_documents, check_documents
+from harness.experiment.problems import load_math500
+from harness.experiment.prompt import Layout
+from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
+
+Documents = dict[str, datasets.Dataset]
+
+
+def wo(**metadata: Any) -> Documents:
+    """Documents of `math500_wo`."""
+    return _documents(named_condition("wo"), metadata)
+
+
+def mless(**metadata: Any) -> Documents:
+    """Documents of `math500_mless`."""
+    return _documents(named_condition("mless"), metadata)
+
+
+def mful(**metadata: Any) -> Documents:
+    """Documents of `math500_mful`."""
+    return _documents(named_condition("mful"), metadata)
+
+
+def random_sentence(**metadata: Any) -> Documents:
+    """Documents of `math500_random`."""
+    return _documents(named_condition("random"), metadata)
+
+
+def wo_as_published(**metadata: Any) -> Documents:
+    """Documents of `math500_wo_as_published`."""
+    return _documents(named_condition("wo"), metadata, as_published=True)
+
+
+def mless_as_published(**metadata: Any) -> Documents:
+    """Documents of `math500_mless_as_published`."""
+    return _documents(named_condition("mless"), metadata, as_published=True)
+
+
+def filler(**metadata: Any) -> Documents:
+    """Documents of `math500_filler`: unit or token_ids, count, separator, placement, placement_seed from metadata."""
+    given: dict[str, Any] = {
+        k: metadata[k] for k in ("unit", "token_ids", "count", "separator", "placement") if k in metadata
+    }
+    if "unit" not in given and "token_ids" not in given:
+        given["unit"] = "/"
+    given.setdefault("count", STUDY_COUNT)
+    condition = ConditionConfig.parse({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
+    return _documents(condition, metadata)
+
+
+def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Grade and audit every repeat of every document; both travel as one JSON text, which sample logs keep as it is.
+
+    A completion may carry `finish_reason`, and `graded`: the JSON text that an earlier run made of it. If all carry
+    that, no grader is started.
+    """
+    graded: list[list[str]] = [[getattr(completion, "graded", "") for completion in repeats] for repeats in responses]
+    missing = [(row, place) for row, texts in enumerate(graded) for place, text in enumerate(texts) if not text]
+    if missing:
+        with GraderPool() as pool:
+            for row, place in missing:
+                completion, doc = responses[row][place], docs[row]
+                finish_reason = getattr(completion, "finish_reason", None)
+                job = GradeJob(completion=completion, target=doc["answer"], finish_reason=finish_reason)
+                pool.submit((row, place, "grade"), job)
+                pool.submit((row, place, "audit"), _audit_job(completion, doc))
+            results: dict[tuple[int, int, str], Any] = dict(pool.drain())
+        for row, place in missing:
+            grade, audit = results[row, place, "grade"], results[row, place, "audit"]
+            assert isinstance(grade, Grade) and isinstance(audit, Audit)
+            graded[row][place] = as_text(grade, audit)
+    return graded
+
+
+def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Grades of one document as lm-eval's metrics, each the mean over repeats.
+
+    A column that is None for any repeat (its grader did not end, or was not asked) is left out: unknown is not wrong,
+    and lm-eval takes a metric's mean over the documents that have it. It warns when their numbers differ, and a metric
+    that no document has does not appear in its results. The grades' own columns are always there.
+    """
+    grades = [json.loads(graded) for graded in results[0]]
+    shown = ("correct", "no_box", "truncated")
+    verdicts = {verdict: fmean(g["verdict"] == verdict for g in grades) for verdict in shown}
+    said = {column: [g.get(column) for g in grades] for column in COLUMNS}
+    columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
+    return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
+
+
+def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_published: bool = False) -> Documents:
+    dataset = load_math500()
+    model = Model.from_arguments(metadata)
+    layout = Layout.AS_PUBLISHED if as_published else Layout.RAW
+    if model is not None:
+        checked = (layout,) if as_published else _layouts(metadata, model)
+        budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
+        check_documents(dataset, condition, checked, model, max_gen_toks=budget)
+    documents = build_documents(dataset, condition, layout, model=model)
+    return {"test": datasets.Dataset.from_list(documents)}
+
+
+def _layouts(metadata: Mapping[str, Any], model: Model) -> tuple[Layout, ...]:
+    """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
+    wanted = metadata.get("layout")
+    if wanted is None:
+        return model.layouts()
+    if wanted not in ("raw", "chat"):
+        raise ConfigError(f"metadata `layout` must be raw or chat, got {wanted!r}. Leave it out to check both.")
+    return (Layout(wanted),)
+
+
+def _audit_job(completion: str, doc: Mapping[str, Any]) -> AuditJob:
+    """The authors' rule reads the prompt too; a chat template adds no boxes to it, so the raw text stands for both."""
+    return AuditJob(
+        prompt=doc["system"] + doc["user"],
+        completion=completion,
+        target=doc["answer"],
+        solution=doc["solution"] or "",
+    )

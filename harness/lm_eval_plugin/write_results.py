@@ -1,0 +1,221 @@
+"""A finished journal as lm-eval's own results and sample logs: lm-eval evaluates the recorded completions again.
+
+Nothing is computed here that is not in the folder: an lm-eval model hands out what the journal holds, and the tasks'
+grading filter takes the grades that come with it. So the files are lm-eval's own, written by lm-eval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import LM
+
+from harness import resources
+from harness.engines.lm_eval_vllm import Completion
+from harness.errors import JournalError
+from harness.runs.folder import read_prompts, read_samples, read_scores, wanted_samples
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+
+_DATED = "20[0-9][0-9]-*"
+"""How lm-eval dates its files."""
+
+
+class Replay(LM):  # type: ignore[misc]
+    """An lm-eval model that generates nothing: it returns what was recorded."""
+
+    def __init__(self, prompts: Sequence[Mapping[str, Any]], completions: Mapping[tuple[str, str, int], str]) -> None:
+        super().__init__()
+        self._completions = completions
+        self._chats = {(row["doc"]["system"], row["doc"]["user"]): row["prompt"] for row in prompts if _is_chat(row)}
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The recorded completions; the n-th time that a request is asked it is the n-th sample."""
+        asked: Counter[tuple[str, str]] = Counter()
+        found = []
+        for instance in requests:
+            place = str(instance.task_name), str(instance.doc["id"])
+            found.append(self._completions[(*place, asked[place])])
+            asked[place] += 1
+        return found
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt as it was run."""
+        turns = {turn["role"]: turn["content"] for turn in chat_history}
+        return str(self._chats[turns.get("system", ""), turns["user"]])
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names lm-eval's cache of requests, which is off."""
+        return ""
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Never asked for."""
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Never asked for."""
+        raise NotImplementedError
+
+
+def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write lm-eval's results JSON and sample logs; return one entry a task for the receipt.
+
+    Args:
+        folder: A run folder in which every sample has its score.
+        identity: Its journal's first line.
+        config: The run config as it was last used.
+
+    Raises:
+        JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it would tell of settings that only its own CLI has
+    prompts = read_prompts(folder)
+    everything = list(read_samples(folder))
+    scores = read_scores(folder)
+    wanted = wanted_samples(prompts, config)
+    if len(everything) < wanted or any(sample["key"] not in scores for sample in everything):
+        raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
+    # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
+    samples = {(s["task"], s["problem_id"], s["sample_index"]): s for s in everything if s["replicate"] == 0}
+    for name in (f"results_{_DATED}.json", *{f"samples_{row['task']}_{_DATED}.jsonl" for row in prompts}):
+        for old in folder.glob(name):
+            old.unlink()
+    completions = {place: _completion(sample, scores[sample["key"]]) for place, sample in samples.items()}
+    replay = Replay(prompts, completions)
+    entries = []
+    for chat in (False, True):
+        rows = [row for row in prompts if _is_chat(row) == chat]
+        if rows:
+            entries += _evaluate(folder, identity, config, rows, samples, replay, chat=chat)
+    return entries
+
+
+def _evaluate(
+    folder: Path,
+    identity: Mapping[str, Any],
+    config: Mapping[str, Any],
+    prompts: Sequence[Mapping[str, Any]],
+    samples: Mapping[tuple[str, str, int], Mapping[str, Any]],
+    replay: Replay,
+    *,
+    chat: bool,
+) -> list[dict[str, Any]]:
+    """One call for all tasks with, or all without, a chat template; lm-eval's files as its own CLI writes them."""
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import sanitize_model_name
+
+    repeats, seed = config["samples_per_problem"], config["seed"]
+    rows_by_task: dict[str, list[Mapping[str, Any]]] = {}
+    for row in prompts:
+        rows_by_task.setdefault(row["task"], []).append(row)
+    tracker = EvaluationTracker(output_path=str(folder / "results.json"))
+    with redirect_stderr(StringIO()):  # progress bars of a second's work
+        results = simple_evaluate(
+            model=replay,
+            tasks=[_task(task, rows, identity, repeats) for task, rows in rows_by_task.items()],
+            apply_chat_template=chat,
+            log_samples=True,
+            evaluation_tracker=tracker,
+            task_manager=TaskManager(include_defaults=False),  # reading all of lm-eval's tasks would take 10 s
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+    logged = results.pop("samples")
+    label = config["model"]["label"] or identity["model"]["name"]
+    results["config"] |= {
+        "model": config["model"]["backend"],
+        "model_args": {k: str(v) for k, v in config["model"]["arguments"].items()},
+    }
+    tracker.general_config_tracker.model_source = config["model"]["backend"]
+    tracker.general_config_tracker.model_name = label
+    tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(label)
+    for task, lines in logged.items():
+        for line in lines:
+            line["generations"] = [_generation(samples[task, line["doc"]["id"], index]) for index in range(repeats)]
+    tracker.save_results_aggregated(results=results, samples=logged)
+    for task, lines in logged.items():
+        tracker.save_results_samples(task_name=task, samples=lines)
+    for task, lines in logged.items():
+        _check_whole(folder / f"samples_{task}_{tracker.date_id}.jsonl", len(lines))
+    return [
+        {
+            "task": task,
+            "condition": rows[0]["condition"],
+            "layout": rows[0]["layout"],
+            "samples": f"samples_{task}_{tracker.date_id}.jsonl",
+            "results": f"results_{tracker.date_id}.json",
+            "prompts_sha256": _hash_all([row["prompt_sha256"] for row in rows]),
+            "prompt_tokens_sha256": _hash_all([row["prompt_token_sha256"] for row in rows]),
+        }
+        for task, rows in rows_by_task.items()
+    ]
+
+
+def _check_whole(log: Path, lines: int) -> None:
+    """lm-eval only warns when it cannot write."""
+    try:
+        found = [json.loads(line)["doc_id"] for line in log.read_text(encoding="utf-8").rstrip("\n").split("\n")]
+    except (OSError, ValueError):
+        found = []
+    if len(found) != lines:
+        raise JournalError(
+            f"{log} could not be written whole, probably for want of space. The journal is safe: free some space and "
+            "run the same command again."
+        )
+
+
+def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], repeats: int) -> Any:
+    """The shipped task template with the run's own documents."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    table = Dataset.from_list([row["doc"] for row in prompts])
+
+    def custom_dataset(**_metadata: Any) -> dict[str, Any]:
+        return {"test": table}
+
+    template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
+    return ConfigurableTask(
+        config={
+            **template,
+            "task": name,
+            "repeats": repeats,
+            "generation_kwargs": identity["generation"],
+            "custom_dataset": custom_dataset,
+        }
+    )
+
+
+def _completion(sample: Mapping[str, Any], score: Mapping[str, Any]) -> Completion:
+    graded = json.dumps({name: value for name, value in score.items() if name != "key"})
+    return Completion(sample["completion"], finish_reason=sample["finish_reason"], graded=graded)
+
+
+def _generation(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """What the sample log says beside the completion."""
+    names = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
+    return {name: sample[name] for name in names}
+
+
+def _is_chat(row: Mapping[str, Any]) -> bool:
+    return bool(row["layout"] == "chat")
+
+
+def _hash_all(hashes: Sequence[str | None]) -> str | None:
+    return None if None in hashes else hashlib.sha256("\n".join(map(str, hashes)).encode()).hexdigest()

@@ -1,0 +1,151 @@
+"""Whether evaluations may stand in one table: the same problems, versions and, under one model's label, settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import ComparisonError
+from harness.runs.journal import differences
+
+if TYPE_CHECKING:
+    import pandas
+
+    from harness.runs.evaluations import Evaluation
+
+_ALL = {
+    "task_version": ("another task version", "Run the older one again"),
+    "grader_version": ("another grader version", "Grade both alike with `mless regrade`"),
+}
+"""Facts in which all evaluations of a table agree: what a difference means, and what to do about it."""
+_ONE_MODEL = {
+    name: (f"the same model's label, but other {words},", "Leave one out")
+    for name, words in (("model_sha256", "weights"), ("sampling", "sampling"), ("engine", "engine"))
+}
+"""Facts in which evaluations of one model agree, beside their settings."""
+
+
+def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
+    """The samples of all in one frame.
+
+    Raises:
+        ComparisonError: one is given twice, two are of other problems, task or grader versions, or two share a model's
+            label and differ in more than the condition.
+    """
+    import pandas
+    from pandas.api.types import union_categoricals
+
+    _refuse_twice(evaluations)
+    for place, one in enumerate(evaluations):
+        if message := next(filter(None, (_disagreement(other, one) for other in evaluations[:place])), None):
+            raise ComparisonError(message)
+    if len(evaluations) == 1:
+        return evaluations[0].frame
+    columns: dict[str, Any] = {}
+    for name in evaluations[0].frame.columns:
+        parts = [one.frame[name] for one in evaluations]
+        if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
+            columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
+        else:
+            columns[name] = pandas.concat([part.astype(_plain(part)) for part in parts], ignore_index=True)
+    return pandas.DataFrame(columns)
+
+
+def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """The evaluations in groups that may stand in one table and have no sample in common, in order.
+
+    A shard is left out where the merged run is there too.
+
+    Raises:
+        ComparisonError: one is given twice.
+    """
+    _refuse_twice(evaluations)
+    samples = {one.name: _samples(one) for one in evaluations}
+    wholes = [one for one in evaluations if not one.facts.get("shard")]
+    groups: list[list[Evaluation]] = []
+    for one in evaluations:
+        mine = samples[one.name]
+        if one.facts.get("shard") and any(
+            mine <= samples[whole.name] and not _disagreement(whole, one) for whole in wholes
+        ):
+            continue
+        fitting = (
+            group
+            for group in groups
+            if not any(mine & samples[other.name] or _disagreement(other, one) for other in group)
+        )
+        home = next(fitting, None)
+        if home is None:
+            groups.append([one])
+        else:
+            home.append(one)
+    return groups
+
+
+def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What differs between settings, in words, of that what both say; empty if nothing does."""
+    both = ours.keys() & theirs.keys()
+    return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _refuse_twice(evaluations: Sequence[Evaluation]) -> None:
+    names = [str(Path(one.name).resolve()) for one in evaluations]
+    if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
+        raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
+
+
+def _samples(one: Evaluation) -> set[tuple[str, ...]]:
+    """Which problems it asked of which model, and how."""
+    keys = one.frame[["model", "layout", "condition", "problem_id"]].drop_duplicates()
+    return set(keys.astype(str).itertuples(index=False, name=None))
+
+
+def _disagreement(one: Evaluation, other: Evaluation) -> str | None:
+    """Why the two may not stand in one table; None if they may."""
+
+    def refusal(what: str, how: str, remedy: str) -> str:
+        return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
+
+    if how := _other_problems(one, other):
+        return refusal("another dataset", how, "Compare runs on one dataset")
+    same_model = one.facts["model"] == other.facts["model"]
+    for name, (what, remedy) in (_ALL | _ONE_MODEL if same_model else _ALL).items():
+        ours, theirs = one.facts.get(name), other.facts.get(name)
+        if None not in (ours, theirs) and ours != theirs:
+            return refusal(what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
+    if same_model and (how := other_settings(one.facts.get("settings") or {}, other.facts.get("settings") or {})):
+        return refusal("the same model's label, but other settings,", how, "Leave one out")
+    return None
+
+
+def _other_problems(one: Evaluation, other: Evaluation) -> str | None:
+    """In what their problems differ, in words; None if they are the same, as far as is known."""
+    ours, theirs = one.facts.get("dataset"), other.facts.get("dataset")
+    if ours is not None and theirs is not None:
+        return None if ours == theirs else f"expected {_short(ours)}, got {_short(theirs)}"
+    if not one.problems or not other.problems:
+        return None
+    shared = one.problems.keys() & other.problems.keys()
+    changed = [name for name in one.problems if name in shared and one.problems[name] != other.problems[name]]
+    if changed:
+        return f"expected the same text and answer under the same id, got others for {listed(changed)}"
+    return None if shared else "expected the same problems, got none that is in both"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return text[:12] + "..." if len(text) == 64 else text
+
+
+def _plain(column: pandas.Series[Any]) -> Any:
+    """The type of what a column holds, categorical or not."""
+    import pandas
+
+    return column.cat.categories.dtype if isinstance(column.dtype, pandas.CategoricalDtype) else column.dtype

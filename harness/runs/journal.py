@@ -1,0 +1,243 @@
+"""Append-only files that survive anything: one JSON line a record, durable within seconds, torn tails mended.
+
+A journal's first line is its header: the identity of what is being recorded. Every further line is one finished
+record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at most the line being written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import lzma
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from harness.errors import JournalError
+
+PACKED = ".xz"
+"""Ending of a file in packed form; `harness.runs.folder.pack` makes it."""
+
+SYNC_SECONDS = 2.0
+"""At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
+
+
+class Journal:
+    """One append-only file. Holds the keys of its records in memory, never the records.
+
+    Attributes:
+        path: The file.
+        keys: Keys of all records, those just appended included.
+        mended: What was dropped at opening, in words; None if the file was whole.
+
+    Raises:
+        JournalError: the file cannot be read or written, a line in the middle is damaged, or the header differs.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.keys: set[str] = set()
+        self.mended: str | None = None
+        self._synced = time.monotonic()
+        self._dirty = False
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        try:
+            self._recover(header)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record; it survives the death of this process from here on.
+
+        Raises:
+            JournalError: the disk is full or the file cannot be written; what was there before is intact.
+        """
+        self._write_line(record)
+        self.keys.add(record["key"])
+
+    def sync_if_due(self) -> None:
+        """Make what was appended safe from a power cut, if the last time is long enough ago."""
+        if self._dirty and time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make what was appended safe from a power cut."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        self._synced, self._dirty = time.monotonic(), False
+
+    def close(self) -> None:
+        """Sync and close."""
+        if self._file >= 0:
+            try:
+                self.sync()
+            finally:
+                os.close(self._file)
+                self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def _recover(self, header: Mapping[str, Any]) -> None:
+        """Read what is there, cut a torn tail off, and write the header into an empty file."""
+        whole = 0
+        for number, record, end in _lines(self.path):
+            if number == 1:
+                if changes := differences(record, json.loads(json.dumps(header))):
+                    raise changed_settings(self.path, changes)
+            else:
+                if (key := record["key"]) in self.keys:
+                    raise JournalError(
+                        f"{self.path}, line {number}: the same key again ({key}), and one sample has one line. Delete "
+                        f"that line (sed -i {number}d {self.path})."
+                    )
+                self.keys.add(key)
+            whole = end
+        size = os.fstat(self._file).st_size
+        if size > whole:
+            os.ftruncate(self._file, whole)
+            self.mended = f"{self.path.name}: a torn last line of {size - whole} bytes was dropped"
+        os.lseek(self._file, 0, os.SEEK_END)
+        if whole == 0:
+            self._write_line(header)
+
+    def _write_line(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+        start = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            os.ftruncate(self._file, start)  # half a line is worth nothing, and shortening needs no space
+            raise _unwritable(self.path, error) from None
+        self._dirty = True
+
+
+def is_stored(path: Path) -> bool:
+    """Whether the file is there, as it is or packed."""
+    return path.is_file() or path.with_name(path.name + PACKED).is_file()
+
+
+def find_stored(folder: Path, pattern: str) -> list[Path]:
+    """The files that a glob pattern names, as they are or packed; by the names that they have unpacked."""
+    found = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
+
+
+@contextmanager
+def open_stored(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).
+
+    Raises:
+        OSError: there is neither.
+        JournalError: the packed form is damaged.
+    """
+    packed = path.with_name(path.name + PACKED)
+    if path.is_file() or not packed.is_file():
+        with path.open("rb") as stream:
+            yield stream
+        return
+    try:
+        with lzma.open(packed) as unpacked:
+            yield unpacked
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """The header, then every record. A torn last line is passed over.
+
+    Raises:
+        JournalError: there is no journal, or a line in the middle is damaged.
+    """
+    if not is_stored(path):
+        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it; check the path.")
+    for _, record, _ in _lines(path):
+        yield record
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs between two JSON values, one entry a leaf: `sampling.temperature: 0.0 -> 0.7`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            line
+            for name in sorted(old.keys() | new.keys())
+            for line in differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
+        ]
+    return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
+
+
+def changed_settings(path: Path, changes: list[str]) -> JournalError:
+    """The error for a journal that was begun with other settings.
+
+    It names what the user changed; what follows from that (hashes, generation arguments) only if there is nothing else.
+    """
+    named = [change for change in changes if change.startswith(("config.", "limit", "shard"))] or changes
+    told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
+    return JournalError(
+        f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add "
+        "--fork to start a new one beside it, or choose another --output."
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
+    """Line number, record, and the offset after it, for every whole line.
+
+    Only the last line may be damaged: a kill tears nothing else. It counts as torn if it has no line break.
+    """
+    end = 0
+    try:
+        with open_stored(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                record = _parse(path, number, line)
+                if number > 1 and not isinstance(record.get("key"), str):
+                    raise JournalError(
+                        f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
+                    )
+                yield number, record, end
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise JournalError(
+            f"{path}, line {number}: damaged, expected one JSON object. Nothing mless does leaves such a line: restore "
+            f"the file from a copy, or delete that line (sed -i {number}d {path}), and its sample is generated again."
+        )
+    return record
+
+
+def _unwritable(path: Path, error: OSError) -> JournalError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return JournalError(
+            f"{path} cannot grow: {error.strerror}. Everything before is safe. Free some space (or raise the quota or "
+            "file-size limit) and run the same command again to continue."
+        )
+    return JournalError(f"{path} cannot be written: {error.strerror}. Choose a writable --output.")

@@ -1,0 +1,286 @@
+"""lm-eval's sample logs (`--log_samples`): the prompt that was sent, what came back, and whether it was right.
+
+Logs of our tasks carry condition and segments in their documents. Those of other tasks do not: there the user names
+the condition of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import RunError
+from harness.experiment.documents import document_prompt, hash_problem, is_ours
+from harness.experiment.prompt import Layout, Segment, hash_text, refuse_other_text
+from harness.runs.journal import PACKED, find_stored, is_stored, open_stored
+from harness.runs.lm_eval_results import TaskResults, read_results
+from harness.runs.schemas import DocumentForm, GradeForm, LogLineForm, encodable, fit
+
+METRICS = ("exact_match", "math_verify", "acc")
+"""What says right or wrong in logs of other tasks; the first that a log has is taken."""
+
+_RESTORE = "Restore the file from a copy, or run lm_eval again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSample:
+    """One line of a sample log.
+
+    Attributes:
+        problem_id: The document's own id, else its number.
+        subject, level: Empty and 0 where the document has none.
+        condition: The document's; None in logs of other tasks.
+        layout: What the prompt was made with.
+        text, sha256, token_sha256: The prompt and its recorded hashes; empty text where a server templated it.
+        segments, system_size: See `harness.experiment.prompt.Prompt`; None where the document does not say.
+        doc: The document.
+        completions: What the model wrote, one a sample; empty where nothing was generated.
+        verdicts: One a sample; empty where nothing was graded.
+        answers: One a sample; None where a completion has none, empty where none were looked for.
+        grades: Our own tasks' grades with the audit, one a sample; empty in logs of other tasks.
+        completion_tokens: One a sample, where the log says.
+        target: The gold answer.
+    """
+
+    problem_id: str
+    subject: str
+    level: int
+    condition: str | None
+    layout: str
+    text: str
+    sha256: str
+    token_sha256: str | None
+    segments: tuple[Segment, ...] | None
+    system_size: int
+    doc: Mapping[str, Any]
+    completions: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    answers: tuple[str | None, ...]
+    grades: tuple[Mapping[str, Any], ...]
+    completion_tokens: tuple[int | None, ...]
+    target: str | None
+
+    @property
+    def problem_sha256(self) -> str:
+        """Hash of what is asked and its answer, whatever the condition."""
+        return hash_problem(self.doc, self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLog:
+    """One sample log.
+
+    Attributes:
+        path: The file.
+        metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
+        results: What the results file beside it says.
+        samples: One a problem.
+    """
+
+    path: Path
+    metric: str | None
+    results: TaskResults
+    samples: tuple[LoggedSample, ...]
+
+    @property
+    def model(self) -> str | None:
+        """What the results file says was loaded."""
+        return self.results.model
+
+    @property
+    def arms(self) -> dict[tuple[str | None, str], list[LoggedSample]]:
+        """The samples by condition and layout."""
+        arms: dict[tuple[str | None, str], list[LoggedSample]] = {}
+        for sample in self.samples:
+            arms.setdefault((sample.condition, sample.layout), []).append(sample)
+        return arms
+
+
+def read_log(path: Path, *, metric: str | None = None, prompts: bool = True) -> SampleLog:
+    """Read one sample log.
+
+    Args:
+        path: A `samples_*.jsonl` file, or a folder that holds one.
+        metric: What says right or wrong: `NAME`, or `NAME,FILTER` where the task has several filters. Without it our
+            own tasks' verdicts are taken, else the first of `METRICS` under the file's first filter.
+        prompts: Whether the prompts' texts are needed: a log of chat messages has none, and is then refused.
+
+    Raises:
+        RunError: the file is missing, damaged or no sample log, lacks samples or the metric, or does not hold the
+            prompt's text.
+        PromptMismatchError: a prompt is not the one that was hashed.
+    """
+    path = _one_file(path)
+    name, _, wanted = (metric or "").partition(",")
+    results = read_results(path)
+    chat = bool(results.file.chat_template)
+    samples: dict[str, LoggedSample] = {}
+    chosen: str | None = None
+    for where, line in _read_lines(path):
+        chosen = chosen or wanted or line.get("filter", "none")
+        if line.get("filter", "none") != chosen:
+            continue
+        try:
+            sample, found = _read_sample(where, line, name, chat=chat, prompts=prompts)
+        except RecursionError:
+            raise RunError(f"{where}: nested too deeply for a sample. {_RESTORE}") from None
+        name = name or found
+        if sample.problem_id in samples:
+            raise RunError(f"{where}: problem {sample.problem_id} again. Expected one line a problem and filter.")
+        samples[sample.problem_id] = sample
+    if not samples:
+        raise RunError(f"{path} has no sample{f' under the filter {wanted!r}' if wanted else ''}. Check the path.")
+    if results.counts is not None and len(samples) < results.counts.effective:
+        raise RunError(
+            f"{path}: samples are missing: expected {results.counts.effective}, as its results file says, got "
+            f"{len(samples)}. {_RESTORE}"
+        )
+    return SampleLog(
+        path=path,
+        metric=f"{name},{chosen}" if name else None,
+        results=results,
+        samples=tuple(samples.values()),
+    )
+
+
+def _read_sample(
+    where: str, line: Mapping[str, Any], metric: str, *, chat: bool, prompts: bool
+) -> tuple[LoggedSample, str]:
+    """The sample, and the metric that its verdicts were read from."""
+    doc = line["doc"]
+    text, generated = _arguments(where, line["arguments"], needed=prompts)
+    sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
+    if prompts:
+        refuse_other_text(text, sha256, where)
+    segments, system_size = None, 0
+    layout = str(Layout.CHAT if chat else Layout.RAW)
+    if is_ours(doc):
+        fit(DocumentForm, doc, f"{where}: its document", _RESTORE)
+        prompt = document_prompt(doc)
+        segments, system_size = prompt.segments, prompt.system_size
+        plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
+        layout = str(plain if text == prompt.text else Layout.CHAT)
+    responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
+    answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
+    verdicts: tuple[str, ...] = ()
+    # what another task's filter lets through is the model's own words, whatever they say
+    graded = segments is not None and metric in ("", "verdict")
+    grades = [grade for grade in (_grade(where, text) for text in filtered) if grade] if graded else []
+    if grades:
+        metric, answers = "verdict", tuple(grade["answer"] for grade in grades)
+        verdicts = tuple(grade["verdict"] for grade in grades)
+    elif metric := metric or next((name for name in METRICS if name in line), ""):
+        verdicts = (_verdict(where, line, metric),)
+    generations = line.get("generations") or [{}]
+    level = re.search(r"\d{1,9}", str(doc.get("level", "")))
+    return (
+        LoggedSample(
+            problem_id=encodable(str(doc.get("id") or doc.get("unique_id") or line["doc_id"])),
+            subject=encodable(str(doc.get("subject") or doc.get("type") or "")),
+            level=int(level[0]) if level else 0,
+            condition=doc["condition"] if segments is not None else None,
+            layout=layout,
+            text=text,
+            sha256=sha256,
+            token_sha256=generations[0].get("prompt_token_sha256"),
+            segments=segments,
+            system_size=system_size,
+            doc=doc,
+            completions=tuple(responses) if generated else (),
+            verdicts=verdicts,
+            answers=tuple(answer and encodable(answer) for answer in answers),
+            grades=tuple(grades),
+            completion_tokens=tuple(generation.get("completion_tokens") for generation in generations),
+            target=None if line.get("target") is None else encodable(str(line["target"])),
+        ),
+        metric,
+    )
+
+
+def _arguments(where: str, arguments: Any, *, needed: bool) -> tuple[str, bool]:
+    """The prompt's text, and whether the model was asked to generate (rather than to score a continuation)."""
+    try:
+        request = arguments["gen_args_0"] if isinstance(arguments, dict) else arguments[0]
+        text, rest = (request["arg_0"], request.get("arg_1")) if isinstance(request, dict) else (request[0], request[1])
+    except (KeyError, IndexError, TypeError):
+        text, rest = None, None
+    if isinstance(text, list) and not needed:
+        return "", isinstance(rest, dict)
+    if isinstance(text, list):
+        raise RunError(
+            f"{where}: the prompt was sent as chat messages, and the log does not hold the text that the server made "
+            "of them. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
+        )
+    if not isinstance(text, str):
+        raise RunError(f"{where}: no prompt text in its `arguments`. Expected a log of lm_eval --log_samples.")
+    return text, isinstance(rest, dict)
+
+
+def _verdict(where: str, line: Mapping[str, Any], metric: str) -> str:
+    value = line.get(metric)
+    if not isinstance(value, (int, float)):
+        known = ", ".join(line.get("metrics") or [n for n in METRICS if n in line]) or "none"
+        raise RunError(f"{where}: no metric {metric!r} that says right or wrong; it has {known}. Name one of these.")
+    if value not in (0, 1):
+        raise RunError(
+            f"{where}: {metric} is {value}, neither 0 nor 1 (a mean over repeats, or a graded score), so the problem "
+            "is neither right nor wrong. Name another metric."
+        )
+    return "correct" if value else "incorrect"
+
+
+def _grade(where: str, text: str) -> dict[str, Any] | None:
+    """One of our own tasks' grades; None if the text is none."""
+    try:
+        grade = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(grade, dict) or "verdict" not in grade:
+        return None
+    fit(GradeForm, grade, f"{where}: its grade", _RESTORE)
+    return grade
+
+
+def _flat(values: Any) -> list[str]:
+    """The texts of lists in lists: lm-eval nests by request, then by repeat."""
+    if isinstance(values, list):
+        return [text for value in values for text in _flat(value)]
+    return [values] if isinstance(values, str) else []
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line with its place, for messages."""
+    with open_stored(path) as stream:
+        for number, raw in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            try:
+                line = json.loads(raw.decode("utf-8", "surrogatepass"))
+            except (ValueError, RecursionError):
+                raise RunError(f"{where}: damaged, expected one JSON object. {_RESTORE}") from None
+            if not isinstance(line, dict) or not {"doc_id", "doc", "arguments"} <= line.keys():
+                raise RunError(
+                    f"{where}: not a line of a sample log: expected the keys doc_id, doc and arguments, as lm_eval "
+                    "--log_samples writes them."
+                )
+            fit(LogLineForm, line, where, _RESTORE)
+            yield where, line
+
+
+def find_logs(folder: Path) -> list[Path]:
+    """The sample logs in a folder, however deep; a packed one by the name that it has unpacked."""
+    return find_stored(folder, "**/samples_*.jsonl")
+
+
+def _one_file(path: Path) -> Path:
+    """The log itself, or the one that a folder holds."""
+    found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
+    if len(found) != 1:
+        named = f", such as {found[0]}" if found else ""
+        raise RunError(f"{path} is a folder with {len(found)} sample logs{named}: expected one. Name the file itself.")
+    if not is_stored(found[0]):
+        raise RunError(f"{path} does not exist. Expected a sample log of lm_eval --log_samples; check the path.")
+    return found[0]

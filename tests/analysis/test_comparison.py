@@ -1,0 +1,369 @@
+"""The comparison table: what it says of samples, and what it refuses to compare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from harness import load_run
+from harness.analysis import COLUMNS, compare, holm, mcnemar_test, noise_floor, score_interval, verdict
+from harness.analysis.verdicts import judge
+from harness.errors import ComparisonError
+from tests.example_runs import GREEDY_RUN
+
+ROOT = Path(__file__).resolve().parents[2]
+POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
+
+
+def samples(right, *, condition="wo", model="m", replicate=0, **columns):
+    """Samples of one condition: `right` is [problem][sample]."""
+    return pandas.DataFrame(
+        [
+            {
+                "model": model,
+                "layout": "raw",
+                "condition": condition,
+                "replicate": replicate,
+                "problem_id": f"p{number}",
+                "sample_index": index,
+                "correct": bool(one),
+                "answer": "7" if one else f"{number + index}",
+                **columns,
+            }
+            for number, row in enumerate(np.atleast_2d(np.asarray(right).T).T)
+            for index, one in enumerate(row)
+        ]
+    )
+
+
+def chances(seed, p, *, problems=60, k=1):
+    return np.random.default_rng(seed).random((problems, k)) < p
+
+
+@pytest.fixture
+def run():
+    return pandas.concat(
+        [
+            samples(chances(1, 0.5, k=4)),
+            samples(chances(2, 0.9, k=4), condition="mless"),
+            samples(chances(3, 0.5, k=4), condition="mful"),
+        ]
+    )
+
+
+def by_condition(table):
+    return table.set_index("condition")
+
+
+def test_a_table_by_hand():
+    before, after = [1] * 30 + [0] * 20, [1] * 28 + [0] * 2 + [1] * 12 + [0] * 8
+    table = by_condition(compare(pandas.concat([samples(before), samples(after, condition="mless")])))
+    baseline, row = table.loc["wo"], table.loc["mless"]
+    assert (baseline["accuracy"], baseline["verdict"], row["accuracy"]) == (60, "baseline", 80)
+    assert pandas.isna(baseline[["difference", "p", "p_adjusted", "within_margin", "test"]]).all()
+    assert (row["n"], row["k"], row["difference"], row["discordance"]) == (50, 1, pytest.approx(20), pytest.approx(28))
+    assert (row["wrong_to_right"], row["right_to_wrong"]) == (12, 2) == (row["problems_up"], row["problems_down"])
+    assert (row["test"], row["p"], row["tests"]) == ("mcnemar", mcnemar_test(12, 2), 1)
+    assert (row["low"], row["high"]) == pytest.approx((6.1112, 34.4709), abs=1e-4)  # Tango's interval of 12, 2 in 50
+    assert row["bootstrap_low"] == pytest.approx(row["low"], abs=2.1)
+    assert row["verdict"] == "better"
+    assert not row["within_margin"]
+
+
+def test_repeats_are_averaged_by_problem_and_tested_by_sign_flips(run):
+    row = by_condition(compare(run)).loc["mless"]
+    correct = run.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="mean")
+    change = correct["mless"] - correct["wo"]
+    assert row["difference"] == pytest.approx(100 * change.mean())
+    assert row["standard_error"] == pytest.approx(100 * correct["mless"].sem())
+    assert (row["problems_up"], row["problems_down"]) == ((change > 0).sum(), (change < 0).sum())
+    assert (row["wrong_to_right"] - row["right_to_wrong"]) == pytest.approx(change.sum())
+    assert (row["n"], row["k"], row["test"], row["verdict"]) == (60, 4, "sign-flip", "better")
+    low, high = score_interval(correct["mless"], bounds=(0, 1))
+    assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((100 * low, 100 * high))
+    assert row["pass_at_k"] == pytest.approx(100 * (correct["mless"] > 0).mean())
+
+
+def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
+    assert list(compare(run).columns) == list(COLUMNS)
+    levels = run.assign(level=run["problem_id"].str.len())
+    table = compare(levels, by=["level"])
+    assert list(table.columns)[:4] == ["model", "layout", "level", "condition"]
+    assert table.groupby("level")["n"].first().to_dict() == {2: 10, 3: 50}
+    assert set(table["tests"].dropna()) == {4}
+
+
+def test_equal_conditions_are_equivalent_if_there_are_enough_problems():
+    # so that a change of 1 percent of all problems would have been seen in these: see `fewest_problems`
+    for problems, word in ((50, "inconclusive"), (298, "inconclusive"), (299, "equivalent"), (500, "equivalent")):
+        right = chances(1, 0.6, problems=problems)
+        table = by_condition(compare(pandas.concat([samples(right), samples(right, condition="mless")])))
+        assert table.loc["mless", "verdict"] == word
+        assert table.loc["mless", "p"] == 1
+
+
+def test_verdicts_in_words():
+    assert verdict(0.049, 0.4, within_margin=True) == "better"
+    assert verdict(0.049, -0.4, within_margin=True) == "worse"
+    assert verdict(0.05, 3.0, within_margin=True) == "equivalent"
+    assert verdict(0.05, 3.0, within_margin=False) == "inconclusive"
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([1, 3]), st.floats(0.1, 0.9))
+def test_swapping_the_two_conditions_mirrors_the_row(seed, k, p):
+    frame = pandas.concat([samples(chances(seed, p, k=k)), samples(chances(seed + 1, 0.5, k=k), condition="mless")])
+    one = by_condition(compare(frame)).loc["mless"]
+    other = by_condition(compare(frame, baseline="mless")).loc["wo"]
+    mirrored = ["difference", "high", "low", "equivalence_high", "equivalence_low"]
+    assert other[mirrored].to_list() == pytest.approx((-one[POINTS]).to_list(), abs=1e-6)
+    assert (other["wrong_to_right"], other["p"]) == pytest.approx((one["right_to_wrong"], one["p"]))
+    assert other["bootstrap_low"] == pytest.approx(-one["bootstrap_high"], abs=2.0)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 100))
+def test_the_order_of_samples_does_not_matter(seed):
+    frame = pandas.concat([samples(chances(1, 0.5, k=2)), samples(chances(2, 0.6, k=2), condition="mless")])
+    shuffled = compare(frame.sample(frac=1, random_state=seed)).sort_values("condition", ignore_index=True)
+    pandas.testing.assert_frame_equal(shuffled, compare(frame).sort_values("condition", ignore_index=True))
+
+
+def test_other_models_change_a_row_only_through_holm(run):
+    other = run.assign(model="n", correct=~run["correct"])
+    alone, together = compare(run), compare(pandas.concat([run, other]))
+    same = [column for column in COLUMNS if column not in ("tests", "p_adjusted", "verdict")]
+    pandas.testing.assert_frame_equal(together[together["model"] == "m"][same], alone[same])
+    assert (set(alone["tests"].dropna()), set(together["tests"].dropna())) == ({2}, {4})
+    row = by_condition(alone).loc["mful"]
+    assert by_condition(together[together["model"] == "m"]).loc["mful", "p_adjusted"] >= row["p_adjusted"] >= row["p"]
+
+
+def test_all_tests_are_one_family_and_the_primary_one_is_only_marked(run):
+    table = by_condition(compare(run, family=["mless", "mful"], primary="mless"))
+    assert table["family"].dropna().to_dict() == {"mless": "registered", "mful": "registered"}
+    assert table["primary"].dropna().to_dict() == {"mless": True, "mful": False}
+    assert table["tests"].dropna().tolist() == [2, 2]
+    pandas.testing.assert_series_equal(table["p_adjusted"], by_condition(compare(run))["p_adjusted"])
+    assert set(compare(run)["family"].dropna()) == {"all"} and not compare(run)["primary"].any()
+
+
+def test_what_the_run_did_not_name_is_exploratory(run):
+    table = by_condition(compare(run, family=["mful"]))
+    assert table["verdict"].to_dict() == {"wo": "baseline", "mless": "exploratory", "mful": "inconclusive"}
+    assert table.loc["mless", "p"] < 0.001 and table.loc["mless", ["p_adjusted", "tests"]].isna().all()
+    assert table.loc["mful", "p_adjusted"] == table.loc["mful", "p"], "one test"
+    assert set(compare(run, family=[])["verdict"]) == {"baseline", "exploratory"}
+    same = run.assign(correct=True)
+    assert by_condition(compare(same, family=["mful"])).loc["mless", "verdict"] == "exploratory", "nor equivalent"
+
+
+def test_a_family_of_strangers_is_refused(run):
+    assert refused(run, family=["mles"]).startswith(
+        "family: expected conditions that are compared with wo, got mles. There are mless, mful."
+    )
+    assert refused(run, primary="mless") == (
+        "primary: expected a condition of the family, got mless. Name it in family too."
+    )
+
+
+MODELS, CONDITIONS = ("m", "n"), ("mless", "mful", "random")
+
+
+def table_rows(p_values):
+    """Rows as `compare` has them before they are judged, of p-values [model x condition]."""
+    names = [(model, condition) for model in MODELS for condition in CONDITIONS]
+    rows = [{"model": model, "condition": "wo"} for model in MODELS]
+    for (model, condition), p in zip(names, p_values, strict=True):
+        rows.append({"model": model, "condition": condition, "difference": 1.0, "p": p, "within_margin": False})
+    return rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())
+def test_verdicts_are_those_of_holm_over_every_test_of_the_family(p_values, registered):
+    rows = table_rows(p_values)
+    judge(rows, family=CONDITIONS if registered else None, edits=(), alpha=0.05)
+    assert [row["p_adjusted"] for row in rows[2:]] == holm(p_values).tolist()
+    assert [row["verdict"] == "better" for row in rows[2:]] == (holm(p_values) < 0.05).tolist()
+    part = table_rows(p_values)
+    judge(part, family=["mless", "random"], edits=(), alpha=0.05)
+    kept = [p for p, row in zip(p_values, part[2:], strict=True) if row["condition"] != "mful"]
+    assert [row["p_adjusted"] for row in part[2:] if row["condition"] != "mful"] == holm(kept).tolist()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
+@pytest.mark.parametrize("family", [None, CONDITIONS, ("mless", "random")])
+def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_hundred(shared, family):
+    """Two models, three conditions; independent tests are the worst case, a common baseline the usual one."""
+    experiments, rng = 4000, np.random.default_rng(20)
+    scores = rng.normal(size=(experiments, len(MODELS), len(CONDITIONS)))
+    if shared:
+        scores = (scores - rng.normal(size=(experiments, len(MODELS), 1))) / np.sqrt(2)
+    found = 0
+    for p_values in 2 * ndtr(-np.abs(scores.reshape(experiments, -1))):
+        rows = table_rows(p_values)
+        judge(rows, family=family, edits=(), alpha=0.05)
+        found += any(row["verdict"] in ("better", "worse") for row in rows)
+    error = (0.05 * 0.95 / experiments) ** 0.5
+    assert 0.02 < found / experiments < 0.05 + 3 * error
+
+
+def test_harmless_edits_are_not_judged_but_ranked_among(run):
+    edits = [f"edit-{i}" for i in range(9)]
+    null = [samples(chances(10 + i, 0.5, k=4), condition=name) for i, name in enumerate(edits)]
+    table = by_condition(compare(pandas.concat([run, *null]), edits=edits))
+    assert (table.loc[edits, "verdict"] == "prompt null").all()
+    assert table.loc[edits, ["p_adjusted", "tests", "null_p"]].isna().all(axis=None)
+    assert (table.loc["mless", "null_p"], table.loc["mless", "null_edits"]) == (1 / 10, 9)
+    nearer = (table.loc[edits, "difference"].abs() >= abs(table.loc["mful", "difference"])).sum()
+    assert table.loc["mful", "null_p"] == (1 + nearer) / 10
+    assert table.loc["mful", "tests"] == 2
+    with pytest.raises(ComparisonError, match="either in the family or an edit: expected each named once, got edi"):
+        compare(pandas.concat([run, *null]), edits=edits, family=["edit-1"])
+
+
+def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
+    again = samples(chances(4, 0.5, k=4), replicate=1)
+    frame = pandas.concat([run, again])
+    table, floor = compare(frame), noise_floor(frame)
+    expected = 100 * (again["correct"].mean() - run.loc[run["condition"] == "wo", "correct"].mean())
+    assert table["aa_difference"].to_list() == pytest.approx([expected] * 3)
+    assert floor.loc[0, "aa_discordance"] == table.loc[0, "aa_discordance"] > 0
+    assert floor[["n", "k"]].to_numpy().tolist() == [[60, 4]]
+    assert table.loc[1, "accuracy"] == compare(run).loc[1, "accuracy"]
+    assert compare(run)["aa_p"].isna().all()
+    assert noise_floor(run).empty
+
+
+def test_the_committed_example_run_is_compared():
+    frame = load_run(GREEDY_RUN)
+    table = compare(frame)
+    assert table["condition"].to_list() == list(frame["condition"].cat.categories)
+    assert (table["n"] == 500).all()
+    assert table["accuracy"].to_list() == pytest.approx(
+        (100 * frame.groupby("condition", observed=True)["correct"].mean()).to_list()
+    )
+
+
+def test_frames_without_replicates_and_answers_will_do(run):
+    table = compare(run.drop(columns=["replicate", "answer"]))
+    assert table["majority"].isna().all()
+    assert table["difference"].equals(compare(run)["difference"])
+
+
+# refusals
+
+
+def refused(frame, **arguments):
+    with pytest.raises(ComparisonError) as error:
+        compare(frame, **arguments)
+    return str(error.value)
+
+
+def test_a_missing_baseline_is_named_with_the_conditions_there_are(run):
+    message = refused(run, baseline="none")
+    assert message.startswith("model m, layout raw: there is no baseline condition 'none' to compare with")
+    assert "got wo, mless, mful. Run it too, or name another baseline." in message
+
+
+def test_unequal_problems_are_named(run):
+    lost = run[(run["condition"] != "mless") | ~run["problem_id"].isin(["p1", "p2", "p3", "p4", "p5"])]
+    message = refused(lost)
+    assert message.startswith("model m, layout raw, condition mless: its problems are not those of the baseline wo")
+    assert "expected the same 60, got 55; mless lacks p1, p2, p3 and 2 more. Finish both runs" in message
+    renamed = run.assign(
+        problem_id=run["problem_id"].where(run["condition"] != "mful", "q" + run["problem_id"].str[1:])
+    )
+    assert "mful lacks p0, p1, p10 and 57 more; wo lacks q0, q1, q10 and 57 more" in refused(renamed)
+
+
+def test_missing_samples_are_named(run):
+    lost = run[
+        (run["condition"] != "mful")
+        | ~(
+            (run["problem_id"] == "p7") & run["sample_index"].isin([1, 3])
+            | (run["problem_id"] == "p9") & (run["sample_index"] == 0)
+        )
+    ]
+    message = refused(lost)
+    assert message.startswith("model m, layout raw, condition mful: samples are missing: expected 4 of each problem")
+    assert "got fewer of p7 (no 1, 3), p9 (no 0). Continue the run" in message
+
+
+def test_another_number_of_samples_is_refused(run):
+    fewer = run[(run["condition"] != "mless") | (run["sample_index"] < 2)]
+    message = refused(fewer)
+    assert "expected 4 samples a problem as the baseline wo has, got 2. Run one of them again with" in message
+
+
+def test_an_incomplete_replicate_is_named(run):
+    again = samples(chances(4, 0.5, k=4, problems=59), replicate=1)
+    assert refused(pandas.concat([run, again])).startswith(
+        "model m, layout raw, condition wo, replicate 1: its problems"
+    )
+
+
+def test_doubled_samples_are_named(run):
+    message = refused(pandas.concat([run, run.iloc[[5]]]))
+    assert message.startswith("model m, layout raw, condition wo: sample 1 of problem p1 occurs more than once")
+    assert "got 1 again. Give each run once" in message
+
+
+def test_samples_without_a_verdict_are_named(run):
+    frame = run.reset_index(drop=True).astype({"correct": object})
+    frame.loc[[3, 4], "correct"] = None
+    message = refused(frame)
+    assert message.startswith("model m, layout raw, condition wo: sample 3 of problem p0 has no verdict")
+    assert "got 2 without. Grade the run again with `mless regrade`." in message
+
+
+def test_missing_columns_and_no_samples_are_refused(run):
+    assert refused(run.drop(columns="correct")).startswith(
+        "The samples lack the column correct: expected model, layout"
+    )
+    assert refused(run.iloc[:0]).startswith("There are no samples to count: expected at least one.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"margin": 0}, "margin: expected points above 0 and below 100, got 0"),
+        ({"alpha": 0.5}, "alpha: expected a level between 0 and 0.5, got 0.5"),
+        ({"draws": 10}, "draws: expected at least 1000 draws, got 10"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(run, arguments, message):
+    assert refused(run, **arguments).startswith(message)
+
+
+@pytest.mark.slow
+def test_a_million_samples_take_seconds_and_little_memory():
+    code = """
+import resource, time, numpy as np, pandas
+from harness.analysis import compare
+sizes = {"model": 25, "layout": 1, "condition": 4, "problem_id": 500, "sample_index": 20}
+index = pandas.MultiIndex.from_product([range(size) for size in sizes.values()], names=list(sizes))
+frame = index.to_frame(index=False)
+for column in ("model", "layout", "condition", "problem_id"):
+    frame[column] = pandas.Categorical.from_codes(frame[column], [f"{column} {i}" for i in range(sizes[column])])
+rng = np.random.default_rng(0)
+frame["correct"] = rng.random(len(frame)) < 0.6
+frame["answer"] = pandas.Categorical.from_codes(rng.integers(0, 50, len(frame)), [str(i) for i in range(50)])
+before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+table = compare(frame, baseline="condition 0")
+print(len(frame), len(table), time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    count, rows, seconds, mebibytes = map(float, done.stdout.split())
+    assert (count, rows) == (1_000_000, 100)
+    assert seconds < 20
+    assert mebibytes < 1024

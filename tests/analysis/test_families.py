@@ -1,0 +1,117 @@
+"""Which tests are one family in a table, what the runs registered beforehand, and what is only exploratory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.analysis import holm
+from harness.analysis.leaderboard import as_json, make_leaderboard
+from harness.display.comparison_tables import comparison_grid
+from harness.display.table_pages import make_table
+from harness.display.words import NONE
+from harness.errors import RunError
+from harness.runs.evaluations import read_evaluation
+from tests.example_runs import GREEDY_RUN, drawn, evaluation, right, write_run
+
+"""A run that was made before runs registered a family."""
+REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
+CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
+
+
+def rows(grid):
+    """A grid's cells by condition, then by column."""
+    place = grid.header.index("condition")
+    return {row[place].text: dict(zip(grid.header, row, strict=True)) for row in grid.rows}
+
+
+def of_models(*facts):
+    """An evaluation for each, of a model of its own."""
+    return [evaluation(drawn(i, 30, 1, CHANCES), model=f"m{i}", **one) for i, one in enumerate(facts)]
+
+
+def test_the_registered_tests_of_all_models_are_one_family():
+    board = make_leaderboard(of_models(REGISTERED, REGISTERED))
+    tested = board.comparison[board.comparison["condition"] != "wo"]
+    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist() and set(tested["tests"]) == {6}
+    assert (board.primary, board.family) == (("mless",), ("mless", "mful", "random"))
+    other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful"}))
+    assert other.primary == () and other.comparison["p_adjusted"].equals(board.comparison["p_adjusted"])
+
+
+def test_what_was_not_registered_is_exploratory():
+    board = make_leaderboard(of_models({"primary": "mful", "family": ["mful"]}))
+    grid = comparison_grid(board)
+    assert [row["verdict"].text for row in rows(grid).values()][1:] == ["exploratory", "inconclusive", "exploratory"]
+    assert rows(grid)["w/ Mless"]["p adj."].text == NONE and not rows(grid)["w/ Mless"]["verdict"].strong
+    text = " ".join(grid.notes)
+    assert "over the 1 test registered beforehand (w/ Mful); *: the primary contrast; exploratory: not among" in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "arguments"),
+    [
+        ([{}], {}),
+        ([{"primary": None, "family": None}], {}),
+        ([REGISTERED, {}], {}),
+        ([REGISTERED, {"primary": "mless", "family": ["mless"]}], {}),
+        ([REGISTERED], {"by": ["level"]}),
+        ([REGISTERED], {"baseline": "mless"}),
+    ],
+    ids=["nothing", "older run", "one of two", "contradicting", "split", "another baseline"],
+)
+def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_says_so(facts, arguments):
+    board = make_leaderboard(of_models(*facts), **arguments)
+    assert board.primary == () and board.family is None and json.loads(as_json(board))["family"] is None
+    tested = board.comparison[board.comparison["condition"] != board.baseline]
+    assert set(tested["family"]) == {"all"} and set(tested["tests"]) == {len(tested)}
+    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
+    assert f"over all {len(tested)} tests shown, not registered beforehand" in " ".join(comparison_grid(board).notes)
+
+
+def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
+    parts = of_models({"primary": "mless", "family": ["mless", "mful", "random"]}, {})
+    fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", primary="mless", family=["mless"])
+    board = make_leaderboard([parts[0], fewer])
+    assert set(board.comparison["tests"].dropna()) == {4} and board.primary == ("mless",)
+    alone = [evaluation(drawn(5, 30, 1, {name: 0.5}), family=[] if name == "wo" else [name]) for name in CHANCES]
+    for number, part in enumerate(alone):
+        object.__setattr__(part, "name", f"results/{number}")
+    assert make_leaderboard(alone).family == ("mless", "mful", "random"), "a run each of one model"
+
+
+def test_against_another_baseline_there_is_no_prompt_null():
+    chances = {"wo": 0.5, "mless": 0.6, "edit-01": 0.5, "edit-02": 0.5}
+    whole = evaluation(drawn(7, 60, 1, chances), edits=["edit-01", "edit-02"], **{**REGISTERED, "family": ["mless"]})
+    board = make_leaderboard([whole], baseline="mless")
+    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.edits == ()
+    edit = make_leaderboard([whole], baseline="edit-01")
+    assert edit.comparison["condition"].tolist() == ["wo", "mless", "edit-01"]
+    assert "Differences from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
+
+
+def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
+    run = write_run(tmp_path / "made", right, family=["mless"], limit=2, audit=False)
+    assert [read_evaluation(run).facts[name] for name in ("primary", "family")] == ["mless", ["mless"]]
+    receipt = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
+    assert read_evaluation(run).facts["family"] == ["mless"]
+    first, *rest = (run / "journal.jsonl").read_text().splitlines()
+    header = json.loads(first)
+    older = {**header, "config": {k: v for k, v in header["config"].items() if k not in ("primary", "family")}}
+    (run / "journal.jsonl").write_text("\n".join([json.dumps(older), *rest, ""]))
+    assert [read_evaluation(run).facts[name] for name in ("primary", "family")] == [None, None]
+    header["config"]["family"] = [7]
+    (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
+    with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: input should be a valid string, got 7\. Rest"):
+        read_evaluation(run)
+
+
+def test_the_noise_floor_is_explained_for_each_model():
+    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6})
+    models = [evaluation(verdicts, model=f"m{i}", greedy=greedy) for i, greedy in enumerate((True, False, False))]
+    (note,) = [note for note in comparison_grid(make_leaderboard(models)).notes if note.startswith("A/A")]
+    exact, chance = note.split("; (")
+    assert "(m0 " in exact and "m1" not in exact and exact.endswith("what the engine does not repeat exactly")
+    assert chance.startswith("m1 ") and "; m2 " in chance and "one instance of what chance alone does" in chance

@@ -1,0 +1,112 @@
+"""What `--dry-run` says that a run can find and cost: the statistics' numbers, and times of runs that were made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from harness import resources
+from harness.analysis import minimal_detectable_effect
+from harness.analysis.forecast import describe_outlook, describe_power, find_speed
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from tests.example_runs import CONFIG, GREEDY_RUN
+
+SAMPLED = {"sampling": {"temperature": 0.5}, "samples_per_problem": 5}
+
+
+def config(folder, **changes):
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
+    return load_config(path)
+
+
+def points(n, k, discordance, tests):
+    return f"{100 * minimal_detectable_effect(n=n, k=k, discordance=discordance, alpha=0.05 / tests):.1f}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "tests"),
+    [
+        ({"layouts": ["raw", "chat"]}, "alpha 0.05 / 4; mless (primary), mful", 4),
+        ({"layouts": ["raw", "chat"], "family": ["mful", "mless"]}, "alpha 0.05 / 4; mless (primary), mful", 4),
+        ({"family": ["mful"]}, "alpha 0.05; mful", 1),
+    ],
+)
+def test_the_least_gain_is_that_of_the_statistics_for_all_tests_of_the_family(tmp_path, changes, names, tests):
+    conditions = {"conditions": ["wo", "mless", "mful"]}
+    one = describe_power(config(tmp_path, **conditions, **changes), 500)
+    assert names in one[1]
+    assert one[2].split() == ["5", "%", "10", "%", "20", "%"]
+    assert one[3].split()[-3:] == [points(500, 1, share, tests) for share in (0.05, 0.1, 0.2)]
+    *_, same, both = describe_power(config(tmp_path, **conditions, **changes, **SAMPLED), 500)
+    assert same.split()[-3:] == [points(500, 5, share, tests) for share in (0.05, 0.1, 0.2)]
+    assert both.split()[-3:] == one[3].split()[-3:], "whole problems that move count once, whatever the samples"
+
+
+def test_what_tests_nothing_or_too_little_says_so(tmp_path):
+    assert describe_power(config(tmp_path, family=[]), 500) == []
+    assert "detect" not in describe_outlook(config(tmp_path, family=[]), 500, 1000)
+    assert describe_outlook(config(tmp_path), 3, 6).startswith("smallest gain this run can detect: none, at 10 %")
+
+
+def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
+    wanted = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
+    said = describe_outlook(wanted, 500, 7500)
+    assert "; time unknown: no finished run of this model in" in said
+    assert (
+        f"{points(500, 5, 0.1, 2)} points (if the filler moves all problems one way; {points(500, 1, 0.1, 2)} if"
+        in said
+    )
+    shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
+    receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
+    receipt["timing"] |= {"tokens_per_second": 1000.0, "tokens": 40_000, "samples": 1000, "load_seconds": 60.0}
+    receipt["sessions"][-1]["engine"] = {"device_names": ["H200", "H200"]}
+    for device, told in (("cuda", "about 12 GPU-minutes (as"), ("cpu", "about 12 minutes (as")):
+        receipt["engine"]["device"] = device
+        (tmp_path / "earlier" / "run.json").write_text(json.dumps(receipt))
+        assert told in (said := describe_outlook(wanted, 500, 7500)), "2 x (60 s + 7,500 x 40 / 1,000 s)"
+        assert said.endswith("earlier: 1,000 tokens/s on H200)")
+    assert find_speed(config(tmp_path, model=_demo_model(dtype="bfloat16"))) is None
+    receipt["timing"]["tokens"] = 50_000
+    (tmp_path / "verify-h200" / "demo" / "run").mkdir(parents=True)
+    (tmp_path / "verify-h200" / "demo" / "run" / "run.json").write_text(json.dumps(receipt))
+    assert find_speed(wanted).source.parts[-3:] == ("verify-h200", "demo", "run"), "the longest one"
+    shutil.rmtree(tmp_path / "verify-h200")
+    (tmp_path / "earlier" / "run.json").write_text('{"torn')
+    assert find_speed(wanted) is None
+
+
+def _demo_model(**changes):
+    shipped = yaml.safe_load((resources.folder("configs") / "runs" / "demo.yaml").read_text())["model"]
+    return {**shipped, "arguments": {**shipped["arguments"], **changes}}
+
+
+def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can():
+    files = sorted((resources.folder("configs") / "runs").glob("*-*.yaml"))
+    configs = {file.stem: load_config(file) for file in files}
+    assert len(configs) == 12
+    for name, one in configs.items():
+        assert (one.primary, one.replicates) == ("mless", 2), name
+        if one.samples_per_problem > 1:
+            gain = minimal_detectable_effect(
+                n=500, k=one.samples_per_problem, discordance=0.1, alpha=0.05 / len(one.tested)
+            )
+            assert gain < 0.02, "of the study's gains most are 2 points or more"
+        else:
+            twin = configs[f"{name}-sampled"]
+            assert (twin.sampling_words, twin.layouts) == (
+                "temperature 0.5, top_p 0.95, 8 samples a problem",
+                one.layouts,
+            )
+            assert twin.model == one.model and twin.conditions == one.conditions
+
+
+def test_the_plan_ends_with_the_outlook(tmp_path):
+    plan = make_plan(config(tmp_path), limit=3)
+    lines = plan.describe().splitlines()
+    assert lines[-1] == describe_outlook(plan.config, 3, plan.size)
+    assert all(line in lines for line in describe_power(plan.config, 3))

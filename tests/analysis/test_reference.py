@@ -1,0 +1,172 @@
+"""Published numbers: every shipped table, agreement within our interval, and what differs in the set-up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from attention_probe.figures.config import BarsConfig
+from attention_probe.figures.data import read_bars
+from harness import resources
+from harness.analysis.leaderboard import make_leaderboard
+from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
+from harness.display.table_pages import Parts, make_table
+from harness.errors import ConfigError
+from tests.example_runs import GREEDY_RUN, ROOT, evaluation
+
+SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
+
+
+def verdicts(right, n=500):
+    return [["correct"]] * right + [["incorrect"]] * (n - right)
+
+
+def board(*models, **facts):
+    """Of accuracies {condition: right of 500}."""
+    ours = [evaluation({c: verdicts(r) for c, r in arms.items()}, model=name, **facts) for name, arms in models]
+    return make_leaderboard(ours)
+
+
+def beside(reference, *models):
+    made = board(*models)
+    return reference_table(made.comparison, made.audit, reference, receipts=made.receipt)
+
+
+STUDY = {
+    "seed-bar-chart": {
+        "Qwen2.5-Math-1.5B": {"wo": 64, "mless": 66, "mful": 66},
+        "Qwen2.5-Math-7B": {"wo": 73, "mless": 76, "mful": 74},
+        "Llama3.1-8B Instruct": {"wo": 44, "mless": 46, "mful": 48},
+    },
+    "study-filler-types": {
+        "Qwen2.5-Math-1.5B": {"wo": 63.6, "backslash": 66.8, "question-mark": 58.2},
+        "Qwen2.5-Math-7B": {"wo": 72.4, "backslash": 75.0, "question-mark": 69.6},
+        "Llama-3.1-8B-Instruct": {"wo": 35.4, "backslash": 36.6, "question-mark": 34.2},
+    },
+    "study-positions": {
+        "Qwen2.5-Math-7B": {"wo": 72.4, "before_system": 69.6, "mless": 75.0, "end": 0.0, "random_place": 51.2},
+    },
+    "study-table-1": {
+        "Qwen2.5-Math-1.5B": {"wo": 63.9, "mless": 65.9},
+        "Qwen2.5-Math-7B": {"wo": 72.3, "mless": 74.6},
+        "DeepSeek-R1-Distill-Qwen-7B": {"wo": 52.7, "mless": 53.1},
+        "DeepSeek-Math-7B-instruct": {"wo": 39.5, "mless": 42.1},
+        "Llama-3.1-8B-Instruct": {"wo": 41.8, "mless": 42.1},
+        "Qwen2.5-32B-Instruct": {"wo": 81.3, "mless": 81.7},
+    },
+    "study-table-3a": {
+        "Qwen2.5-Math-7B": {"wo": 72.4, "mless": 75.0, "arm": 73.4},
+        "Llama-3.1-8B-Instruct": {"wo": 43.0, "mless": 44.9, "arm": 45.8},
+    },
+}
+"""Every number that the study and the figure give for MATH-500, written down a second time."""
+
+
+def test_the_studys_numbers_are_cited_table_by_table():
+    shipped = {name: {row.model: row.conditions for row in read_reference(name).accuracies} for name in SHIPPED}
+    assert shipped == STUDY
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_table_has_its_source_and_draws_as_bars(name):
+    reference = read_reference(name)
+    assert "arXiv 2510.01032" in reference.source and reference.dataset == "math500"
+    assert reference.uncertainty == (0.05 if reference.exact else 1)
+    bars = read_bars(BarsConfig(title="x", reference=Path(f"{name}.yaml"), conditions=("wo",)))
+    assert bars.reference == reference.source and len(bars.table) == len(reference.accuracies)
+
+
+def test_ours_agrees_where_theirs_lies_in_our_interval():
+    reference = read_reference("study-table-1")
+    found = beside(reference, ("qwen2.5-math-7b", {"wo": 360, "mless": 362}), ("Qwen2.5-32B-Instruct", {"wo": 300}))
+    assert list(found.columns) == list(COLUMNS)
+    rows = found.set_index(["model", "condition"])
+    near, far = rows.loc[("Qwen2.5-Math-7B", "wo")], rows.loc[("Qwen2.5-32B-Instruct", "wo")]
+    assert (near["accuracy"], near["reference"], near["agrees"], far["agrees"]) == (72.0, 72.3, True, False)
+    assert near["low"] < 72 < near["high"] and near["authors_rule"] == 72.0
+    change = rows.loc[("Qwen2.5-Math-7B", "mless")]
+    assert change["reference_difference"] == pytest.approx(2.3) and change["difference"] == pytest.approx(0.4)
+    assert not change["difference_agrees"] and change["difference_high"] < 2.3
+    assert rows.loc[("Qwen2.5-32B-Instruct", "mless"), "agrees"] is pandas.NA, "we have not run it"
+    assert set(found["model"]) == {"Qwen2.5-Math-7B", "Qwen2.5-32B-Instruct"}, "no other model is shown"
+
+
+def test_numbers_that_were_read_off_get_their_reading_error():
+    reference = read_reference("seed-bar-chart")
+    ours = ("Llama-3.1-8B-Instruct", {"wo": 243})
+    (row,) = beside(reference, ours)[lambda t: t["condition"] == "wo"].to_dict("records")
+    assert row["low"] - 1 < row["reference"] < row["low"] and row["agrees"]
+    exact = reference.model_copy(update={"uncertainty": 0.0})
+    assert beside(exact, ours)["agrees"].dropna().tolist() == [False]
+
+
+def test_a_model_that_is_not_in_the_reference_agrees_with_nothing():
+    reference = read_reference("study-table-3a")
+    found = beside(reference, ("mine", {"wo": 250, "mless": 250}))
+    assert len(found) == 6 and found["accuracy"].isna().all() and found["agrees"].isna().all()
+
+
+def test_numbers_on_another_dataset_neither_agree_nor_differ():
+    reference = read_reference("study-table-1")
+    ours = ("Qwen2.5-Math-7B", {"wo": 360, "mless": 362})
+    for name, judged in (("math500", True), (None, True), ("demo", False)):
+        made = board(ours, dataset_name=name)
+        found = reference_table(made.comparison, made.audit, reference, receipts=made.receipt).set_index("condition")
+        assert found["accuracy"].notna().all() and found["agrees"].notna().all() == judged
+        assert found["difference_agrees"].notna().tolist() == [False, judged]
+        (said,) = [
+            line for line in setup_differences(reference, made.receipt, ["as_published"]) if "Dataset" in line
+        ] or [""]
+        assert ("nothing agrees or disagrees" in said) == (not judged)
+
+
+def test_what_differs_in_the_set_up_is_said():
+    reference = read_reference("study-table-1")
+    made = board(("mine", {"wo": 1}), dataset_name="demo", sampling={"temperature": 0.7, "top_p": 0.95}, greedy=False)
+    model, dataset, sampling, prompt, grader = setup_differences(reference, made.receipt, ["raw", "raw"])
+    assert model.startswith("Model: mine is not in the reference")
+    assert dataset == "Dataset: theirs is math500, ours demo, so nothing agrees or disagrees."
+    assert sampling.endswith("mean of 5 runs; ours temperature 0.7, top_p 0.95.")
+    assert prompt == "Prompt: theirs is the layout as_published, ours raw."
+    assert "our completions by their rule" in grader
+    same = board(("Qwen2.5-Math-7B", {"wo": 1}), dataset_name="math500")
+    said = setup_differences(reference, same.receipt, ["as_published"])
+    assert [line.split(":")[0] for line in said] == ["Sampling", "Grader"], "what cannot be settled is stated"
+
+
+def test_the_command_shows_them_in_every_format():
+    parts = Parts(reference="study-table-1")
+    text = make_table([str(GREEDY_RUN)], parts=parts)
+    assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
+    data = json.loads(make_table([str(GREEDY_RUN)], form="json", parts=parts))["reference"]
+    assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
+    assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
+    assert make_table([str(GREEDY_RUN)], form="csv", parts=parts).startswith('"model","layout","condition","accuracy",')
+    documented = (ROOT / "docs" / "tables.md").read_text()
+    assert not [name for name in COLUMNS if f"- `{name}`: {COLUMNS[name]}" not in documented]
+
+
+def test_bad_references_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"'table-9' does not exist: expected a YAML file, or one of seed-bar-chart, st"
+    ):
+        read_reference("table-9")
+    with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
+        make_table([str(GREEDY_RUN)], by=["level"], parts=Parts(reference="study-table-1"))
+    whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
+    for change, message in (
+        (
+            whole.replace("uncertainty", "sigma"),
+            "unknown key 'sigma'. Expected one of: source, exact, uncertainty, datas",
+        ),
+        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: Input should be a valid number"),
+        (whole.replace("source:", "source: ]"), "is not valid YAML"),
+        ("[" * 100_000, "is not valid YAML"),
+    ):
+        path = tmp_path / "r.yaml"
+        path.write_text(change)
+        with pytest.raises(ConfigError, match=message):
+            read_reference(str(path))

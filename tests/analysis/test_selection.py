@@ -1,0 +1,582 @@
+"""Prompts exactly as they were run, from every kind of source; selections that say what they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from harness import load_run, resources
+from harness.analysis import compare
+from harness.analysis.flips import CHANGES, FLIPS
+from harness.analysis.selection import Selection, select, selected_problems
+from harness.analysis.selection_criterion import Criterion
+from harness.errors import ConfigError, JournalError, PromptMismatchError, RunError
+from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.experiment.conditions import Condition, Filler, named_conditions
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from harness.experiment.problems import Dataset, load_demo
+from harness.experiment.prompt import Segment, hash_text
+from harness.experiment.requests import Sample, hash_setting
+from harness.runs.find_filler import insert, split_plain
+from harness.runs.folder import RunFolder, read_prompts, read_samples
+from harness.runs.prompt_source import Source, build_source, read_source
+from harness.runs.run_prompts import Problem, RunPrompt
+from tests.example_runs import GREEDY_RUN, drawn, evaluation
+
+CONDITIONS = ("wo", "mless", "mful", "random")
+
+
+def logs(folder, pattern="samples_demo_{}_*.jsonl", names=CONDITIONS):
+    return {name: next(folder.glob(pattern.format(name))) for name in names}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return read_source(GREEDY_RUN)
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory):
+    """A run of six problems, raw and chat, three samples each: the recorded one or a wrong one, a right, a wrong."""
+    overrides = ["samples_per_problem=3", "sampling={temperature: 0.5}", "layouts=[raw, chat]"]
+    plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml", overrides), limit=6)
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    identity = run_identity(plan, sampling)
+    setting = hash_setting(sampling=sampling, **{name: identity[name] for name in ("task_version", "model", "engine")})
+    recorded = {(s["task"], s["problem_id"]): s["completion"] for s in read_samples(GREEDY_RUN)}
+    targets = {problem.id: problem.answer for problem in plan.dataset.problems}
+    folder = tmp_path_factory.mktemp("repeated") / "run"
+    with RunFolder(folder, identity, plan.prompts) as opened:
+        opened.begin_session(_session(plan))
+        for request in plan.requests(sampling):
+            first = recorded[request.task.removesuffix("_chat"), request.problem_id]
+            spoilt = request.problem_id in list(targets)[::2]
+            wrong = "\\boxed{-1234}"
+            texts = (wrong if spoilt else first, f"\\boxed{{{targets[request.problem_id]}}}", wrong)
+            sample = Sample.of(
+                request,
+                request.key(setting),
+                texts[request.sample_index],
+                sampling=request.sampling.record(),
+                tokens=9,
+                reason="stop",
+            )
+            opened.journal.append(sample.record())
+    return execute(plan, output=folder, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Logs of a task that is not ours, made by lm-eval with the bundled model: two filters, raw and chat."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what lm-eval warns of is not ours to mend
+        return _foreign_logs(tmp_path_factory.mktemp("foreign"))
+
+
+def _foreign_logs(folder):
+    import lm_eval.models  # noqa: F401 - puts `hf` into lm-eval's registry
+    from datasets import Dataset as Table
+    from lm_eval import simple_evaluate
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
+
+    rows = [
+        {"question": p.problem, "gold": p.answer, "type": p.subject, "level": f"Level {p.level}"}
+        for p in load_demo().problems[:4]
+    ]
+
+    def documents(**_):
+        return {"test": Table.from_list(rows)}
+
+    def task(name, filler):
+        boxed = [{"function": "regex", "regex_pattern": r"boxed\{([^}]*)\}"}, {"function": "take_first"}]
+        return ConfigurableTask(
+            config={
+                "task": name,
+                "custom_dataset": documents,
+                "test_split": "test",
+                "output_type": "generate_until",
+                "description": "Answer the question.\n\n",
+                "doc_to_text": "Question: " + filler + "{{question}}\nAnswer:",
+                "doc_to_target": "gold",
+                "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": 40, "do_sample": False},
+                "filter_list": [
+                    {"name": "boxed", "filter": boxed},
+                    {"name": "whole", "filter": [{"function": "take_first"}]},
+                ],
+                "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+                "metadata": {"version": 1},
+            }
+        )
+
+    for chat in (False, True):
+        tracker = EvaluationTracker(output_path=str(folder / ("chat" if chat else "raw") / "results.json"))
+        results = simple_evaluate(
+            model="hf",
+            model_args=f"pretrained={resources.demo_model()},dtype=float32",
+            device="cpu",
+            batch_size=8,
+            tasks=[task("plain", ""), task("slashes", "/ / / / / ")],
+            apply_chat_template=chat,
+            log_samples=True,
+            evaluation_tracker=tracker,
+            task_manager=TaskManager(include_defaults=False),
+        )
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for name, lines in samples.items():
+            tracker.save_results_samples(task_name=name, samples=lines)
+    return folder
+
+
+def rewrite(path, change, line=0):
+    """Change one line of a JSONL file."""
+    lines = path.read_text().splitlines()
+    record = json.loads(lines[line])
+    change(record)
+    lines[line] = json.dumps(record, ensure_ascii=False)
+    path.write_text("\n".join(lines) + "\n")
+
+
+# Sources.
+
+
+def test_a_run_gives_the_prompts_that_were_run(demo):
+    assert (demo.kind, demo.model, demo.layout, demo.conditions) == ("run", "demo", "raw", CONDITIONS)
+    rows = {(row["condition"], row["doc"]["id"]): row for row in read_prompts(GREEDY_RUN)}
+    frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
+    assert len(demo.problems) == 500
+    for problem in demo.problems:
+        assert tuple(problem.prompts) == CONDITIONS
+        for condition, prompt in problem.prompts.items():
+            row, sample = rows[condition, problem.id], frame.loc[(condition, problem.id)]
+            assert (prompt.text, prompt.sha256) == (row["prompt"], row["prompt_sha256"])
+            assert prompt.token_sha256 == row["prompt_token_sha256"]
+            assert prompt.prompt.text == prompt.text
+            assert (prompt.verdict, prompt.completion) == (sample["verdict"], sample["completion"])
+            assert (problem.subject, problem.level) == (sample["subject"], sample["level"])
+
+
+def test_lm_evals_logs_of_the_run_give_the_same(demo, tmp_path):
+    mapped = read_source(logs(GREEDY_RUN))
+    assert mapped.problems == demo.problems and mapped.conditions == demo.conditions
+    assert (mapped.kind, mapped.model, mapped.metric) == ("log", "demo", "verdict,graded")
+    (tmp_path / "mless-demo").mkdir()
+    for path in logs(GREEDY_RUN).values():
+        shutil.copy(path, tmp_path / "mless-demo")
+    assert read_source(tmp_path).prompts_sha256 == demo.prompts_sha256
+    assert read_source(tmp_path).conditions == CONDITIONS
+    alone = read_source(logs(GREEDY_RUN)["mless"])
+    assert alone.conditions == ("mless",) and alone.problems[3].prompts["mless"] == demo.problems[3].prompts["mless"]
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
+    source = read_source(repeated, layout=layout)
+    pattern = "samples_demo_{}_2*.jsonl" if layout == "raw" else "samples_demo_{}_chat_2*.jsonl"
+    logged = read_source(logs(repeated, pattern))
+    assert logged.layout == layout and logged.problems == source.problems
+    for problem in source.problems:
+        for prompt in problem.prompts.values():
+            assert len(prompt.verdicts) == 3 and prompt.verdicts[1:] == ("correct", "incorrect")
+            assert ("<|im_start|>" in prompt.text) == (layout == "chat")
+
+
+def test_the_layout_is_chosen_where_there_are_several(repeated):
+    with pytest.raises(ConfigError, match=r"run holds the layouts raw, chat, and none was chosen. Choose one"):
+        read_source(repeated)
+    with pytest.raises(ConfigError, match=r"greedy_run holds the layouts raw, not chat\. Choose one with --layout"):
+        read_source(GREEDY_RUN, layout="chat")
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_logs_of_another_task_need_only_the_names_of_the_conditions(foreign, layout):
+    files = logs(foreign / layout, "samples_{}_*.jsonl", ("plain", "slashes"))
+    source = read_source({"mless": files["slashes"], "wo": files["plain"]})
+    assert source.conditions == ("wo", "mless") and source.layout == layout
+    assert source.metric == "exact_match,boxed" and source.model == str(resources.demo_model())
+    for problem, asked in zip(source.problems, load_demo().problems, strict=False):
+        prompt = problem.prompts["mless"]
+        parts = [(s.role, s.text) for s in prompt.segments]
+        assert ("filler", "/ / / / /") in parts and ("problem", asked.problem) in parts
+        assert prompt.prompt.text == prompt.text
+        assert "filler" not in [s.role for s in problem.prompts["wo"].segments]
+        assert (problem.subject, problem.level, prompt.target) == (asked.subject, asked.level, asked.answer)
+        assert prompt.verdict == ("correct" if prompt.answer == asked.answer else "incorrect")
+    whole = read_source(files, metric="exact_match,whole")
+    first = whole.problems[0].prompts["plain"]
+    assert (whole.metric, whole.conditions) == ("exact_match,whole", ("plain", "slashes"))
+    assert first.answer == first.completion and first.completion
+
+
+def test_a_log_of_another_task_does_not_name_its_condition(foreign):
+    with pytest.raises(RunError, match=r"is a log of another task: its documents name no condition. Say which log"):
+        read_source(foreign / "raw")
+
+
+def test_the_metric_is_there_and_decides(foreign, tmp_path):
+    path = shutil.copy(next((foreign / "raw").glob("samples_plain_*.jsonl")), tmp_path / "log.jsonl")
+    with pytest.raises(RunError, match=r"line 1: no metric 'acc' that says right or wrong; it has exact_match"):
+        read_source({"wo": path}, metric="acc")
+    with pytest.raises(RunError, match=r"log.jsonl has no sample under the filter 'strict'"):
+        read_source({"wo": path}, metric="exact_match,strict")
+    rewrite(path, lambda line: line.update(exact_match=0.5))
+    with pytest.raises(RunError, match=r"exact_match is 0\.5, neither 0 nor 1 .* Name another metric"):
+        read_source({"wo": path})
+
+
+def test_logs_that_do_not_pair_are_refused(foreign, tmp_path):
+    files = logs(foreign / "raw", "samples_{}_*.jsonl", ("plain", "slashes"))
+    other = shutil.copy(files["slashes"], tmp_path / "other.jsonl")
+
+    def reword(line):
+        text = line["arguments"]["gen_args_0"]["arg_0"].replace("Answer:", "Reply:")
+        line["arguments"]["gen_args_0"]["arg_0"], line["prompt_hash"] = text, hash_text(text)
+
+    rewrite(other, reword)
+    with pytest.raises(PromptMismatchError, match=r"Problem 0, wo against mless: expected the second prompt to be the"):
+        read_source({"wo": files["plain"], "mless": other})
+    rewrite(other, lambda line: line.update(doc_id=77))
+    with pytest.raises(RunError, match=r"problem 77 is not in .*plain.*, so its filler cannot be found"):
+        read_source({"wo": files["plain"], "mless": other})
+
+
+def test_damaged_and_unreadable_logs_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"nothing\.jsonl does not exist. Expected a sample log of lm_eval"):
+        read_source(tmp_path / "nothing.jsonl")
+    with pytest.raises(RunError, match=r"holds neither a run \(run.json\) nor sample logs \(samples_\*.jsonl\)"):
+        read_source(tmp_path)
+    path = shutil.copy(logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
+    shutil.copy(path, tmp_path / "samples_again.jsonl")
+    with pytest.raises(RunError, match=r"holds two logs of condition 'wo': .*again.*wo\.jsonl. Name one log a cond"):
+        read_source(tmp_path)
+    (tmp_path / "samples_again.jsonl").unlink()
+    rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']), line=4)
+    with pytest.raises(RunError, match=r"line 5: the prompt was sent as chat messages, and the log does not hold"):
+        read_source(path)
+    rewrite(path, lambda line: line["arguments"].clear(), line=4)
+    with pytest.raises(RunError, match=r"line 5: no prompt text in its `arguments`"):
+        read_source(path)
+    rewrite(path, lambda line: line.pop("doc"), line=2)
+    with pytest.raises(RunError, match=r"line 3: not a line of a sample log: expected the keys doc_id, doc and arg"):
+        read_source(path)
+    path.write_text(path.read_text()[:700])
+    with pytest.raises(RunError, match=r"line 1: damaged, expected one JSON object"):
+        read_source(path)
+    shutil.copy(logs(GREEDY_RUN)["wo"], path)
+    path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(RunError, match=r"line 501: problem demo/number_theory/0.json again"):
+        read_source(path)
+
+
+def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
+    path = shutil.copy(logs(GREEDY_RUN)["mless"], tmp_path / "samples.jsonl")
+
+    def change(line):
+        line["arguments"]["gen_args_0"]["arg_0"] += " "
+
+    rewrite(path, change)
+    with pytest.raises(
+        PromptMismatchError, match=r"samples.jsonl, line 1: the recorded prompt is not the one that was"
+    ):
+        read_source(path)
+    folder = shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    rewrite(folder / "prompts.jsonl", lambda row: row.update(prompt=row["prompt"] + " "))
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        read_source(folder)
+
+
+def test_unfinished_runs_and_missing_scores_are_refused(tmp_path):
+    folder = shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    scores = (folder / "scores.jsonl").read_text().splitlines()
+    (folder / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")
+    with pytest.raises(RunError, match=r"the score of problem .*, demo_\w+, is missing. Run `mless regrade`"):
+        read_source(folder)
+    (folder / "run.json").unlink()
+    with pytest.raises(RunError, match=r"holds no finished run"):
+        read_source(folder)
+
+
+def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
+    dataset = load_demo()
+    few = Dataset(name=dataset.name, source=dataset.source, problems=dataset.problems[:20])
+    built = build_source(few, list(named_conditions().values()), demo_tokenizer, "raw")
+    assert (built.kind, built.metric, built.conditions) == ("dataset", None, CONDITIONS)
+    for problem, run in zip(built.problems, demo.problems, strict=False):
+        for condition in CONDITIONS:
+            ours, theirs = problem.prompts[condition], run.prompts[condition]
+            assert (ours.text, ours.sha256, ours.token_sha256) == (theirs.text, theirs.sha256, theirs.token_sha256)
+            assert ours.segments == theirs.segments and ours.verdict is None and ours.completion is None
+    several = Condition(name="x", filler=Filler(unit="qxzvkj"))
+    with pytest.raises(PromptMismatchError, match="splits the unit 'qxzvkj'"):
+        build_source(few, [several], demo_tokenizer, "raw")
+
+
+def test_a_source_without_problems_or_with_double_ids_is_refused(demo):
+    with pytest.raises(RunError, match="holds no problem in the layout raw"):
+        replace(demo, problems=())
+    with pytest.raises(RunError, match="two problems have one id"):
+        replace(demo, problems=demo.problems[:1] * 2)
+    with pytest.raises(RunError, match=r"two conditions have one name, of wo, wo\. Rename one"):
+        replace(demo, conditions=("wo", "wo"))
+
+
+def test_a_filler_is_found_where_it_could_stand_at_several_places():
+    def texts(segments):
+        return [(segment.role, segment.text) for segment in segments]
+
+    plain = split_plain("Q: / 3 = ? A:", {"question": "/ 3 = ?"})
+    assert texts(plain) == [("instruction", "Q: "), ("problem", "/ 3 = ?"), ("separator", " A:")]
+    found = insert(plain, "Q: / / / 3 = ? A:", what="x")
+    assert texts(found)[:3] == [("instruction", "Q: "), ("filler", "/ /"), ("separator", " ")]
+    assert texts(found)[3:] == texts(plain)[1:]
+    at_end = insert(plain, "Q: / 3 = ? A: he he", what="x")
+    assert texts(at_end)[-2:] == [("separator", " "), ("filler", "he he")]
+    within = insert(plain, "Q: / 3 he he = ? A:", what="x")
+    assert [s.role for s in within] == ["instruction", "problem", "filler", "separator", "problem", "separator"]
+    assert insert(plain, "Q: / 3 = ? A:", what="x") == plain
+    assert split_plain("nothing of it", {"question": "?", "n": 3}) == (Segment(role="problem", text="nothing of it"),)
+
+
+# Selections.
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+@pytest.mark.parametrize("condition", ["mless", "random"])
+def test_a_flip_is_what_the_frame_says(demo, flip, condition):
+    right = load_run(GREEDY_RUN).pivot(index="problem_id", columns="condition", values="correct")
+    before, after = {
+        "wrong_to_right": (False, True),
+        "right_to_wrong": (True, False),
+        "both_right": (True, True),
+        "both_wrong": (False, False),
+    }[flip]
+    expected = set(right.index[(right["wo"] == before) & (right[condition] == after)])
+    if not expected:
+        with pytest.raises(ConfigError, match=rf"Expected at least one problem with {flip} from wo to {condition}"):
+            select(demo, Criterion(flip=flip, condition=condition))
+        return
+    chosen = select(demo, Criterion(flip=flip, condition=condition))
+    assert {problem.problem_id for problem in chosen.problems} == expected
+    assert chosen.on_outcome and chosen.outcomes[flip] == len(expected) and sum(chosen.outcomes.values()) == 500
+    assert {problem.outcome for problem in chosen.problems} == {flip}
+
+
+def test_too_few_matches_name_the_count_of_each_outcome(demo):
+    with pytest.raises(ConfigError) as caught:
+        select(demo, Criterion(flip="wrong_to_right", n=9))
+    assert str(caught.value) == (
+        f"Expected 9 problems with wrong_to_right from wo to mless in {GREEDY_RUN}, got 1 of 500: wrong_to_right 1, "
+        "right_to_wrong 0, both_right 434, both_wrong 65, undecided 0. Lower n, or choose another flip or condition."
+    )
+    with pytest.raises(ConfigError, match=r"Expected 200 problems \(subject Algebra, level 5\) in .*, got 25\. Lower"):
+        select(demo, Criterion(subject="Algebra", level=5, n=200))
+
+
+def test_subject_level_ids_and_a_seeded_draw(demo):
+    narrowed = select(demo, Criterion(subject="Algebra", level=5))
+    assert {(p.subject, p.level) for p in narrowed.problems} == {("Algebra", 5)} and len(narrowed.problems) == 25
+    assert not narrowed.on_outcome and {p.outcome for p in narrowed.problems} <= set(FLIPS)
+    ids = tuple(problem.id for problem in demo.problems[7:3:-1])
+    assert [p.problem_id for p in select(demo, Criterion(ids=ids)).problems] == sorted(
+        ids, key=list(reversed(ids)).index
+    )
+    draws = [select(demo, Criterion(n=10, seed=seed)) for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] and draws[0].problems != draws[2].problems and len(draws[2].problems) == 10
+    order = {problem.id: place for place, problem in enumerate(demo.problems)}
+    places = [order[p.problem_id] for p in draws[0].problems]
+    assert places == sorted(places)
+
+
+def test_repeats_make_a_problem_right_by_the_rule_that_is_recorded(repeated):
+    """The second is right and the third wrong: the majority is the first's verdict, and any is right."""
+    source = read_source(repeated, layout="raw")
+    by_first = [Criterion().outcome(problem) for problem in source.problems]
+    assert by_first == ["both_wrong", "both_right"] * 3
+    assert [Criterion(repeats="majority").outcome(problem) for problem in source.problems] == by_first
+    chosen = select(source, Criterion(flip="both_right", repeats="any"))
+    assert len(chosen.problems) == 6 and chosen.criterion.repeats == "any"
+
+
+def made(problem_id, wo, mless, *, subject="Algebra", level=1):
+    """A problem with given verdicts."""
+    prompts = {}
+    for condition, verdicts in (("wo", wo), ("mless", mless)):
+        text = f"{problem_id} {condition}"
+        prompts[condition] = RunPrompt(
+            condition=condition,
+            layout="raw",
+            problem_id=problem_id,
+            text=text,
+            sha256=hash_text(text),
+            segments=(Segment(role="problem", text=text),),
+            verdicts=verdicts,
+        )
+    return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
+
+
+def source_of(*problems):
+    return Source(
+        name="made",
+        kind="run",
+        model=None,
+        layout="raw",
+        conditions=("wo", "mless"),
+        problems=problems,
+        metric="verdict",
+    )
+
+
+RIGHT, WRONG = ("correct",), ("incorrect",)
+
+
+def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
+    for verdict in ("timeout", "crashed", "refused", "truncated", "no_box"):
+        assert Criterion().outcome(made("p", (verdict,), RIGHT)) == "wrong_to_right"
+        assert Criterion().outcome(made("p", RIGHT, (verdict,))) == "right_to_wrong"
+        assert Criterion(repeats="majority").outcome(made("p", (verdict, "correct"), RIGHT)) == "wrong_to_right"
+        assert Criterion(repeats="any").outcome(made("p", (verdict, "correct"), RIGHT)) == "both_right"
+
+
+def test_flips_are_those_that_the_table_counts():
+    verdicts = drawn(3, 40, 1, {"wo": 0.5, "mless": 0.5})
+    (row,) = compare(evaluation(verdicts).frame).iloc[1:].to_dict("records")
+    problems = [
+        made(str(i), *map(tuple, both)) for i, both in enumerate(zip(verdicts["wo"], verdicts["mless"], strict=True))
+    ]
+    outcomes = select(source_of(*problems), Criterion(flip="wrong_to_right")).outcomes
+    assert [outcomes[name] for name in CHANGES] == [row["wrong_to_right"], row["right_to_wrong"]]
+    assert outcomes["undecided"] == 0
+
+
+def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
+    assert Criterion().outcome(made("p", (), RIGHT)) == "undecided"
+    lonely = Problem(id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]})
+    source = source_of(lonely, made("q", WRONG, RIGHT), made("r", RIGHT, ()))
+    assert select(source, Criterion(flip="wrong_to_right")).outcomes == {
+        "wrong_to_right": 1,
+        "right_to_wrong": 0,
+        "both_right": 0,
+        "both_wrong": 0,
+        "undecided": 2,
+    }
+
+
+def test_controls_have_the_subject_began_alike_where_they_can_and_stand_once():
+    flipped = [made(name, WRONG, RIGHT, level=3) for name in ("f1", "f2", "f3")]
+    rest = [
+        made("near", RIGHT, RIGHT, level=4),
+        made("far", WRONG, WRONG, level=1),
+        made("exact", WRONG, WRONG, level=3),
+        made("other", RIGHT, RIGHT, level=3, subject="Geometry"),
+        made("lost", RIGHT, WRONG, level=3),
+    ]
+    chosen = select(source_of(*flipped, *rest), Criterion(flip="wrong_to_right", controls=True))
+    assert [(p.problem_id, p.matched_to) for p in chosen.problems] == [
+        ("f1", None),
+        ("f2", None),
+        ("f3", None),
+        ("exact", "f1"),
+        ("far", "f2"),
+        ("near", "f3"),
+    ]
+    assert [p.control for p in chosen.problems] == [False] * 3 + [True] * 3
+    assert [p.outcome for p in chosen.problems[3:]] == ["both_wrong", "both_wrong", "both_right"]
+
+
+def test_equally_near_controls_are_drawn_by_the_seed():
+    source = source_of(made("f", WRONG, RIGHT), *[made(f"c{i}", RIGHT, RIGHT) for i in range(20)])
+    criteria = [Criterion(flip="wrong_to_right", controls=True, seed=seed) for seed in range(8)]
+    found = [select(source, criterion).problems[1].problem_id for criterion in criteria]
+    assert found == [select(source, criterion).problems[1].problem_id for criterion in criteria]
+    assert len(set(found)) > 3
+
+
+def test_controls_are_never_silently_fewer():
+    source = source_of(made("f", WRONG, RIGHT), made("g", WRONG, RIGHT), made("c", RIGHT, RIGHT))
+    with pytest.raises(
+        ConfigError, match=r"Subject 'Algebra': 2 flipped problems need as many controls .* there are 1"
+    ):
+        select(source, Criterion(flip="wrong_to_right", controls=True))
+    with pytest.raises(ConfigError, match=r"the flip wrong_to_right, right_to_wrong or changed, got both_right"):
+        Criterion(flip="both_right", controls=True)
+
+
+def test_criteria_that_cannot_be_met_say_what_there_is(demo, demo_tokenizer):
+    with pytest.raises(ConfigError, match=r"Unknown flip 'up': expected one of wrong_to_right, right_to_wrong, both_r"):
+        Criterion(flip="up")
+    with pytest.raises(ConfigError, match=r"Unknown rule 'most' for repeats: expected first, majority, any"):
+        Criterion(repeats="most")
+    with pytest.raises(ConfigError, match=r"compares two conditions, got 'wo' twice"):
+        Criterion(flip="both_right", condition="wo")
+    with pytest.raises(ConfigError, match=r"Expected n from 1 up, got 0"):
+        Criterion(n=0)
+    with pytest.raises(ConfigError, match=r"no problem of the subject 'Alchemy': expected one of Algebra, Counting"):
+        select(demo, Criterion(subject="Alchemy"))
+    with pytest.raises(ConfigError, match=r"no problem of the level 9: expected one of 1, 2, 3, 4, 5"):
+        select(demo, Criterion(level=9))
+    with pytest.raises(ConfigError, match=r"no problem demo/9\. Its ids are like demo/number_theory/0.json"):
+        select(demo, Criterion(ids=("demo/9",)))
+    with pytest.raises(ConfigError, match=r"no condition 'dots', so nothing flips from 'wo' to 'dots'. It has wo, ml"):
+        select(demo, Criterion(flip="both_right", condition="dots"))
+    few = Dataset(name="few", source="here", problems=load_demo().problems[:2])
+    built = build_source(few, list(named_conditions().values())[:2], demo_tokenizer, "raw")
+    with pytest.raises(ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"):
+        select(built, Criterion(flip="both_right"))
+    assert [p.outcome for p in select(built, Criterion()).problems] == [None, None]
+
+
+def test_a_saved_selection_reads_back_and_names_every_prompt(demo, tmp_path):
+    chosen = select(demo, Criterion(flip="wrong_to_right", controls=True))
+    chosen.save(tmp_path / "flips.json")
+    assert Selection.load(tmp_path / "flips.json") == chosen
+    saved = json.loads((tmp_path / "flips.json").read_text())
+    first = saved["problems"][0]
+    assert first["prompts"]["mless"] == hash_text(demo_prompt(demo, first["problem_id"], "mless").text)
+    assert saved["on_outcome"] is True and saved["criterion"]["repeats"] == "first"
+    found = selected_problems(chosen, demo)
+    assert [p.id for p in found] == [p.problem_id for p in chosen.problems]
+    assert found[0].prompts == next(p for p in demo.problems if p.id == found[0].id).prompts
+
+
+def demo_prompt(source, problem_id, condition):
+    return next(p for p in source.problems if p.id == problem_id).prompts[condition]
+
+
+def test_a_selection_holds_for_its_own_prompts_only(demo, repeated):
+    chosen = select(demo, Criterion(ids=(demo.problems[0].id,)))
+    (problem,) = chosen.problems
+    other = replace(chosen, problems=(replace(problem, prompts={**problem.prompts, "mless": "0" * 64}),))
+    with pytest.raises(PromptMismatchError, match=r"condition 'mless': .* has another prompt than the one selected"):
+        selected_problems(other, demo)
+    with pytest.raises(PromptMismatchError, match=r"The selection is of the layout raw, and .* was read in chat"):
+        selected_problems(chosen, read_source(repeated, layout="chat"))
+    with pytest.raises(RunError, match=r"has no prompt of the selected problem .* under mful, random\. Expected the"):
+        selected_problems(chosen, read_source(logs(GREEDY_RUN, names=("wo", "mless"))))
+    elsewhere = replace(chosen, problems=(replace(problem, problem_id="nowhere"),))
+    with pytest.raises(RunError, match=r"has no prompt of the selected problem nowhere under wo, mless"):
+        selected_problems(elsewhere, demo)
+    assert selected_problems(chosen, read_source(repeated, layout="raw"))[0].id == problem.problem_id
+
+
+def test_files_that_are_no_selection_are_refused(demo, tmp_path):
+    path = tmp_path / "selection.json"
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory. Expected a saved selection"):
+        Selection.load(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"is not JSON"):
+        Selection.load(path)
+    select(demo, Criterion(n=1)).save(path)
+    rewrite_whole = json.loads(path.read_text())
+    rewrite_whole["criterion"]["colour"] = "red"
+    path.write_text(json.dumps(rewrite_whole))
+    with pytest.raises(ConfigError, match=r"is not a selection: criterion\.colour: Unexpected keyword argument"):
+        Selection.load(path)
+    with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another file"):
+        select(demo, Criterion(n=1)).save(tmp_path)

@@ -1,0 +1,419 @@
+"""Statistics: against published examples, against scipy, against enumeration, and against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchmarks import calibration, calibration_page
+from harness.analysis import (
+    bootstrap_interval,
+    clustered_error,
+    count_flips,
+    detection_power,
+    difference_bounds,
+    equivalence_p,
+    fewest_problems,
+    holm,
+    majority_vote,
+    mcnemar_test,
+    minimal_detectable_effect,
+    pass_at_k,
+    prompt_null_p,
+    score_interval,
+    score_statistic,
+    sign_flip_test,
+)
+from harness.analysis.power import difference_chances
+from harness.errors import ComparisonError
+
+ROOT = Path(__file__).resolve().parents[2]
+BOTH_WAYS = (-1.0, 1.0)
+DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+"""Cross- less self-fertilised maize, eighths of an inch; Fisher (1935), section 21, flips all their signs."""
+
+small_differences = st.lists(st.integers(-5, 5), min_size=1, max_size=9)
+flips = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 400)).filter(lambda cells: sum(cells) > 0)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def paired(gained, lost, alike):
+    return np.repeat([1, -1, 0], [gained, lost, alike])
+
+
+# accuracy
+
+
+def test_the_error_of_a_mean_is_over_problems_however_often_each_is_asked():
+    assert clustered_error([1, 1, 1, 0, 0]) == pytest.approx(math.sqrt(0.3 / 5))
+    assert clustered_error([1, 0.5, 0]) == pytest.approx(stats.sem([1, 0.5, 0]))
+    assert math.isnan(clustered_error([1]))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(1, 6))
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(right, k):
+    by_hand = [np.mean([any(choice) for choice in itertools.combinations([1] * c + [0] * (6 - c), k)]) for c in right]
+    assert pass_at_k(right, samples=6, k=k) == pytest.approx(np.mean(by_hand))
+    assert pass_at_k(right, samples=6, k=1) == pytest.approx(np.mean(right) / 6)
+
+
+def test_pass_at_k_cannot_be_told_from_fewer_samples():
+    with pytest.raises(
+        ComparisonError, match=r"pass@8 cannot be told from 5 samples a problem: expected k from 1 to 5"
+    ):
+        pass_at_k([1, 2], samples=5, k=8)
+
+
+def test_majority_with_ties_missing_answers_and_two_ways_to_write_the_right_one():
+    samples = [  # problem, answer, correct
+        (0, 0, True), (0, 1, True), (0, 2, False),  # right twice, written differently
+        (1, 2, False), (1, 2, False), (1, 0, True),  # wrong
+        (2, 0, True), (2, 2, False), (2, 3, False),  # three answers tie: a third
+        (3, -1, False), (3, -1, False), (3, 0, True),  # who has no answer does not vote
+        (4, -1, False), (4, -1, False), (4, -1, False),  # nobody votes
+        (5, 2, False), (5, 3, False), (5, -1, False),  # a tie without the right one
+    ]  # fmt: skip
+    problem, answer, correct = (np.array(column) for column in zip(*samples, strict=True))
+    vote = majority_vote(problem, answer, correct, problems=6)
+    assert vote.scores == pytest.approx([1, 0, 1 / 3, 1, 0, 0])
+    assert vote.ties.tolist() == [False, False, True, False, False, True]
+
+
+# tests of a paired difference
+
+
+def test_mcnemar_gives_published_p_values():
+    assert mcnemar_test(1, 7) == pytest.approx(0.0703, abs=5e-5)  # Fagerland et al. (2013), airway hyper-responsiveness
+    assert mcnemar_test(12, 2) == pytest.approx(0.0129, abs=5e-5)  # Armitage and Berry (1994), sputum cultures
+    assert mcnemar_test(0, 0) == 1
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_mcnemar_is_the_binomial_test_and_the_sign_flip_test_of_single_samples(gained, lost):
+    p = mcnemar_test(gained, lost)
+    if gained + lost:
+        assert p == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
+    assert p == mcnemar_test(lost, gained)
+    assert sign_flip_test(paired(gained, lost, 3), rng=rng()) == pytest.approx(p, rel=1e-9)
+
+
+def test_sign_flips_give_fishers_p_value():
+    assert sign_flip_test(DARWIN, rng=rng()) == pytest.approx(1726 / 2**15)
+
+
+@given(small_differences)
+def test_sign_flips_are_all_sign_patterns(differences):
+    patterns = np.array(list(itertools.product([1, -1], repeat=len(differences))))
+    by_hand = np.mean(abs(patterns @ differences) >= abs(sum(differences)))
+    assert sign_flip_test(differences, rng=rng()) == pytest.approx(by_hand)
+    assert sign_flip_test(np.negative(differences), rng=rng()) == pytest.approx(by_hand)
+    assert sign_flip_test(3 * np.array(differences), rng=rng()) == pytest.approx(by_hand)
+
+
+def test_sign_flips_agree_with_scipys_permutation_test():
+    after, before = rng(1).binomial(5, 0.7, 11), rng(2).binomial(5, 0.5, 11)
+    theirs = stats.permutation_test(
+        (after, before), lambda x, y, axis: (x - y).mean(axis=axis), permutation_type="samples", vectorized=True
+    )
+    assert sign_flip_test(after - before, rng=rng()) == pytest.approx(theirs.pvalue)
+
+
+def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero():
+    drawn = sign_flip_test(DARWIN, rng=rng(), draws=200_000, exact_up_to=0)
+    assert drawn == pytest.approx(1726 / 2**15, abs=4 * math.sqrt(0.05 * 0.95 / 200_000))
+    assert sign_flip_test([5] * 60, rng=rng(), draws=999, exact_up_to=0) == 1 / 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=6))
+def test_flips_are_the_mean_over_pairs_of_samples(counts):
+    before, after = np.array(counts).T
+    found = count_flips(before, after, k=3)
+    pairs = [(old, new) for b, a in counts for old in [1] * b + [0] * (3 - b) for new in [1] * a + [0] * (3 - a)]
+    assert found.wrong_to_right == pytest.approx(sum(new > old for old, new in pairs) / 9)
+    assert found.right_to_wrong == pytest.approx(sum(new < old for old, new in pairs) / 9)
+    assert found.wrong_to_right - found.right_to_wrong == pytest.approx((after - before).sum() / 3)
+    assert found.discordance == pytest.approx((found.wrong_to_right + found.right_to_wrong) / len(counts))
+
+
+# intervals
+
+
+def test_tangos_interval_gives_published_limits():
+    low, high = score_interval(
+        paired(1, 7, 13), bounds=BOTH_WAYS
+    )  # Fagerland et al. (2014), airway hyper-responsiveness
+    assert (low, high) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    low, high = score_interval(paired(28, 25, 565), bounds=BOTH_WAYS, level=0.9)  # R's PropCIs::scoreci.mp(25, 28, 618)
+    assert (low, high) == pytest.approx((-0.0148, 0.0247), abs=5e-5)
+
+
+@given(flips)
+def test_for_single_samples_the_score_interval_is_tangos(cells):
+    gained, lost, _ = cells
+    n, change, g = sum(cells), gained - lost, stats.norm.ppf(0.975) ** 2
+    quartic = [  # Yang, Sun and Hardin (2013), doi:10.1002/sim.5561: the limits are its outer real roots
+        n**2 * (n / g + 1) ** 2,
+        -n * change * (n / g + 1) * (4 * n / g + 1),
+        2 * n * change**2 * (3 * n / g + 2) / g - n**2 * ((gained + lost) / g + 1),
+        n * change * (2 * (gained + lost) / g + 1) - change**3 * (4 * n / g + 1) / g,
+        change**2 * (change**2 / g - gained - lost) / g,
+    ]
+    roots = np.roots(quartic)
+    real = roots[abs(roots.imag) < 1e-4].real
+    found = score_interval(paired(*cells), bounds=BOTH_WAYS)
+    assert found == pytest.approx((real.min(), real.max()), abs=2e-6)
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_for_right_and_wrong_the_score_interval_is_wilsons(right, wrong):
+    if right + wrong:
+        theirs = stats.binomtest(right, right + wrong).proportion_ci(method="wilson")
+        found = score_interval(np.repeat([1, 0], [right, wrong]), bounds=(0, 1))
+        assert found == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=40), st.sampled_from([0.9, 0.95]))
+def test_the_score_interval_holds_what_its_test_keeps_and_mirrors(changes, level):
+    means, bounds = np.array(changes) / 5, difference_bounds(changes, 5)
+    low, high = score_interval(means, bounds=bounds, level=level)
+    mirrored = score_interval(-means, bounds=bounds, level=level)
+    assert mirrored == pytest.approx((-high, -low), abs=1e-9)
+    assert bounds[0] <= low <= means.mean() <= high <= bounds[1]
+    critical = stats.norm.ppf((1 + level) / 2)
+    for end in {low, high} - set(bounds):
+        assert abs(score_statistic(means, end, bounds=bounds)) == pytest.approx(critical, rel=1e-3)
+
+
+def test_bounds_are_the_greatest_change_seen_unless_few_problems_changed():
+    assert difference_bounds([1, -2, 1, 1, 1, 0], 5) == (-0.4, 0.4)
+    assert difference_bounds([1, -2, 1, 1, 0, 0], 5) == BOTH_WAYS
+    assert difference_bounds([0, 0], 1) == BOTH_WAYS
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=60), st.sampled_from([0.01, 0.1, 0.4]))
+def test_equivalence_is_the_shorter_interval_inside_the_margin_and_enough_problems(changes, margin):
+    means, bounds = np.array(changes) / 5, difference_bounds(changes, 5)
+    low, high = score_interval(means, bounds=bounds, level=0.9)
+    if min(abs(low + margin), abs(high - margin)) > 1e-6:
+        shown = -margin < low and high < margin and len(changes) >= fewest_problems(margin)
+        assert (equivalence_p(means, margin, bounds=bounds) < 0.05) == shown
+
+
+def test_equivalence_needs_so_many_problems_that_a_rare_effect_of_the_margins_size_would_show():
+    assert [fewest_problems(margin) for margin in (0.005, 0.01, 0.02, 0.05)] == [598, 299, 149, 59]
+    assert fewest_problems(0.01, alpha=0.01) == 459
+    for n in (298, 299, 500):
+        # with k = 1 the score test alone would do with a few problems less: it is an approximation to this very chance
+        assert score_interval(np.zeros(n), bounds=BOTH_WAYS, level=0.9)[1] < 0.01
+        assert (equivalence_p(np.zeros(n), 0.01, bounds=BOTH_WAYS) < 0.05) == (n >= 299)
+    assert score_interval(np.zeros(267), bounds=BOTH_WAYS, level=0.9)[1] > 0.01
+
+
+@pytest.mark.parametrize("n", [100, 299, 500])
+def test_a_rare_and_whole_change_of_the_margins_size_is_seldom_called_equivalent(n):
+    """With k = 20, one problem in 100 changes wholly, one in 10 a little: 6, 5 and 4 percent without the rule."""
+    experiments, random = 1000, rng(7)
+    little = random.binomial(20, 0.5, (2, experiments, n)) * (random.random((experiments, n)) < 0.1)
+    changes = np.where(random.random((experiments, n)) < 0.01, 20, little[0] - little[1])
+    called = sum(equivalence_p(row / 20, 0.01, bounds=difference_bounds(row, 20)) < 0.05 for row in changes)
+    assert called / experiments < 0.05 + 3 * (0.05 * 0.95 / experiments) ** 0.5
+    assert n > 100 or called == 0
+
+
+def test_the_bootstrap_agrees_with_scipys_and_repeats_with_its_seed():
+    changes = rng(5).integers(-5, 6, 300)
+    found = bootstrap_interval(changes, rng=rng(1))
+    theirs = stats.bootstrap((changes,), np.mean, method="percentile", n_resamples=10_000, rng=rng(2))
+    assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.03)
+    assert bootstrap_interval(changes[::-1], rng=rng(1)) == found
+    assert bootstrap_interval(changes / 7, rng=rng(1)) == pytest.approx(np.array(found) / 7, abs=0.03 / 7)
+    lengths = rng(6).normal(500, 100, 2000)  # each value distinct: drawn in parts
+    low, high = bootstrap_interval(lengths, rng=rng(1))
+    assert high - low == pytest.approx(2 * 1.96 * lengths.std() / math.sqrt(2000), rel=0.05)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=5))
+def test_the_bootstraps_ends_are_those_of_all_resamples(changes):
+    sums = np.array([sum(resample) for resample in itertools.product(changes, repeat=len(changes))])
+    exact = np.quantile(sums, [0.05, 0.95], method="inverted_cdf") / len(changes)
+    nearby = np.quantile(sums, [0.047, 0.053, 0.947, 0.953], method="inverted_cdf") / len(changes)
+    low, high = bootstrap_interval(changes, rng=rng(), level=0.9, draws=100_000)
+    assert nearby[0] <= low <= nearby[1] and nearby[2] <= high <= nearby[3]
+    assert (low, high) == pytest.approx(exact) or nearby[0] < nearby[1] or nearby[2] < nearby[3]
+
+
+def test_without_flips_the_bootstrap_is_sure_and_the_score_interval_is_not():
+    assert bootstrap_interval(np.zeros(50), rng=rng()) == (0, 0)
+    z2 = stats.norm.ppf(0.975) ** 2
+    assert score_interval(np.zeros(50), bounds=BOTH_WAYS) == pytest.approx((-z2 / (50 + z2), z2 / (50 + z2)), abs=1e-9)
+
+
+# many tests, prompt null
+
+
+def test_holm_adjusts_a_textbook_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.04, math.nan, 0.03]) == pytest.approx([0.06, math.nan, 0.06], nan_ok=True)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_holm_is_between_the_p_value_and_bonferroni_in_any_order(p_values, random):
+    adjusted = holm(p_values)
+    assert (adjusted >= p_values).all()
+    assert (adjusted <= np.minimum(1, len(p_values) * np.array(p_values))).all() or len(set(p_values)) > 1
+    order = list(range(len(p_values)))
+    random.shuffle(order)
+    assert holm(np.array(p_values)[order]).tolist() == adjusted[order].tolist()
+    smallest = int(np.argmin(p_values))
+    assert adjusted[smallest] == min(1, len(p_values) * p_values[smallest])
+
+
+def test_the_prompt_null_counts_edits_at_least_as_far_either_way():
+    edits = [0.2, -1.4, 0.0, 1.4, -3.0, 0.6]
+    assert prompt_null_p(1.4, edits) == 4 / 7
+    assert prompt_null_p(-5, edits) == 1 / 7
+    assert prompt_null_p(0, edits) == 1
+    assert math.isnan(prompt_null_p(1, []))
+
+
+# power
+
+
+def test_power_of_single_samples_is_the_sum_over_all_outcomes():
+    n, discordance, effect = 40, 0.3, 0.15
+    gain, lose = (discordance + effect) / 2, (discordance - effect) / 2
+    by_hand = sum(
+        stats.multinomial.pmf([gained, lost, n - gained - lost], n, [gain, lose, 1 - discordance])
+        for gained in range(n + 1)
+        for lost in range(min(gained, n - gained) + 1)
+        if stats.binomtest(gained, max(1, gained + lost)).pvalue < 0.05
+    )
+    assert detection_power(effect, n=n, discordance=discordance) == pytest.approx(by_hand, abs=1e-9)
+    assert detection_power(-effect, n=n, discordance=discordance) == pytest.approx(by_hand, abs=1e-9)
+
+
+@given(st.integers(1, 8), st.floats(0.01, 0.5), st.floats(0, 1))
+def test_the_formulas_population_has_the_discordance_and_effect_asked_for(k, discordance, share):
+    effect = share * discordance
+    chances = difference_chances(effect, k=k, discordance=discordance)
+    assert chances.sum() == pytest.approx(1)
+    assert chances @ np.arange(-k, k + 1) == pytest.approx(k * effect, abs=1e-9)
+    single = difference_chances(effect, k=1, discordance=discordance)
+    assert single[0] + single[2] == pytest.approx(discordance)
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_the_least_effect_is_found_with_its_power_and_shrinks_with_problems_and_samples(k):
+    least = minimal_detectable_effect(n=500, k=k, discordance=0.1)
+    assert detection_power(least, n=500, k=k, discordance=0.1) == pytest.approx(0.8, abs=1e-6)
+    assert minimal_detectable_effect(n=2000, k=k, discordance=0.1) < least
+    assert minimal_detectable_effect(n=500, k=k, discordance=0.05) < least
+    assert minimal_detectable_effect(n=500, k=k, discordance=0.1, alpha=0.05 / 3) > least
+    assert minimal_detectable_effect(n=500, k=20, discordance=0.1) < least
+    assert math.isnan(minimal_detectable_effect(n=20, k=k, discordance=0.02))
+
+
+def test_one_run_of_500_problems_cannot_find_what_the_study_reports():
+    # 10 percent of the answers change: the least effect is 4 points, and 2 points are found by luck alone
+    assert minimal_detectable_effect(n=500, discordance=0.1) == pytest.approx(0.0407, abs=1e-4)
+    assert detection_power(0.02, n=500, discordance=0.1) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n": 0, "discordance": 0.1}, r"n: expected at least 1 problem, got 0\. Change it"),
+        ({"n": 9, "k": 0, "discordance": 0.1}, "k: expected at least 1 sample a problem, got 0"),
+        ({"n": 9, "discordance": 0}, "discordance: expected a share above 0 and up to 1 with k = 1, got 0"),
+        ({"n": 9, "k": 5, "discordance": 0.6}, "a share above 0 and up to 0.5 with k = 5, got 0.6"),
+        ({"n": 9, "discordance": 0.1, "alpha": 5}, "alpha: expected a probability between 0 and 1, got 5"),
+        ({"n": 9, "discordance": 0.01}, "An effect of 2 points cannot come from a discordance of 1 percent"),
+    ],
+)
+def test_power_refuses_numbers_out_of_range(values, message):
+    with pytest.raises(ComparisonError, match=message):
+        detection_power(0.02, **values)
+
+
+def test_a_power_below_the_level_is_refused():
+    with pytest.raises(ComparisonError, match=r"power: expected a probability above alpha and below 1, got 1\."):
+        minimal_detectable_effect(n=9, discordance=0.1, power=1.0)
+
+
+# calibration, on a small scale; `make calibrate` makes the large one
+
+
+@pytest.mark.parametrize("discordance", [0.05, 0.1, 0.2])
+def test_for_single_samples_error_rate_and_coverage_are_right_over_all_outcomes(discordance):
+    rejected = covered = 0.0
+    for flipped in range(500):
+        chance = stats.binom.pmf(flipped, 500, discordance)
+        if chance < 1e-9:
+            continue
+        for gained in range(flipped + 1):
+            weight = chance * stats.binom.pmf(gained, flipped, 0.5)
+            if weight > 1e-9:
+                counts = paired(gained, flipped - gained, 500 - flipped)
+                rejected += weight * (mcnemar_test(gained, flipped - gained) < 0.05)
+                covered += weight * (abs(score_statistic(counts, 0, bounds=BOTH_WAYS)) < 1.959964)
+    assert rejected <= 0.05
+    assert 0.94 <= covered <= 0.96
+
+
+def test_for_repeated_samples_simulated_rates_are_what_they_should_be():
+    cell = calibration.Cell(population="undecided", n=500, k=5, discordance=0.1, effect=0.0)
+    least = minimal_detectable_effect(n=500, k=5, discordance=0.1)
+    none, effect = (
+        calibration.simulate(cell, 150, 1),
+        calibration.simulate(dataclasses.replace(cell, effect=least), 150, 1),
+    )
+    low, high = stats.binom.ppf([0.001, 0.999], 150, 0.95) / 150
+    assert none.false_any <= 1 - low
+    for rates in (none, effect):
+        assert low <= rates.score_covers <= high
+        assert low <= rates.bootstrap_covers <= high
+    assert stats.binom.ppf(0.001, 150, 0.8) <= 150 * effect.found <= stats.binom.ppf(0.999, 150, 0.8)
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(calibration.DISCORDANCES), st.floats(0, 0.3))
+def test_the_calibrations_beta_population_has_its_discordance_and_effect(discordance, share):
+    effect = share * discordance
+    draw = calibration.population(
+        calibration.Cell(population="beta", n=400_000, k=1, discordance=discordance, effect=effect)
+    )
+    before, after = draw(rng(3))
+    assert (after - before).mean() == pytest.approx(effect, abs=0.002)
+    assert (before * (1 - after) + after * (1 - before)).mean() == pytest.approx(discordance, abs=0.003)
+
+
+def test_the_calibration_page_marks_what_misses_its_target():
+    cell = calibration.Cell(population="undecided", n=500, k=1, discordance=0.05, effect=0.0)
+    few, many = (
+        calibration.Rates(dataclasses.replace(cell, discordance=share), 100, 0.04, rate, 0.0, 0.95, 0.97, 0.0)
+        for share, rate in ((0.05, 0.051), (0.1, 0.049))
+    )
+    text, missed = calibration_page.page([few, many], {"CPU": "x"})
+    assert "| undecided | 1 | 5 | **5.10 no** | 4.00 | 95.00 yes | **97.00 no** |" in text
+    assert missed[0].startswith("false effects 5.10: undecided, n 500, k 1, discordance 5 %, effect 0.00 points")
+    assert len(missed) == 3
+
+
+def test_statistics_import_nothing_heavy():
+    code = "import sys, harness.analysis; print(*{'torch', 'vllm', 'lm_eval', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == []

@@ -1,0 +1,229 @@
+"""First-MLP activations against thresholds frozen without filler, and what kind each token is."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from attention_probe.measure.activations import ACTIVATION_MEASURES, Reference, activation_measures, measure
+from attention_probe.measure.token_classes import CLASSES, LEXICON, classify, read_lexicon
+from harness import resources
+from harness.errors import ModelError
+from harness.experiment.problems import load_demo
+
+
+def letters(text):
+    """The class of every character, as its initial; `.` for other."""
+    return "".join("doc."[c] for c in classify(list(text)))
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return next(p.problem for p in load_demo().problems if "\\frac" in p.problem and " and " not in p.problem)
+
+
+@pytest.fixture(scope="module")
+def real(problem):
+    """The bundled model's own first-MLP activations of a problem, without and with 20 slashes before it."""
+    tokenizer = AutoTokenizer.from_pretrained(resources.demo_model())
+    model = AutoModelForCausalLM.from_pretrained(resources.demo_model(), dtype=torch.float32).eval()
+    kept = []
+    model.model.layers[0].mlp.act_fn.register_forward_hook(lambda *call: kept.append(call[-1][0]))
+    ids = tokenizer(problem, add_special_tokens=False).input_ids
+    slash = tokenizer(" /", add_special_tokens=False).input_ids
+    with torch.inference_mode():
+        model(torch.tensor([ids]))
+        model(torch.tensor([slash * 20 + ids]))
+    return kept[0], kept[1][-len(ids) :], [tokenizer.decode([i]) for i in ids]
+
+
+def test_measures_of_real_activations_are_those_of_the_definitions(real):
+    without, with_filler, tokens = real
+    reference = Reference.of(without)
+    found = measure(with_filler, reference, tokens)
+    base, a = (np.abs(t.numpy().astype(np.float64)) for t in (without, with_filler))
+    mad = np.median(np.abs(base - np.median(base)))
+    assert reference.mad == pytest.approx(mad, rel=1e-5)
+    classes = classify(tokens)
+    for c in (0.1, 0.13, 0.32):
+        near = a < np.float32(1.4826 * reference.mad * c)
+        assert found[f"threshold_c{c}"] == pytest.approx(1.4826 * mad * c, rel=1e-5)
+        assert found[f"near_zero_c{c}"] == pytest.approx(near.mean())
+        for index, name in enumerate(CLASSES):
+            if (classes == index).any():
+                assert found[f"near_zero_{name}_c{c}"] == pytest.approx(near[classes == index].mean())
+    assert found["l1"] == pytest.approx(np.linalg.norm(a, 1, axis=1).mean(), rel=1e-6)
+    assert found["l2"] == pytest.approx(np.linalg.norm(a, axis=1).mean(), rel=1e-6)
+    edges = [*np.linspace(0, np.quantile(base, 0.99), 101), np.inf]
+    counts = np.histogram(a, bins=edges)[0]
+    pairs = np.abs(counts[:, None] - counts[None]).mean() / (2 * counts.mean())
+    assert found["gini"] == pytest.approx(pairs, abs=1e-3)  # an edge in float64 may move single values
+
+
+def test_the_filler_changes_real_activations_and_the_threshold_stays(real):
+    without, with_filler, tokens = real
+    reference = Reference.of(without)
+    before, after = (measure(a, reference, tokens) for a in (without, with_filler))
+    assert before["l1"] != after["l1"]
+    assert before["near_zero_c0.32"] != after["near_zero_c0.32"]
+    for name in ("threshold_c0.1", "tokens_digits", "tokens_other"):
+        assert before[name] == after[name]
+    own = Reference.of(with_filler)
+    assert own.mad != reference.mad
+    assert measure(with_filler, own, tokens)["near_zero_c0.32"] != after["near_zero_c0.32"]
+
+
+def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
+    without, _, tokens = real
+    reference = Reference.of(without)
+    before, after = measure(without, reference, tokens), measure(without * 1.5, reference, tokens)
+    for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
+        assert after[name] < before[name]
+    assert after["l1"] == pytest.approx(1.5 * before["l1"])
+    assert after["l2"] == pytest.approx(1.5 * before["l2"])
+
+
+def test_token_classes_split_the_near_zero_share(real):
+    without, with_filler, tokens = real
+    found = measure(with_filler, Reference.of(without), tokens)
+    counts = np.array([found[f"tokens_{name}"] for name in CLASSES])
+    assert counts.sum() == len(tokens)
+    shares = np.array([found[f"near_zero_{name}_c0.1"] for name in CLASSES])
+    assert np.nansum(shares * counts) / len(tokens) == pytest.approx(found["near_zero_c0.1"])
+
+
+def test_a_class_without_tokens_has_no_share(real):
+    without, _, tokens = real
+    found = measure(without, Reference.of(without), tokens)
+    assert found["tokens_conjunctions"] == 0
+    assert math.isnan(found["near_zero_conjunctions_c0.1"])
+    assert not math.isnan(found["near_zero_operators_c0.1"])
+
+
+def test_every_number_has_a_unit_and_a_definition(real):
+    without, _, tokens = real
+    assert set(measure(without, Reference.of(without), tokens)) == set(ACTIVATION_MEASURES)
+    other = Reference.of(without, factors=(0.05, 1.0))
+    assert set(measure(without, other, tokens)) == set(activation_measures((0.05, 1.0)))
+    assert all(quantity.unit and quantity.definition.endswith(".") for quantity in ACTIVATION_MEASURES.values())
+
+
+def test_bfloat16_is_measured_in_float32(real):
+    without, _, tokens = real
+    rounded = without.bfloat16()
+    assert measure(rounded, Reference.of(rounded), tokens) == pytest.approx(
+        measure(rounded.float(), Reference.of(rounded.float()), tokens), nan_ok=True
+    )
+
+
+def test_activations_are_left_as_they_are(real):
+    without, _, tokens = real
+    copy = without.clone()
+    measure(without, Reference.of(without), tokens)
+    assert torch.equal(copy, without)
+
+
+def test_where_most_activations_are_zero_there_is_no_threshold():
+    a = torch.nn.functional.relu(torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1)
+    found = measure(a, Reference.of(a), ["2", "+", "x"])
+    assert math.isnan(found["near_zero_c0.1"])
+    assert math.isnan(found["near_zero_digits_c0.1"])
+    assert found["l1"] == pytest.approx(float(a.sum() / 3))
+    nothing = measure(a * 0, Reference.of(a * 0), ["2", "+", "x"])
+    assert math.isnan(nothing["gini"])
+
+
+def test_the_gini_coefficient_of_known_counts():
+    even = Reference(width=101, factors=(0.1,), mad=1.0, top=1.0, bins=100)
+    values = torch.cat([(torch.arange(100) + 0.5) / 100, torch.tensor([2.0])])
+    assert measure(values[None], even, ["x"])["gini"] == pytest.approx(0)
+    assert measure(torch.zeros(1, 101), even, ["x"])["gini"] == pytest.approx(100 / 101)
+
+
+def test_what_does_not_fit_is_refused():
+    a = torch.ones(3, 8)
+    with pytest.raises(ValueError, match=r"must be \[token, width\], neither of them 0; got \[0, 8\]"):
+        Reference.of(a[:0])
+    with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
+        Reference.of(torch.full((3, 8), torch.nan))
+    with pytest.raises(ValueError, match=r"factors must be positive and bins at least 1, got \(0.0,\) and 100"):
+        Reference.of(a, factors=(0.0,))
+    reference = Reference.of(torch.rand(3, 8))
+    with pytest.raises(ValueError, match="3 tokens and width 8 do not fit 2 tokens and a reference of width 8"):
+        measure(a, reference, ["x", "y"])
+    with pytest.raises(ValueError, match="3 tokens and width 7 do not fit 3 tokens and a reference of width 8"):
+        measure(a[:, :7], reference, ["x", "y", "z"])
+    with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
+        measure(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ("$x+12$", "..odd."),
+        ("$n! = \\frac{1}{2}$", "..o.o..oooo.d..d.."),
+        ("$a \\cdot b \\le c$", "....oooo....oo..."),
+        ("$\\left(\\pi\\right)$", "." * 18),
+        ("if x and y, then z", "cc...ccc....cccc.."),
+        ("\\text{ or }", ".......cc.."),
+        ("$p \\implies q$", "....ccccccc..."),
+        ("operands iffy", "............."),
+        ("a two-digit number", "." * 18),
+        ("and/or", "ccc.cc"),
+        ("Great! $3!$", "........do."),
+        ("the $x$-axis and $-ab$", "." * 13 + "ccc..o..."),
+        ("$30^\\circ$", ".dd......."),
+        ("25\\% of 8", "dd......d"),
+        ("$\\begin{matrix} 1 & 2 \\\\ 3 & 4$", "................d...d....d...d."),
+        ("7 [asy] draw(a--b, 3); [/asy] -1", "d" + "." * 18 + "d" + "." * 10 + "od"),
+        ("٣ ÷ 4", "d.o.d"),
+        ("", ""),
+    ],
+)
+def test_characters_are_classed_in_their_text(text, classes):
+    assert letters(text) == classes
+
+
+def test_a_token_of_several_kinds_counts_as_the_first():
+    found = [CLASSES[c] for c in classify(["^2", " $-", "$\\", "frac", "}{", "", " and", " x"])]
+    assert found == ["digits", "operators", "other", "operators", "other", "other", "conjunctions", "other"]
+
+
+def test_a_word_or_command_split_into_tokens_keeps_its_class():
+    assert [CLASSES[c] for c in classify(["I", "f", " $x", " \\", "ge", "q", " ", "0"])] == [
+        *("conjunctions", "conjunctions", "other", "other", "operators", "operators", "other", "digits")
+    ]
+
+
+def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):
+    tokenizer = AutoTokenizer.from_pretrained(resources.demo_model())
+    tokens = [tokenizer.decode([i]) for i in tokenizer(problem, add_special_tokens=False).input_ids]
+    assert "".join(tokens) == problem
+    found = dict(zip(tokens, classify(tokens), strict=True))
+    assert CLASSES[found["frac"]] == "operators"
+    assert CLASSES[found[" \\" if " \\" in found else " $\\"]] == "other"
+    assert sum(c == 0 for c in classify(tokens)) == sum(character.isdecimal() for character in problem)
+
+
+@given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=10))
+def test_any_text_in_any_pieces_is_classed(text, cuts):
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    tokens = [text[start:end] for start, end in itertools.pairwise(edges)]
+    whole = classify(list(text))
+    for token, start, kind in zip(tokens, edges, classify(tokens), strict=False):
+        assert kind == min(whole[start : start + len(token)], default=CLASSES.index("other"))
+
+
+def test_the_lexicon_names_nothing_twice():
+    lexicon = read_lexicon()
+    assert not lexicon.operators.commands & lexicon.conjunctions.commands
+    assert len(set(lexicon.operators.characters)) == len(lexicon.operators.characters)
+    entries = [line for line in LEXICON.read_text("utf-8").splitlines() if line.startswith("    - ")]
+    assert len(entries) == len(lexicon.operators.commands | lexicon.conjunctions.commands) + len(
+        lexicon.conjunctions.words
+    )

@@ -1,0 +1,446 @@
+"""The capture against eager attention of whole tiny models, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModel
+
+from attention_probe.model.attention_function import ATTENTION
+from attention_probe.model.capture import TESTED, capture
+from attention_probe.model.load_first_layers import load_model
+from attention_probe.model.self_check import eager_error, identity_error, largest_difference
+from harness.errors import ModelError, PromptMismatchError
+from tests.capture_errors import (
+    ARCHITECTURES,
+    LAYERS,
+    LENGTH,
+    PADDING,
+    PADDINGS,
+    VOCABULARY,
+    ask,
+    build,
+    build_whole,
+    eager,
+    errors,
+    largest_error,
+    prompts,
+    sets_and_regions,
+)
+
+
+@pytest.fixture(scope="module")
+def qwen2():
+    return build("qwen2")
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_curves_masses_and_entropies_are_those_of_eager_attention(model_type, padding):
+    found = errors(model_type, padding)
+    assert set(found) >= {"column_mean", "visible_mean", "region_mass", "region_entropy"}
+    assert found.pop("column_count") == found.pop("visible_count") == 0
+    assert max(found.values()) < 1e-5, found
+
+
+def test_the_tested_architectures_are_the_ones_named_as_tested():
+    assert {build(model_type).model.config.model_type for model_type in ARCHITECTURES} == TESTED
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "changes"),
+    [
+        ("bloom", [0, 2], {}),
+        ("deepseek_v3", [0, 2], {}),
+        ("falcon", [0, 2], {}),
+        ("falcon", [0, 2], {"alibi": True}),
+        ("mpt", [0, 2], {}),
+        ("opt", [0, 2], {}),
+        ("qwen3_next", [3], {}),  # the one of its four layers with softmax attention, and the first that is shown
+    ],
+)
+def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_type, layers, changes):
+    whole = build_whole(model_type, **changes)
+    whole.save_pretrained(tmp_path)
+    ids, mask = prompts("right")
+    shown = whole(ids, attention_mask=mask, output_attentions=True).attentions
+    loaded = load_model(str(tmp_path), layers=layers, token_ids=range(VOCABULARY))
+    ours, eagers = (capture(loaded, ids, attention_mask=mask, eager=eager) for eager in (False, True))
+    later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
+    for layer in layers:
+        weights = shown[0 if model_type == "qwen3_next" else layer]
+        expected = ((weights * later).sum(-2) / later.sum(-2)).masked_fill(mask[:, None] == 0, torch.nan)
+        assert largest_error(ours[layer].column_mean[:, 0], expected) < 1e-5
+        assert largest_error(eagers[layer].column_mean[:, 0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])
+def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
+    loaded = build("qwen3_next", num_hidden_layers=5)
+    loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
+    message = (
+        r"gave no attention weights for layer index \[[04]\], expected .*: ask for layers that have it, such as 3\."
+    )
+    with pytest.raises(ModelError, match=message):
+        capture(loaded, prompts("none")[0], layers=layers)
+
+
+def test_a_model_that_stays_with_other_attention_than_eager_is_refused():
+    loaded = build("falcon")
+    loaded.model = AutoModel.from_config(loaded.config, attn_implementation="sdpa")
+    with pytest.raises(
+        ModelError, match=r"FalconModel stays with sdpa attention when it is told to use eager, and what"
+    ):
+        capture(loaded, prompts("none")[0])
+
+
+def damage(loaded, layer, projection, rows, value):
+    """The model with NaN, infinity or too large numbers in some rows of one projection."""
+    loaded.decoder_layers[layer].self_attn.get_submodule(projection).weight[rows] *= value
+    return loaded
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "projection", "value", "where", "cause"),
+    [
+        (
+            1,
+            "q_proj",
+            torch.nan,
+            r"layer 1 \(labelled Layer 2\), head index \[2\]",
+            r"layers\.1\.\S+q_proj.* holds NaN",
+        ),
+        (
+            0,
+            "k_proj",
+            torch.inf,
+            r"layer 0 \(labelled Layer 1\), head index \[4, 5\]",
+            r"layers\.0\.\S+k_proj.*Fetch the",
+        ),
+        (0, "v_proj", torch.nan, r"layer 1 .*, head index \[0, 1, 2, 3, 4, 5\]", r"layers\.0\.\S+v_proj.*Fetch the"),
+        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]", r"weights are finite, so the computation overflows\."),
+    ],
+)
+def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where, cause, eager):
+    loaded = damage(build("qwen2"), layer, projection, slice(16, 24), value)
+    with pytest.raises(ModelError, match=rf"{where}, expected numbers\. In float32 its {cause}"):
+        capture(loaded, prompts("none")[0], eager=eager)
+
+
+def test_what_overflows_in_float16_is_sent_to_float32():
+    loaded = damage(build("qwen2"), 0, "q_proj", slice(None), 1e6)
+    ids, _ = prompts("none")
+    assert capture(loaded, ids)[0].column_mean[..., :-1].isfinite().all()
+    loaded.model = loaded.model.to(torch.float16)
+    with pytest.raises(
+        ModelError, match=r"In float16 its layers\.0\.\S+ holds NaN or infinity\. Probe with --dtype float32"
+    ):
+        capture(loaded, ids)
+
+
+def test_values_that_are_not_finite_are_refused_where_they_are_looked_at():
+    loaded = damage(build("qwen2"), 0, "v_proj", slice(0, 8), torch.nan)
+    ids, _ = prompts("none")
+    assert capture(loaded, ids, layers=[0])[0].column_mean[..., :-1].isfinite().all()
+    with pytest.raises(ModelError, match=r"layer 0 \(labelled Layer 1\), head index \[0, 1\]"):
+        capture(loaded, ids, layers=[0], output=True)
+
+
+@pytest.mark.parametrize("region", [0, 1, 2])
+@pytest.mark.parametrize("model_type", ["qwen2", "gemma2", "gpt2", "gpt_oss"])
+def test_outputs_are_those_of_eager_attention(model_type, region):
+    whole = build_whole(model_type)
+    _, mask = prompts("left")
+    expected = {}
+    for index, layer in enumerate(whole.h if model_type == "gpt2" else whole.layers):
+        projection = layer.attn.c_proj if model_type == "gpt2" else layer.self_attn.o_proj
+        projection.register_forward_pre_hook(lambda _, inputs, index=index: expected.update({index: inputs[0]}))
+    weights = eager(whole, "left")
+    captured = ask(build(model_type), "left", output=True, values=True, output_region=region, chunk=7)
+    _, regions = sets_and_regions()
+    for layer in LAYERS:
+        got = captured[layer].output.transpose(1, 2).flatten(2)
+        assert (got - expected[layer])[mask.bool()].abs().max() < 1e-5
+        groups = captured[layer].output.shape[1] // captured[layer].values.shape[1]
+        values = captured[layer].values.double().repeat_interleave(groups, 1)
+        part = (weights[layer] * regions[:, region, None, None]) @ values
+        assert largest_error(captured[layer].region_output, part) < 1e-5
+
+
+def test_padding_changes_no_number_of_a_prompt(qwen2):
+    ids, mask = prompts("left")
+    padded = capture(qwen2, ids, attention_mask=mask)
+    alone = capture(qwen2, ids[1:, PADDING:])
+    for layer in LAYERS:
+        got = padded[layer].column_mean[1:, ..., PADDING:]
+        assert largest_error(got, alone[layer].column_mean) < 1e-6
+        assert padded[layer].column_mean[1, ..., :PADDING].isnan().all()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, LENGTH, 64])
+@pytest.mark.parametrize("model_type", ["qwen2", "mistral"])
+def test_the_block_size_changes_no_number(model_type, chunk):
+    loaded = build(model_type)
+    other, usual = ask(loaded, "left", chunk=chunk), ask(loaded, "left")
+    for layer in LAYERS:
+        assert torch.equal(other[layer].visible_count, usual[layer].visible_count)
+        for name in ("column_mean", "region_mass", "region_entropy"):
+            assert largest_error(getattr(other[layer], name), getattr(usual[layer], name)) < 1e-5
+
+
+def test_a_window_makes_visible_queries_fewer_than_later_ones():
+    loaded = build("mistral")
+    layer = ask(loaded, "none")[0]
+    assert layer.column_count[0, 0, 0] == LENGTH - 1
+    assert layer.visible_count[0, 0, 0] == 15
+    ratio = layer.visible_mean[0, 0, :, 0] / layer.column_mean[0, 0, :, 0]
+    assert torch.allclose(ratio, torch.full_like(ratio, (LENGTH - 1) / 15))
+
+
+def test_the_last_token_has_no_later_query(qwen2):
+    layer = ask(qwen2, "none")[2]
+    assert layer.column_mean[..., -1].isnan().all()
+    assert (layer.column_count[..., -1] == 0).all()
+    assert not layer.column_mean[..., :-3].isnan().any()
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "gpt2", "gpt_oss"])
+def test_layer_1_with_filler_is_the_gapped_prompt_times_one_minus_mass(model_type):
+    loaded = build(model_type, sliding_window=128) if model_type == "gpt_oss" else build(model_type)
+    ids, _ = prompts("none")
+    assert identity_error(loaded, ids[0], (12, 30)) < 1e-6
+
+
+def test_the_identity_notices_a_wrong_span(qwen2):
+    ids, _ = prompts("none")
+    ids[0, 12:30] = ids[0, 12]
+    assert identity_error(qwen2, ids[0], (12, 30)) < 1e-6
+    with pytest.raises(ValueError, match="must leave a token after it"):
+        identity_error(qwen2, ids[0], (12, LENGTH))
+
+
+def test_a_window_leaves_the_identity_to_the_queries_that_see_everything():
+    loaded = build("mistral")  # its window is of 16 tokens
+    ids, _ = prompts("none")
+    assert identity_error(loaded, ids[0], (5, 10)) < 1e-6
+    assert identity_error(loaded, ids[0], (5, 15)) < 1e-6
+    assert identity_error(loaded, ids[0], (5, 16)) is None
+
+
+@pytest.mark.parametrize(("model_type", "changes"), [("bloom", {}), ("mpt", {}), ("falcon", {"alibi": True})])
+def test_positions_that_the_model_counts_itself_cannot_be_shifted(model_type, changes):
+    loaded = build(model_type, **changes)
+    ids, _ = prompts("none")
+    positions = torch.arange(LENGTH).expand(2, -1)
+    given = capture(loaded, ids, position_ids=positions)
+    assert largest_error(given[0].column_mean, capture(loaded, ids)[0].column_mean) == 0
+    with pytest.raises(ModelError, match=r"counts positions itself, so they cannot be shifted.*Leave out --decompose"):
+        capture(loaded, ids, position_ids=positions + 5 * (positions > 9))
+
+
+def test_a_gap_in_positions_is_no_border_between_documents(qwen2):
+    ids, _ = prompts("none")
+    positions = torch.arange(LENGTH).expand(2, -1) + 20 * (torch.arange(LENGTH) >= 10)
+    regions = (torch.arange(LENGTH) < 10).expand(2, 1, -1)
+    mass = capture(qwen2, ids, position_ids=positions, key_regions=regions)[0].region_mass
+    assert (mass[:, :, 10:] > 0).all()
+
+
+def test_eager_error_compares_both_paths(qwen2):
+    ids, mask = prompts("right")
+    assert 0 <= eager_error(qwen2, ids, attention_mask=mask) < 1e-5
+
+
+def test_eager_attention_is_not_compared_with_itself():
+    assert eager_error(build("gptj", rotary_dim=8), prompts("none")[0]) is None
+
+
+def test_means_over_other_queries_cannot_be_compared(qwen2):
+    ids, mask = prompts("left")
+    with pytest.raises(
+        ModelError, match=r"other tokens without a mean in two captures of layer 0 \(labelled Layer 1\)"
+    ):
+        largest_difference(capture(qwen2, ids, attention_mask=mask), capture(qwen2, ids))
+
+
+def test_the_pass_stops_after_the_last_layer_asked():
+    qwen2 = build("qwen2")
+    ran = []
+    for index, layer in enumerate(qwen2.decoder_layers):
+        layer.self_attn.q_proj.register_forward_hook(lambda *_, index=index: ran.append(f"attention {index}"))
+        layer.mlp.register_forward_hook(lambda *_, index=index: ran.append(f"mlp {index}"))
+    ids, _ = prompts("none")
+    capture(qwen2, ids, layers=[1])
+    assert ran == ["attention 0", "mlp 0", "attention 1"]
+
+
+def test_layers_between_may_be_left_out(qwen2):
+    ids, _ = prompts("none")
+    some, every = capture(qwen2, ids, layers=[0, 2]), capture(qwen2, ids)
+    assert list(some.layers) == [0, 2]
+    assert largest_error(some[2].column_mean, every[2].column_mean) < 1e-6
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.numel = max(self.numel, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("model_type", ["qwen2", "mistral"])
+def test_nothing_grows_with_the_square_of_the_prompt(model_type, padded):
+    length = 1024
+    loaded = build(model_type, max_position_embeddings=length)
+    ids = torch.randint(1, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[:, :5] = not padded
+    with LargestTensor() as largest:
+        capture(loaded, ids, attention_mask=mask, chunk=16, key_regions=torch.ones(1, 1, length, dtype=torch.bool))
+    assert largest.numel <= 6 * 16 * length
+
+
+@pytest.mark.parametrize("model_type", sorted(set(ARCHITECTURES) - {"gpt_oss"}))
+def test_activations_are_those_before_the_product(model_type):
+    loaded = build(model_type)
+    mlp = loaded.decoder_layers[0].mlp
+    seen = {}
+    inner = mlp.c_proj if model_type == "gpt2" else mlp.down_proj
+    inner.register_forward_pre_hook(lambda _, inputs: seen.update(product=inputs[0]))
+    if model_type == "phi3":
+        mlp.gate_up_proj.register_forward_hook(lambda *a: seen.update(up=a[2].chunk(2, dim=-1)[1]))
+    elif model_type != "gpt2":
+        mlp.up_proj.register_forward_hook(lambda *a: seen.update(up=a[2]))
+    for layers in ([0], [0, 1]):
+        found = capture(loaded, prompts("none")[0], layers=layers, activations=True)
+        assert found.activations.shape == (2, LENGTH, 80)
+        assert list(found.layers) == layers
+    assert loaded.model(prompts("none")[0]) is not None  # the hook is gone, and the pass runs to its end
+    expected = found.activations * seen.get("up", 1)
+    assert largest_error(expected, seen["product"]) < 1e-5
+
+
+@pytest.mark.parametrize(("model_type", "inner"), [("opt", "fc2"), ("bloom", "mlp.dense_4h_to_h")])
+def test_activations_of_other_architectures_are_those_of_each_token(model_type, inner):
+    loaded = build(model_type)
+    seen = {}
+    product = loaded.decoder_layers[0].get_submodule(inner)
+    product.register_forward_pre_hook(lambda _, inputs: seen.update(product=inputs[0]))
+    found = capture(loaded, prompts("none")[0], layers=[0, 1], activations=True).activations
+    assert found.shape[:2] == (2, LENGTH)
+    assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
+
+
+def test_a_mixture_of_experts_has_no_activations():
+    with pytest.raises(ModelError, match=r"got a mixture of experts\. Leave out --activations"):
+        ask(build("gpt_oss"), "none", activations=True)
+
+
+def test_an_untested_architecture_is_attempted_and_says_so():
+    loaded = build("olmo2")
+    found = ask(loaded, "left")
+    assert not found.eager
+    assert "olmo2 is not among the tested architectures (gemma2," in found.notices[0]
+    ids, mask = prompts("left")
+    assert eager_error(loaded, ids, attention_mask=mask) < 1e-5
+
+
+def test_a_tested_architecture_needs_no_notice(qwen2):
+    assert ask(qwen2, "none").notices == ()
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_an_architecture_that_never_calls_ours_falls_back_to_eager(padding):
+    loaded = build("gptj", rotary_dim=8)
+    found = ask(loaded, padding)
+    assert found.eager
+    assert "GPTJModel does not call the registered attention function" in found.notices[-1]
+    ids, mask = prompts(padding)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    weights = loaded.model(ids, attention_mask=mask, position_ids=positions, output_attentions=True).attentions[1]
+    later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
+    expected = (weights * later).sum(-2) / later.sum(-2)
+    assert largest_error(found[1].column_mean[:, 0], expected.masked_fill(mask[:, None] == 0, torch.nan)) < 1e-5
+    with pytest.raises(ModelError, match="attention outputs and values cannot be had"):
+        ask(loaded, padding, values=True)
+
+
+def test_a_model_without_attention_weights_is_refused():
+    loaded = build("mamba", state_size=4, num_heads=None)
+    with pytest.raises(ModelError, match=r"MambaModel gave no attention weights for layer index \[0, 1, 2\]"):
+        ask(loaded, "none")
+
+
+def test_a_model_that_sees_later_tokens_is_refused():
+    with pytest.raises(ModelError, match="lets tokens see later ones"):
+        ask(build("gemma3_text", use_bidirectional_attention=True), "none")
+    with pytest.raises(
+        ModelError, match=r"gives weight to later tokens in layer index 0: expected none above the diag"
+    ):
+        ask(build("gemma3_text", use_bidirectional_attention=True), "none", eager=True)
+
+
+def test_a_prompt_over_the_context_is_refused(qwen2):
+    with pytest.raises(PromptMismatchError, match="reaches position 129, and tiny qwen2 has a context of 128 tokens"):
+        capture(qwen2, torch.ones(1, 129, dtype=torch.long))
+
+
+def test_shapes_that_do_not_fit_are_refused(qwen2):
+    ids, mask = prompts("none")
+    with pytest.raises(ValueError, match=r"query_sets must be boolean \[2, any, 45\]"):
+        capture(qwen2, ids, query_sets=mask.bool())
+    with pytest.raises(ValueError, match=r"attention_mask must be \[2, 45\]"):
+        capture(qwen2, ids, attention_mask=mask[:, 1:])
+    with pytest.raises(ValueError, match=r"Regions \[3\] are asked for, and there are 3"):
+        ask(qwen2, "none", output_region=3)
+
+
+def test_the_model_is_left_as_it_was(qwen2):
+    ids, _ = prompts("none")
+    before = qwen2.model.config._attn_implementation
+    ask(qwen2, "none", activations=True)
+    with pytest.raises(PromptMismatchError):
+        capture(qwen2, torch.ones(1, 129, dtype=torch.long))
+    assert qwen2.model.config._attn_implementation == before != ATTENTION
+    assert not qwen2.decoder_layers[0].mlp.act_fn._forward_hooks
+    assert qwen2.model(ids).last_hidden_state.shape == (2, LENGTH, 48)
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_bfloat16_runs_and_is_near_float32(model_type):
+    loaded = build(model_type)
+    exact = ask(loaded, "left")
+    loaded.model = loaded.model.to(torch.bfloat16)
+    rough = ask(loaded, "left")
+    assert rough[0].column_mean.dtype == torch.float32
+    assert largest_error(rough[0].column_mean, exact[0].column_mean) < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_cuda_gives_what_the_cpu_gives(model_type, padding):
+    loaded = build(model_type)
+    exact = ask(loaded, padding)
+    loaded.model = loaded.model.to("cuda")
+    found = ask(loaded, padding, chunk=None)
+    for layer in LAYERS:
+        assert largest_error(found[layer].column_mean.cpu(), exact[layer].column_mean) < 1e-5
+
+
+def test_entropy_is_taken_only_where_asked(qwen2):
+    layer = ask(qwen2, "none", entropy_regions=[1])[0]
+    assert layer.region_entropy[..., [0, 2]].isnan().all()
+    everything = ask(qwen2, "none")[0].region_entropy[..., 1]
+    assert torch.equal(layer.region_entropy[..., 1].nan_to_num(), everything.nan_to_num())

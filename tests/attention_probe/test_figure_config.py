@@ -1,0 +1,198 @@
+"""Figure configs: what each must say, what is refused, and that the shipped ones show what the study's figures show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attention_probe.figures.config import load_figure_config, prompts_config
+from attention_probe.model.architectures import read_architecture
+from harness import resources
+from harness.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
+STUDY = [path for path in CONFIGS if not path.stem.endswith("-demo")]
+
+TITLES = {
+    "figure-qwen-heads-12-13-14": [f"Qwen2.5-Math-7B Layer 1 Head {head}" for head in (12, 13, 14)] * 2,
+    "figure-llama-heads-20-25-26": [f"Llama3.1-8B-Instruct Layer 1 Head {head}" for head in (20, 25, 26)] * 2,
+    "figure-qwen-layers-1-2-3-head-22": [f"Qwen2.5-7B-Math Layer {layer} Head 22" for layer in (1, 2, 3)],
+    "figure-mless-vs-random-sentence-three-models": [
+        "Qwen2.5-7B-Math Layer 1 Head 1",
+        "Llama3.1-8B-Instruct Layer 1 Head 27",
+        "Gemma3-4b-it Layer 1 Head 8",
+    ],
+    "figure-accuracy-bars-and-head-14": ["Average attention on Head 14"] * 2,
+}
+LEGENDS = {
+    "figure-qwen-heads-12-13-14": [
+        {"w/o Meaningless tokens": "blue", "w/ Meaningless tokens": "red"},
+        {"w/ Meaningless tokens": "red"},
+    ],
+    "figure-llama-heads-20-25-26": [
+        {"w/o Meaningless tokens": "blue", "w/ Meaningless tokens": "red"},
+        {"w/ Meaningless tokens": "blue"},
+    ],
+    "figure-qwen-layers-1-2-3-head-22": [{"None": "blue", "Mless": "red"}],
+    "figure-mless-vs-random-sentence-three-models": [{"Meaningless tokens": "blue", "Random sentence": "orange"}],
+    "figure-accuracy-bars-and-head-14": [
+        {"None": "blue", "Mless": "red", "Mful": "green"},
+        {"Mless": "blue", "Mful": "red"},
+    ],
+}
+
+MINIMAL = """
+name: one
+model: demo
+prompts: {dataset: demo}
+heads: [{layer: 0, head: 0, label: Layer 1 Head 1}]
+rows: [{view: aligned, series: {wo: None, mless: Mless}}]
+"""
+
+
+def load(tmp_path, text=MINIMAL, *overrides):
+    path = tmp_path / "figure.yaml"
+    path.write_text(text)
+    return load_figure_config(path, overrides)
+
+
+def shape(panel):
+    """Layers and query heads of a panel's model."""
+    if panel.model == "demo":
+        config = json.loads((resources.demo_model() / "config.json").read_text())
+    else:
+        config = read_architecture(ROOT / panel.architecture).config
+    return config["num_hidden_layers"], config["num_attention_heads"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_head_exists_and_its_label_counts_from_one(path):
+    config = load_figure_config(path)
+    assert config.name == path.stem
+    for panel in config.panels:
+        layers, heads = shape(panel)
+        assert panel.head.layer < layers and panel.head.head < heads
+        assert panel.head.label == f"Layer {panel.head.layer + 1} Head {panel.head.head + 1}"
+        assert panel.title.endswith(panel.head.label) or f"Head {panel.head.head + 1}" in panel.title
+
+
+@pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
+def test_the_architecture_beside_a_model_is_that_models(path):
+    for panel in load_figure_config(path).panels:
+        assert read_architecture(ROOT / panel.architecture).tokenizer == panel.model
+
+
+def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
+    study = {load_figure_config(path).seed_document for path in STUDY}
+    assert study == set(TITLES)
+    for path in STUDY:
+        config, twin = load_figure_config(path), load_figure_config(path.with_name(f"{path.stem}-demo.yaml"))
+        assert config.rows == twin.rows and len(config.heads) == len(twin.heads)
+        for name in ("seed_document", "y_label", "definition"):
+            assert getattr(config, name) == getattr(twin, name)
+        assert (config.bars is None) == (twin.bars is None)
+        assert {panel.model for panel in twin.panels} == {"demo"}
+
+
+@pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
+def test_panels_titles_legends_and_limits_are_the_studys(path):
+    config = load_figure_config(path)
+    assert [panel.title for panel in config.panels] == TITLES[config.seed_document]
+    shown = [{s.label: panel.colours[name] for name, s in panel.shows.series.items()} for panel in config.panels]
+    columns = len(config.heads)
+    assert shown == [legend for legend in LEGENDS[config.seed_document] for _ in range(columns)]
+    assert [row.limits for row in config.rows] == [
+        (0, 60) if row.view == "aligned" else (0, 120) for row in config.rows
+    ]
+    for panel in config.panels:
+        assert panel.excludes_first_token("qwen2") == panel.model.startswith(("meta-llama/", "google/"))
+
+
+def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
+    (panel,) = load(tmp_path).panels
+    assert [panel.excludes_first_token(t) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
+    (panel,) = load(tmp_path, MINIMAL, "exclude_first_token=false").panels
+    assert not panel.excludes_first_token("llama")
+
+
+def test_panels_of_one_model_share_one_probe():
+    config = load_figure_config(Path("qwen-layers-1-2-3-head-22.yaml"))
+    ((probe, panels),) = config.probes.items()
+    assert (probe.model, probe.layers, probe.conditions) == ("Qwen/Qwen2.5-Math-7B", (0, 1, 2), ("wo", "mless"))
+    assert panels == config.panels
+    config = load_figure_config(Path("mless-vs-random-sentence.yaml"))
+    assert [probe.model.rpartition("/")[2] for probe in config.probes] == [
+        "Qwen2.5-Math-7B",
+        "Llama-3.1-8B-Instruct",
+        "gemma-3-4b-it",
+    ]
+    assert {probe.conditions for probe in config.probes} == {("wo", "mless", "random")}
+
+
+def test_what_a_head_leaves_out_is_the_figures(tmp_path):
+    text = MINIMAL.replace(
+        "label: Layer 1 Head 1}", "label: Layer 1 Head 1}, {layer: 1, head: 4, label: Layer 2 Head 5}"
+    )
+    first, second = load(
+        tmp_path, text.replace("{layer: 0,", "{model: a/Other-1B, name: Other, prompts: {run: results/x}, layer: 0,")
+    ).panels
+    assert (first.title, first.model, str(first.prompts.run)) == ("Other Layer 1 Head 1", "a/Other-1B", "results/x")
+    assert (second.title, second.model, second.prompts.dataset) == ("demo Layer 2 Head 5", "demo", "demo")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("definition: x",), r"figure.yaml: definition: Input should be 'common' or 'published', got 'x'"),
+        (("heads.0", "head: 0", "haed: 0"), r"unknown key 'heads.0.haed'. Expected one of: layer, head, label, title"),
+        (
+            ("series", "wo: None", "wo: {label: a, color: red}"),
+            r"unknown key 'rows.0.series.wo.color'. .*label, colour",
+        ),
+        (
+            ("prompts", "dataset: demo", "dataset: demo, m: 1"),
+            r"unknown key 'prompts.m'. Expected one of: run, logs, dataset, metric",
+        ),
+        (
+            ("label", "Layer 1 Head 1", "Layer 0 Head 0"),
+            r"heads.0: label counts from 1, layer and head from 0: expected 'Layer 1 Head 1' for layer 0, head 0, got "
+            r"'Layer 0 Head 0'",
+        ),
+        (("prompts", "dataset: demo", "n: 3"), r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
+        (("prompts", "dataset: demo", "dataset: demo, flip: both_right"), r"`flip` selects by what a model answered"),
+        (("prompts", "dataset: demo", "run: x, flip: changed"), r"expected `controls: true` in `prompts`"),
+        (("prompts", "dataset: demo", "run: x, controls: true"), r"`controls` are matched to problems that flipped"),
+        (("prompts", "prompts: {dataset: demo}\n", ""), r"heads.0: needs `prompts`, here or for the whole figure"),
+        (("model", "model: demo\n", ""), r"heads.0: needs `model` or `architecture`, here or for the whole figure"),
+        (("view", "view: aligned", "view: full"), r"view: full shows prompts with a filler, and 'wo' has none"),
+        (
+            ("limits", "view: aligned", "view: aligned, x_limits: [9, 3]"),
+            r"x_limits must be two growing token positions",
+        ),
+        (("series", "mless: Mless", "dots: Dots"), r"know the conditions wo, mless, mful, random, got dots"),
+        (("bars", "rows:", "bars: {title: t}\nrows:"), r"bars: expected exactly one of `runs` and `reference`"),
+    ],
+)
+def test_what_is_refused_and_how_it_is_said(tmp_path, change, message):
+    text = MINIMAL + change[0] if len(change) == 1 else MINIMAL.replace(*change[1:])
+    assert text != MINIMAL
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_missing_figure_config_names_where_the_shipped_ones_are():
+    with pytest.raises(ConfigError, match=r"Config nothing.yaml does not exist. .*configs/figures"):
+        load_figure_config(Path("nothing.yaml"))
+
+
+def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
+    assert prompts_config(dataset="demo", run=None, n=3, flip=None).n == 3
+    with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run`, `logs` and `dataset`"):
+        prompts_config(run=None, dataset=None)
+    with pytest.raises(
+        ConfigError, match=r"^mless probe: layout: Input should be 'raw', 'chat' or 'as_published', got 'x'"
+    ):
+        prompts_config(dataset="demo", layout="x")

@@ -1,0 +1,326 @@
+"""Figures drawn from real curves of real trace files: what must be on them, and that nothing covers the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from matplotlib.colors import to_hex
+from PIL import Image
+
+from attention_probe.figures.config import load_figure_config
+from attention_probe.figures.data import figure_table, panel_curves, read_bars
+from attention_probe.figures.draw import COLOURS, draw_figure, write_figure
+from attention_probe.trace import Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
+from harness import load_run
+from harness.analysis import compare
+from harness.analysis.reference import read_reference
+from harness.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
+
+
+def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER):
+    """A trace file of a few prompts, open: spiky over the problem, low within the filler."""
+    header = TraceHeader(
+        model="m",
+        layers=tuple(range(LAYERS)),
+        head_count=HEADS,
+        conditions=("wo", "mless", "mful", "random"),
+        random_weights=random_weights,
+        on_outcome=bool(controls),
+    )
+    traces = AttentionTraces.create(path, header, receipt={})
+    draw = np.random.default_rng(7)
+    for number in range(problems + controls):
+        size = HEAD + 40 + 3 * number
+        plain = 0.002 + 0.1 * draw.random((LAYERS, HEADS, size)).astype(np.float32) ** 8
+        for condition in header.conditions:
+            inserted = 0 if condition == "wo" else filler
+            low = np.full((LAYERS, HEADS, inserted), 0.001, dtype=np.float32)
+            mean = np.concatenate([plain[..., :HEAD], low, plain[..., HEAD:]], axis=-1)
+            positions = np.r_[np.arange(HEAD), np.full(inserted, -1), np.arange(HEAD, size)].astype(np.int32)
+            total = size + inserted
+            later = np.arange(total)[::-1].astype(np.int32)
+            mean[..., later == 0] = np.nan
+            traces.append(
+                Trace(
+                    problem_id=str(number),
+                    condition=condition,
+                    control=number >= problems,
+                    prompt_sha256="0",
+                    tokens=("t",) * total,
+                    filler_span=(HEAD, HEAD + inserted) if inserted else None,
+                    token_ids=np.zeros(total, dtype=np.int32),
+                    roles=np.zeros(total, dtype=np.int8),
+                    original_pos=positions,
+                    mean_all=0.5 * mean if inserted else mean,
+                    mean_common=mean,
+                    count_all=np.tile(later, (LAYERS, 1)),
+                    count_common=np.tile(later, (LAYERS, 1)),
+                )
+            )
+    return traces
+
+
+def draw_of(config, traces, model_type="qwen2"):
+    return [panel_curves(panel, traces, model_type=model_type) for panel in config.panels]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    with write_traces(tmp_path_factory.mktemp("traces") / "plain.traces") as traces:
+        yield traces
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / "flipped.traces"
+    with write_traces(path, controls=4, random_weights=True) as traces:
+        yield traces
+
+
+def load(name, *overrides):
+    return load_figure_config(ROOT / f"configs/figures/{name}.yaml", overrides)
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def curve_axes(figure):
+    return [axes for axes in figure.axes if not axes.patches or axes.get_xlim()[1] > 50]
+
+
+def covered(figure):
+    """Every legend and word inside an axes that a line of data passes through, at a step of a tenth of a position."""
+    figure.draw_without_rendering()
+    found = []
+    for axes in figure.axes:
+        boxes = [*axes.get_legend().get_texts(), *axes.get_legend().legend_handles, *axes.texts]
+        for line in axes.lines:
+            x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
+            if not len(x):
+                continue
+            fine = np.arange(x[0], x[-1], 0.1)
+            points = axes.transData.transform(np.c_[fine, np.interp(fine, x, y)])
+            points = points[np.isfinite(points).all(axis=1)]
+            for box in boxes:
+                area = box.get_window_extent()
+                inside = (points > [area.x0, area.y0]) & (points < [area.x1, area.y1])
+                if area.width and inside.all(axis=1).any():
+                    found.append(box)
+    return found
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("name", ["qwen-heads-12-13-14", "mless-vs-random-sentence", "accuracy-bars-and-head-14"])
+def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, width, traces):
+    config = load(name)
+    figure = draw_figure(
+        config, draw_of(config, traces), width=width, bars=read_bars(config.bars) if config.bars else None
+    )
+    assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)
+    assert covered(figure) == []
+    page = figure.bbox
+    for axes in figure.axes:
+        for artist in (axes.title, axes.xaxis.label, axes.yaxis.label, axes.get_legend()):
+            box = artist.get_window_extent()
+            assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1, artist
+
+
+def test_the_check_for_covered_data_finds_covered_data(traces):
+    config = load("qwen-layers-1-2-3-head-22")
+    figure = draw_figure(config, draw_of(config, traces))
+    assert covered(figure) == []
+    for axes in figure.axes:
+        axes.set_ylim(0, 0.3 * axes.get_ylim()[1])
+    assert covered(figure)
+
+
+def test_the_grid_is_the_studys_and_is_turned_to_fit_a_column(traces):
+    config = load("llama-heads-20-25-26")
+    drawn = draw_of(config, traces)
+    for width, rows, columns in (("page", 2, 3), ("column", 3, 2)):
+        axes = draw_figure(config, drawn, width=width).axes
+        assert {a.get_subplotspec().get_gridspec().get_geometry() for a in axes} == {(rows, columns)}
+        assert [" ".join(a.get_title().split()) for a in axes] == [panel.title for panel in config.panels]
+
+
+def test_axes_say_the_quantity_its_definition_and_what_is_left_out(traces):
+    config = load("llama-heads-20-25-26")
+    above, *_, below = draw_figure(config, draw_of(config, traces, "llama")).axes
+    assert above.get_ylabel() == "Average Attention Weight\n(published definition)"
+    assert " ".join(above.get_xlabel().split()) == "Token position (filler and first token left out)"
+    assert " ".join(below.get_xlabel().split()) == "Token position (first token left out)"
+    assert (above.get_xlim(), below.get_xlim()) == ((0, 60), (0, 120))
+    config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
+    first, *_ = draw_figure(config, draw_of(config, traces, "llama")).axes
+    assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
+    assert first.get_xlabel() == "Token position (filler left out)"
+
+
+def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
+    config = load("qwen-heads-12-13-14")
+    above, *_, below = draw_figure(config, draw_of(config, traces)).axes
+    (region,) = below.patches
+    assert (region.get_x(), region.get_x() + region.get_width()) == (HEAD - 0.5, HEAD + FILLER - 0.5)
+    assert "Meaningless tokens" in texts(below)
+    assert not above.patches and not texts(above)
+
+
+def test_lines_have_the_labels_and_colours_of_the_config(traces):
+    config = load("accuracy-bars-and-head-14")
+    figure = draw_figure(config, draw_of(config, traces), bars=read_bars(config.bars))
+    top, bottom, bars = figure.axes
+    shown = [{line.get_label(): to_hex(line.get_color()) for line in axes.lines} for axes in (top, bottom)]
+    assert shown == [
+        {"None": COLOURS["blue"], "Mless": COLOURS["red"], "Mful": COLOURS["green"]},
+        {"Mless": COLOURS["blue"], "Mful": COLOURS["red"]},
+    ]
+    # three filled areas and three bands above, two bands below
+    assert (len(top.collections), len(bottom.collections)) == (6, 2)
+    assert [text.get_text() for text in bars.get_legend().get_texts()] == ["w/o", "w/ Mless", "w/ Mful"]
+
+
+def test_a_line_breaks_where_no_prompt_has_a_value(traces):
+    config = load("qwen-layers-1-2-3-head-22")
+    drawn = draw_of(config, traces)
+    figure = draw_figure(config, drawn)
+    line = figure.axes[0].lines[0]
+    curve = drawn[0].curves[0]
+    ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    assert [x for x, y in ys.items() if np.isfinite(y)] == curve.x.tolist()
+    assert [ys[x] for x in curve.x] == curve.mean.tolist()
+
+
+def test_the_csv_holds_what_is_drawn(traces, tmp_path):
+    config = load("accuracy-bars-and-head-14")
+    drawn, bars = draw_of(config, traces), read_bars(config.bars)
+    files = write_figure(config, drawn, tmp_path, receipt={"seed": 7}, bars=bars)
+    assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
+    table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
+    figure = draw_figure(config, drawn, bars=bars)
+    for row, axes in enumerate(figure.axes[:2]):
+        for line in axes.lines:
+            mine = table[(table["row"] == row) & (table["legend"] == line.get_label()) & (table["kind"] == "curve")]
+            there = np.isfinite(line.get_ydata())
+            assert mine["x"].tolist() == line.get_xdata()[there].tolist()
+            assert mine["mean"].tolist() == line.get_ydata()[there].tolist()
+            assert set(mine["label"]) == {"Layer 1 Head 14"} and set(mine["head"]) == {13}
+    heights = [bar.get_height() for container in figure.axes[2].containers for bar in getattr(container, "patches", [])]
+    assert table[table["kind"] == "reference bar"]["mean"].tolist() == heights
+
+
+def test_counts_bands_and_definition_are_noted(traces):
+    config = load("qwen-layers-1-2-3-head-22", "note=Said by the config.")
+    note = " ".join(draw_figure(config, draw_of(config, traces)).get_supxlabel().split())
+    assert note == (
+        "n = 5 prompts a panel, at least 3 at every position shown. Bands: 95 % bootstrap intervals over prompts. "
+        "Published definition: each token's mean attention from all later tokens, inserted ones too. "
+        "Said by the config."
+    )
+
+
+def test_one_prompt_has_no_band_and_is_named(tmp_path):
+    config = load("qwen-layers-1-2-3-head-22")
+    with write_traces(tmp_path / "one.traces", problems=1) as one:
+        figure = draw_figure(config, draw_of(config, one))
+    assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
+    assert figure.get_supxlabel().startswith("One prompt: 0. Published definition")
+
+
+def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flipped, traces):
+    config = load("flipped-demo")
+    drawn = draw_of(config, flipped)
+    figure = draw_figure(config, drawn)
+    for axes in figure.axes:
+        assert "random weights\nselected on outcome" in texts(axes)
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
+        solid = [line for line in axes.lines if line.get_linestyle() == "-"]
+        assert len(dashed) == len(solid) > 0
+        assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
+        assert "not flipped (controls)" in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "Selected on outcome: changed. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
+    table = figure_table(config, drawn)
+    assert set(table["kind"]) == {"curve", "control"} and table["random_weights"].all() and table["on_outcome"].all()
+    assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces)).axes[:3])
+
+
+def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
+    config = load("accuracy-bars-and-head-14")
+    bars = read_bars(config.bars)
+    assert bars.table["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
+    figure = draw_figure(config, draw_of(config, traces), bars=bars)
+    axes = figure.axes[2]
+    assert "reference numbers" in texts(axes) and "64" in texts(axes)
+    assert axes.get_title() == "Results on Math-500" and axes.get_ylabel().startswith("Accuracy (%)\n")
+    assert "read off the figure" in " ".join(figure.get_supxlabel().split())
+
+
+def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
+    config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/demo'}]")
+    bars = read_bars(config.bars)
+    assert list(bars.table["condition"]) == ["wo", "mless", "mful"]
+    figure = draw_figure(config, draw_of(config, traces), bars=bars)
+    axes = figure.axes[2]
+    assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
+    compared = compare(load_run(ROOT / "results/demo"), draws=1000).set_index("condition")
+    drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
+    for condition, container in zip(bars.table["condition"], drawn, strict=True):
+        (whiskers,) = container.errorbar.lines[2]
+        ends = whiskers.get_segments()[0][:, 1]
+        assert np.allclose(ends, compared.loc[condition, ["accuracy_low", "accuracy_high"]].astype(float))
+    assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
+
+
+def test_files_carry_the_receipt(traces, tmp_path):
+    config = load("qwen-layers-1-2-3-head-22")
+    png, svg, pdf, table = write_figure(config, draw_of(config, traces), tmp_path, receipt={"seed": 7}, width="column")
+    assert (png.name, table.name) == ("qwen-layers-1-2-3-head-22-column.png", "qwen-layers-1-2-3-head-22-column.csv")
+    image = Image.open(png)
+    assert json.loads(image.text["Description"]) == {"seed": 7} and image.width == 990
+    assert "seed&quot;: 7" in svg.read_text() or '"seed": 7' in svg.read_text()
+    assert b'\\"seed\\": 7' in pdf.read_bytes() or b'"seed": 7' in pdf.read_bytes()
+
+
+def test_curves_that_are_not_the_panels_are_refused(traces):
+    from dataclasses import replace
+
+    config = load("qwen-layers-1-2-3-head-22")
+    first, second, _ = draw_of(config, traces)
+    with pytest.raises(ConfigError, match=r"'Qwen2.5-7B-Math Layer 1 Head 22': expected the curves .*Measure what"):
+        replace(first, curves=second.curves)
+    with pytest.raises(ConfigError, match=r"expected 3 panels, got 2. Measure what the config names"):
+        draw_figure(config, [first, second])
+    composite = load("accuracy-bars-and-head-14")
+    with pytest.raises(ConfigError, match=r"expected 2 panels and bars, got 2\."):
+        draw_figure(composite, draw_of(composite, traces))
+
+
+def test_reference_files_of_another_form_are_refused(tmp_path):
+    path = tmp_path / "x.yaml"
+    config = load("accuracy-bars-and-head-14", f"bars.reference={path}").bars
+    with pytest.raises(
+        ConfigError, match=r"Reference '.*x.yaml' does not exist: expected a YAML file, or one of seed-"
+    ):
+        read_bars(config)
+    path.write_text("source: me\n")
+    with pytest.raises(ConfigError, match=r"x.yaml: the key 'exact' is missing"):
+        read_bars(config)
+    shipped = read_reference("study-table-1").model_dump(mode="json")
+    path.write_text(json.dumps({**shipped, "accuracies": [{"model": "m", "conditions": {"wo": 3}}]}))
+    with pytest.raises(ConfigError, match=r"no accuracy for mless, mful, expected wo, mless, mful"):
+        read_bars(config)
+
+
+def test_only_controls_are_refused(tmp_path):
+    config, message = load("flipped-demo"), r"c.traces holds only controls. Probe the problems that they are matched to"
+    with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
+        with pytest.raises(ConfigError, match=message):
+            panel_curves(config.panels[0], traces, model_type="qwen2")

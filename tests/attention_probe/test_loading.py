@@ -1,0 +1,747 @@
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from attention_probe.model.architectures import read_architecture
+from attention_probe.model.load_first_layers import check_heads, load_model, random_model
+from harness import resources
+from harness.errors import ConfigError, ModelError
+
+VOCABULARY = 97
+PAD = 5
+TOKENS = torch.tensor([[3, 90, 5, 41, 41, 7, 8, 9, 0, 96, 12, 5, 3, 77]])  # longer than the windows; with padding's row
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GEMMA3 = SHAPE | {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 4,
+    "sliding_window_pattern": 3,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+CONFIGS = {
+    "qwen2": lambda: hf.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    "qwen2-tied": lambda: hf.Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": lambda: hf.Qwen3Config(**SHAPE, head_dim=16, use_sliding_window=True, sliding_window=4),
+    "llama": lambda: hf.LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
+    "mistral": lambda: hf.MistralConfig(**SHAPE, sliding_window=4),
+    "gemma2": lambda: hf.Gemma2Config(**SHAPE, head_dim=8, query_pre_attn_scalar=8, sliding_window=4),
+    "gemma3": lambda: hf.Gemma3TextConfig(**GEMMA3),
+    "gemma3-multimodal": lambda: hf.Gemma3Config(
+        text_config=GEMMA3, vision_config=VISION, mm_tokens_per_image=4, image_token_index=95
+    ),
+    "phi3": lambda: hf.Phi3Config(**SHAPE, sliding_window=4),
+    "gpt2": lambda: hf.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=5, n_head=4, n_positions=64, scale_attn_by_inverse_layer_idx=True
+    ),
+    "gpt-oss": lambda: hf.GptOssConfig(
+        **SHAPE, head_dim=8, sliding_window=4, num_local_experts=4, rope_parameters={"rope_theta": 1e4}
+    ),
+    "qwen3-moe": lambda: hf.Qwen3MoeConfig(**SHAPE, head_dim=8, **MOE),
+    "mixtral": lambda: hf.MixtralConfig(**SHAPE, num_local_experts=4),
+    "gpt-neox": lambda: hf.GPTNeoXConfig(**{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
+    "nanochat": lambda: hf.NanoChatConfig(**SHAPE),  # its final norm is its first one too
+    "laguna": lambda: hf.LagunaConfig(**SHAPE, head_dim=8, **MOE),  # writes unguarded when it initialises
+    "granite-swa": lambda: hf.GraniteSWAConfig(**SHAPE, sliding_window=4),  # the same
+    "opt": lambda: hf.OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        pad_token_id=PAD,
+    ),
+}
+
+
+def build(config, *, dtype=torch.float32, seed=0):
+    """A whole model in which every tensor is random, norms and the row of the padding token too."""
+    auto = hf.Gemma3ForConditionalGeneration if config.model_type == "gemma3" else hf.AutoModelForCausalLM
+    model = (auto._from_config if auto is not hf.AutoModelForCausalLM else auto.from_config)(config, dtype=dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+def save(tmp_path_factory, name, *, dtype=torch.float32, **options):
+    folder = tmp_path_factory.mktemp(name)
+    build(CONFIGS[name](), dtype=dtype).save_pretrained(folder, **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder with a single-file fp32 checkpoint of an architecture, written once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = save(tmp_path_factory, name)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def qwen2(checkpoint, tmp_path):
+    """A copy of a checkpoint, to be damaged."""
+    return Path(shutil.copytree(checkpoint("qwen2"), tmp_path / "model"))
+
+
+def layer_outputs(model, layers, **inputs):
+    outputs = []
+    hooks = [
+        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+        for layer in layers
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+def whole(folder):
+    """The whole model as transformers loads it, with the eager attention that the probe loads, and its layers."""
+    config = hf.AutoConfig.from_pretrained(folder)
+    auto = hf.Gemma3ForConditionalGeneration if config.model_type == "gemma3" else hf.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    count = config.get_text_config().num_hidden_layers
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    return model, lists[0]
+
+
+def worst(ours, theirs):
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+def rewrite(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder, **values):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+# ---- the cut model is the whole one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_kept_layer_gives_what_it_gives_in_the_whole_model(checkpoint, name):
+    folder = checkpoint(name)
+    model, layers = whole(folder)
+    expected = layer_outputs(model, layers, input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS))
+    assert min(e.std() for e in expected) > 1e-3
+    for asked in ([0], [3, 1], [4]):
+        loaded = load_model(str(folder), layers=asked, token_ids=TOKENS)
+        kept = loaded.decoder_layers
+        assert len(kept) == max(asked) + 1
+        got = layer_outputs(loaded.model, kept, input_ids=loaded.rows(TOKENS), attention_mask=torch.ones_like(TOKENS))
+        assert worst(got, expected[: len(kept)]) < 1e-6
+        assert loaded.layers == tuple(sorted(asked))
+        assert loaded.config.num_hidden_layers == 5
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "gpt2"])
+def test_hidden_states_are_those_of_the_whole_model(checkpoint, name):
+    model, _ = whole(checkpoint(name))
+    loaded = load_model(str(checkpoint(name)), layers=[2], token_ids=TOKENS)
+    with torch.no_grad():
+        expected = model(TOKENS, output_hidden_states=True).hidden_states
+        output = loaded.model(loaded.rows(TOKENS), output_hidden_states=True)
+    assert worst(output.hidden_states, expected[:4]) < 1e-6
+    assert torch.equal(output.last_hidden_state, output.hidden_states[-1])  # no final norm
+    assert output.past_key_values is None
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gemma2", "gemma3", "phi3", "gpt-oss"])
+def test_computed_buffers_are_those_of_the_whole_model(checkpoint, name):
+    model, _ = whole(checkpoint(name))
+    expected = dict(model.model.named_buffers())
+    got = dict(load_model(str(checkpoint(name)), layers=[0], token_ids=[1, 2]).model.named_buffers())
+    assert got and set(got) == set(expected)
+    for buffer in got:
+        assert torch.equal(got[buffer], expected[buffer]), buffer
+
+
+def test_the_model_is_ready_to_run(checkpoint):
+    loaded = load_model(str(checkpoint("gemma3")), layers=[1], token_ids=TOKENS)
+    assert not loaded.model.training
+    assert not any(p.requires_grad or p.is_meta for p in loaded.model.parameters())
+    assert (loaded.missing, loaded.unexpected, loaded.random_weights) == ((), (), False)
+    assert loaded.head_count == 4
+    loaded.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = loaded.model(loaded.rows(TOKENS), output_attentions=True).attentions
+    assert [a.shape for a in attentions] == [(1, 4, 14, 14)] * 2
+
+
+def test_a_bfloat16_checkpoint_is_computed_in_float32(tmp_path_factory):
+    folder = save(tmp_path_factory, "qwen2", dtype=torch.bfloat16)
+    model, layers = whole(folder)
+    loaded = load_model(str(folder), layers=[1], token_ids=TOKENS)
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+    got = layer_outputs(loaded.model, loaded.decoder_layers, input_ids=loaded.rows(TOKENS))
+    assert worst(got, layer_outputs(model, layers, input_ids=TOKENS)[:2]) < 1e-6
+
+
+def test_another_type_to_compute_in_can_be_asked_for(checkpoint):
+    loaded = load_model(str(checkpoint("gemma3")), layers=[0], token_ids=TOKENS, dtype=torch.bfloat16)
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+    assert loaded.fingerprint["dtype"] == "bfloat16"
+    assert loaded.model(loaded.rows(TOKENS)).last_hidden_state.isfinite().all()
+
+
+def test_tying_makes_no_difference(checkpoint, tmp_path):
+    tied, untied = checkpoint("qwen2-tied"), tmp_path / "untied"
+    shutil.copytree(tied, untied)
+    rewrite(untied, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] * 3}))
+    edit_config(untied, tie_word_embeddings=False)
+    one, other = (load_model(str(f), layers=[1], token_ids=TOKENS) for f in (tied, untied))
+    assert torch.equal(one.model(one.rows(TOKENS))[0], other.model(other.rows(TOKENS))[0])
+    assert one.bytes_read == other.bytes_read
+
+
+def test_the_demo_model_loads_by_its_name():
+    loaded = load_model("demo", layers=[0], token_ids=[1177, 0])
+    assert loaded.fingerprint["name"] == "model"
+    assert loaded.rows(torch.tensor([0, 1177])).tolist() == [0, 1]
+
+
+# ---- what is read -------------------------------------------------------------------------------------------------
+
+
+def test_only_the_bytes_of_kept_layers_and_occurring_rows_are_read(checkpoint):
+    folder = checkpoint("qwen2")
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        layers = sum(file.get_tensor(k).nbytes for k in file.keys() if ".layers.0." in k or ".layers.1." in k)
+    occurring = len(set(TOKENS.flatten().tolist()))
+    loaded = load_model(str(folder), layers=[1], token_ids=TOKENS)
+    assert loaded.bytes_read == layers + occurring * 32 * 4
+    assert loaded.model.embed_tokens.weight.shape == (occurring, 32)
+
+
+def test_only_the_shards_with_kept_layers_are_needed(tmp_path_factory):
+    folder = save(tmp_path_factory, "qwen2", dtype=torch.bfloat16, max_shard_size="12KB")
+    model, layers = whole(folder)
+    expected = layer_outputs(model, layers, input_ids=TOKENS)
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    needed = {f for t, f in files.items() if ".layers.0." in t or ".layers.1." in t or "embed" in t}
+    for shard in set(files.values()) - needed:
+        (folder / shard).unlink()
+    assert 1 < len(needed) < len(set(files.values()))
+    loaded = load_model(str(folder), layers=[1], token_ids=TOKENS)
+    assert worst(layer_outputs(loaded.model, loaded.decoder_layers, input_ids=loaded.rows(TOKENS)), expected[:2]) < 1e-6
+    (folder / files["model.layers.1.mlp.up_proj.weight"]).unlink()
+    with pytest.raises(ModelError, match=r"has no model-0.*safetensors, and its index says that tensor .* is in it"):
+        load_model(str(folder), layers=[1], token_ids=TOKENS)
+
+
+def test_rows_map_vocabulary_ids_whatever_their_order_and_refuse_others(checkpoint):
+    loaded = load_model(str(checkpoint("qwen2")), layers=[0], token_ids=iter([90, 3, 90, 5]))
+    assert loaded.rows(torch.tensor([[5, 90], [3, 3]])).tolist() == [[1, 2], [0, 0]]
+    for unknown in (4, VOCABULARY, -1):
+        with pytest.raises(ModelError, match=f"embedding of token {unknown} was not loaded"):
+            loaded.rows(torch.tensor([3, unknown]))
+
+
+def test_the_fingerprint_is_of_the_weights_and_not_of_what_was_asked(checkpoint, qwen2):
+    one = load_model(str(qwen2), layers=[0], token_ids=[1]).fingerprint
+    assert one == load_model(str(qwen2), layers=[2], token_ids=[4, 7]).fingerprint
+    rewrite(qwen2, lambda t: t["model.layers.0.self_attn.q_proj.weight"].mul_(1.01))
+    other = load_model(str(qwen2), layers=[0], token_ids=[1]).fingerprint
+    assert {k for k in one if one[k] != other[k]} == {"first_layer_sha256"}
+
+
+# ---- key layouts --------------------------------------------------------------------------------------------------
+
+
+def prefixed(prefix):
+    def change(tensors):
+        for name in list(tensors):
+            if name.startswith("model."):
+                tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
+
+    return change
+
+
+@pytest.mark.parametrize("prefix", ["", "model.language_model.", "language_model.model.", "transformer."])
+def test_any_prefix_before_the_base_model_is_found(qwen2, prefix):
+    expected = load_model(str(qwen2), layers=[1], token_ids=TOKENS)
+    rewrite(qwen2, prefixed(prefix))
+    got = load_model(str(qwen2), layers=[1], token_ids=TOKENS)
+    assert torch.equal(got.model(got.rows(TOKENS))[0], expected.model(expected.rows(TOKENS))[0])
+
+
+def test_gemma3s_old_and_new_multimodal_layouts_give_the_text_model(checkpoint, tmp_path):
+    folder = Path(shutil.copytree(checkpoint("gemma3-multimodal"), tmp_path / "model"))
+    results = []
+    for layout in ("language_model.model.", "model.language_model."):
+
+        def relabel(tensors, layout=layout):
+            for name in list(tensors):
+                for known in ("language_model.model.", "model.language_model."):
+                    if name.startswith(known):
+                        tensors[layout + name.removeprefix(known)] = tensors.pop(name)
+
+        rewrite(folder, relabel)
+        loaded = load_model(str(folder), layers=[2], token_ids=TOKENS)
+        assert type(loaded.model).__name__ == "Gemma3TextModel"
+        results.append(loaded.model(loaded.rows(TOKENS))[0])
+    assert torch.equal(*results)
+
+
+def test_stored_mask_buffers_of_old_gpt2_checkpoints_are_no_surprise(checkpoint, tmp_path):
+    folder = Path(shutil.copytree(checkpoint("gpt2"), tmp_path / "model"))
+    expected = load_model(str(folder), layers=[1], token_ids=TOKENS)
+
+    def like_the_hub(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        for layer in range(5):
+            tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 64, 64)
+            tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+    rewrite(folder, like_the_hub)
+    got = load_model(str(folder), layers=[1], token_ids=TOKENS)
+    assert torch.equal(got.model(got.rows(TOKENS))[0], expected.model(expected.rows(TOKENS))[0])
+
+
+# ---- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_tensor_is_fatal_in_kept_layers_only(qwen2):
+    rewrite(qwen2, lambda t: t.pop("model.layers.2.mlp.down_proj.weight"))
+    load_model(str(qwen2), layers=[1], token_ids=[1])
+    with pytest.raises(ModelError, match=r"lacks tensors that the model needs: layers\.2\.mlp\.down_proj\.weight\."):
+        load_model(str(qwen2), layers=[2], token_ids=[1])
+
+
+def test_an_unexpected_tensor_is_fatal_in_kept_layers_only(qwen2):
+    rewrite(qwen2, lambda t: t.update({"model.layers.2.self_attn.q_norm.weight": torch.ones(8)}))
+    load_model(str(qwen2), layers=[1], token_ids=[1])
+    with pytest.raises(ModelError, match=r"that the model does not: layers\.2\.self_attn\.q_norm\.weight\."):
+        load_model(str(qwen2), layers=[3], token_ids=[1])
+
+
+def test_many_missing_tensors_are_counted(qwen2):
+    rewrite(qwen2, lambda t: [t.pop(n) for n in list(t) if ".layers.0." in n and "norm" not in n])
+    with pytest.raises(ModelError, match=r"needs: layers\.0\.mlp\.down_proj\.weight, .* and 6 more\. With weights"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_another_shape_is_fatal(qwen2):
+    rewrite(qwen2, lambda t: t.update({"model.layers.0.mlp.up_proj.weight": torch.ones(49, 32)}))
+    with pytest.raises(ModelError, match=r"another shape than config.json says: layers\.0\.mlp\.up_proj\.weight"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_an_embedding_of_another_vocabulary_is_fatal(qwen2):
+    edit_config(qwen2, vocab_size=VOCABULARY + 1)
+    with pytest.raises(ModelError, match=r"embed_tokens.weight is \(97, 32\), and config.json says \(98, 32\)"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_weights_of_another_architecture_are_fatal(qwen2, checkpoint):
+    shutil.copy(checkpoint("gpt2") / "model.safetensors", qwen2)
+    with pytest.raises(ModelError, match=r"holds no language models of type qwen2: expected one tensor named"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_pickled_weights_are_refused_with_the_way_out(qwen2):
+    (qwen2 / "model.safetensors").rename(qwen2 / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"has no safetensors: .* found pytorch_model.bin\. .* Convert it: "):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_a_folder_without_weights_says_so(qwen2):
+    (qwen2 / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no safetensors: .* found no weights"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_a_folder_without_config_says_so(qwen2):
+    (qwen2 / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has no config.json. Expected a model as save_pretrained writes it"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_a_missing_folder_says_so(tmp_path):
+    with pytest.raises(ModelError, match=r"Model folder .*nowhere does not exist"):
+        load_model(str(tmp_path / "nowhere"), layers=[0], token_ids=[1])
+
+
+def test_a_hub_name_that_cannot_be_reached_says_so():
+    with pytest.raises(ModelError, match="hub could not be reached for some-one/some-model"):
+        load_model("some-one/some-model", layers=[0], token_ids=[1])
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+def test_torn_files_say_so(qwen2, file):
+    (qwen2 / "model.safetensors").unlink()
+    (qwen2 / file).write_text('{"weight')
+    with pytest.raises(ModelError, match=r"is not (a readable safetensors file|an index of safetensors)"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_an_unknown_architecture_says_so(qwen2):
+    edit_config(qwen2, model_type="no-such-model")
+    with pytest.raises(ModelError, match="no-such-model"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_quantised_checkpoints_are_refused(qwen2):
+    edit_config(qwen2, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(ModelError, match=r"is quantised \(mxfp4\).* name the unquantised checkpoint"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_encoder_decoders_are_refused(tmp_path):
+    config = hf.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    hf.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"\(t5\) is an encoder-decoder"):
+        load_model(str(tmp_path), layers=[0], token_ids=[1])
+
+
+def test_a_second_token_table_is_refused(qwen2):
+    text = hf.Gemma3nTextConfig(
+        **{**SHAPE, "intermediate_size": [48] * 5}, vocab_size_per_layer_input=80, num_kv_shared_layers=0
+    )
+    text.save_pretrained(qwen2)
+    with pytest.raises(ModelError, match="looks tokens up in a second table, embed_tokens_per_layer"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+def test_layers_spread_over_several_lists_are_refused(qwen2):
+    config = hf.XLMConfig(vocab_size=VOCABULARY, emb_dim=32, n_layers=5, n_heads=4, max_position_embeddings=64)
+    config.save_pretrained(qwen2)
+    with pytest.raises(ModelError, match=r"several lists of 5 modules \(attentions, .*layers are one list"):
+        load_model(str(qwen2), layers=[0], token_ids=[1])
+
+
+@pytest.mark.parametrize("layer", [5, -1])
+def test_layers_out_of_range_name_the_range_both_ways(checkpoint, layer):
+    message = (
+        rf"has no layer {layer} \(labelled Layer {layer + 1}\)\. Expected layers 0 to 4 \(labelled Layer 1 to Layer 5\)"
+    )
+    with pytest.raises(ModelError, match=message):
+        load_model(str(checkpoint("qwen2")), layers=[0, layer], token_ids=[1])
+
+
+def test_heads_out_of_range_name_the_range_both_ways():
+    config = CONFIGS["qwen2"]()
+    assert check_heads(config, [3, 0, 3], name="tiny") == (0, 3)
+    with pytest.raises(ModelError, match=r"tiny has no head 4 \(labelled Head 5\)\. Expected heads 0 to 3"):
+        check_heads(config, [4], name="tiny")
+
+
+def test_no_layer_or_token_is_refused(checkpoint):
+    with pytest.raises(ModelError, match=r"No layer was asked for\. .* has layers 0 to 4"):
+        load_model(str(checkpoint("qwen2")), layers=[], token_ids=[1])
+    with pytest.raises(ModelError, match="No token was given"):
+        load_model(str(checkpoint("qwen2")), layers=[0], token_ids=[])
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, -2])
+def test_tokens_of_another_vocabulary_are_refused(checkpoint, token):
+    with pytest.raises(ModelError, match=f"Token id {token} is outside the vocabulary of .*, 0 to 96"):
+        load_model(str(checkpoint("qwen2")), layers=[0], token_ids=[1, token])
+
+
+# ---- the hub ------------------------------------------------------------------------------------------------------
+
+COMMIT = "c0ffee" * 6 + "abcd"
+HUB = """
+import sys
+from attention_probe.model.load_first_layers import load_model
+from harness.errors import ModelError
+try:
+    loaded = load_model(sys.argv[1], layers=[1], token_ids=[1, 2], revision="main")
+    print(loaded.bytes_read, loaded.fingerprint["name"], loaded.fingerprint["revision"])
+except ModelError as error:
+    print(error)
+"""
+
+
+class Hub(SimpleHTTPRequestHandler):
+    """Serves owner/name/resolve/REVISION/FILE as the hub does, and remembers which files were sent."""
+
+    sent: list[str]
+
+    def end_headers(self):
+        """Add what the hub's client asks for."""
+        self.send_header("ETag", f'"{abs(hash(self.path))}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        super().end_headers()
+
+    def send_error(self, code, *_):
+        """Say, as the hub does, that it is the file that is missing."""
+        self.send_response(code)
+        self.send_header("X-Error-Code", "EntryNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self):
+        """Remember the file."""
+        self.sent.append(Path(self.path).name)
+        super().do_GET()
+
+    def translate_path(self, path):
+        """All files lie in one folder."""
+        return str(Path(self.directory) / Path(path).name)
+
+    def log_message(self, *_):
+        """Stay quiet."""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Serves a folder as org/tiny on a hub of its own, runs HUB against it; gives its output and what was sent."""
+    servers = []
+
+    def ask(folder, *, offline=False):
+        sent = []
+        handler = type("Handler", (Hub,), {"sent": sent})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        environment = {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": str(int(offline)),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+            "PATH": "",
+        }
+        root = Path(resources.__file__).parent.parent
+        done = subprocess.run(
+            [sys.executable, "-c", HUB, "org/tiny"],
+            env=environment,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.strip(), sent
+
+    yield ask
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_from_the_hub_only_the_needed_shards_are_fetched(hub, tmp_path_factory):
+    folder = save(tmp_path_factory, "qwen2", max_shard_size="24KB")
+    files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    needed = {f for t, f in files.items() if ".layers.0." in t or ".layers.1." in t or "embed" in t}
+    expected = load_model(str(folder), layers=[1], token_ids=[1, 2]).bytes_read
+    said, sent = hub(folder)
+    assert said == f"{expected} org/tiny {COMMIT}"
+    assert {f for f in sent if f.endswith(".safetensors")} == needed < set(files.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "24KB"}], ids=["single", "sharded"])
+def test_what_was_fetched_once_loads_offline(hub, tmp_path_factory, options):
+    folder = save(tmp_path_factory, "qwen2", **options)
+    said, sent = hub(folder)
+    assert sent and said.endswith(COMMIT)
+    assert hub(folder, offline=True) == (said, [])
+
+
+@pytest.mark.slow
+def test_a_hub_model_without_safetensors_is_refused_without_fetching_weights(hub, qwen2):
+    (qwen2 / "model.safetensors").rename(qwen2 / "pytorch_model.bin")
+    said, sent = hub(qwen2)
+    assert "org/tiny has no safetensors" in said and "Convert it" in said
+    assert "pytorch_model.bin" not in sent
+
+
+# ---- random weights -----------------------------------------------------------------------------------------------
+
+FACTS = {  # layers, query heads, key-value heads, hidden size, vocabulary, parameters of one layer
+    "qwen2.5-math-1.5b": (28, 12, 2, 1536, 151936, 46_797_824),
+    "qwen2.5-math-7b": (28, 28, 4, 3584, 152064, 233_057_792),
+    "llama-3.1-8b-instruct": (32, 32, 8, 4096, 128256, 218_112_000),
+    "gemma-3-4b-it": (34, 8, 4, 2560, 262208, 94_382_592),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """An architecture file small enough to draw all of it."""
+    path = tmp_path_factory.mktemp("architectures") / "small.yaml"
+    config = {"model_type": "gemma3_text", **GEMMA3, "hidden_size": 128}
+    path.write_text(yaml.safe_dump({"name": "Small", "source": "this test", "tokenizer": "demo", "config": config}))
+    return path
+
+
+def test_every_bundled_architecture_is_tested():
+    folder = resources.folder("configs") / "architectures"
+    assert {p.stem for p in folder.glob("*.yaml")} == set(FACTS)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_bundled_architectures_have_the_published_shape(name):
+    facts = read_architecture(name)
+    config = hf.CONFIG_MAPPING[facts.config["model_type"]].from_dict(dict(facts.config))
+    with torch.device("meta"):
+        model = hf.AutoModel.from_config(config)
+    layers, heads, kv_heads, hidden, vocabulary, parameters = FACTS[name]
+    assert len(model.layers) == layers
+    assert (config.num_attention_heads, config.num_key_value_heads) == (heads, kv_heads)
+    assert model.embed_tokens.weight.shape == (vocabulary, hidden)
+    assert sum(p.numel() for p in model.layers[0].parameters()) == parameters
+    assert set(facts.config) <= set(config.to_dict()) | {"rope_theta", "rope_scaling", "rope_local_base_freq"} | {
+        "sliding_window_pattern"
+    }
+
+
+def test_gemma3s_layers_alternate_as_published():
+    facts = read_architecture("gemma-3-4b-it")
+    types = hf.Gemma3TextConfig.from_dict(dict(facts.config)).layer_types
+    assert [i for i, t in enumerate(types) if t == "full_attention"] == [5, 11, 17, 23, 29]
+
+
+def test_llama31s_slow_rotations_are_slowed_eightfold_and_its_fast_ones_are_not(tmp_path):
+    facts = read_architecture("llama-3.1-8b-instruct")
+    path = tmp_path / "narrow.yaml"
+    config = dict(facts.config) | {"intermediate_size": 8}
+    path.write_text(yaml.safe_dump({"name": "Narrow", "source": "this test", "tokenizer": "demo", "config": config}))
+    got = random_model(path, layers=[0], token_ids=[1]).model.rotary_emb.inv_freq.double()
+    plain = 500000.0 ** -(torch.arange(0, 128, 2).double() / 128)
+    wavelength = 2 * torch.pi / plain
+    assert torch.allclose(got[wavelength < 8192 / 4], plain[wavelength < 8192 / 4], rtol=1e-6)
+    assert torch.allclose(got[wavelength > 8192], plain[wavelength > 8192] / 8, rtol=1e-6)
+    between = (wavelength >= 8192 / 4) & (wavelength <= 8192)
+    assert between.any() and ((got < plain) & (got > plain / 8))[between].all()
+
+
+def test_a_layer_does_not_depend_on_how_many_are_asked(small):
+    one, three = (random_model(small, layers=[n], token_ids=TOKENS) for n in (0, 2))
+    first, same = one.decoder_layers[0].state_dict(), three.decoder_layers[0].state_dict()
+    assert all(torch.equal(first[n], same[n]) for n in first)
+    assert not torch.equal(first["mlp.up_proj.weight"], three.decoder_layers[1].mlp.up_proj.weight)
+    assert one.fingerprint == three.fingerprint
+    assert one.random_weights and one.bytes_read == 0 and one.name == "Small"
+
+
+def test_an_embedding_row_does_not_depend_on_its_company(small):
+    one, many = (random_model(small, layers=[0], token_ids=ids) for ids in ([PAD, 41], range(VOCABULARY)))
+    for token in (PAD, 41):
+        row = one.model.embed_tokens.weight[one.rows(torch.tensor(token))]
+        assert torch.equal(row, many.model.embed_tokens.weight[token])
+        assert row.std() > 0.01  # the padding token's too
+
+
+def test_random_weights_are_the_seeds_and_leave_the_global_generator_alone(small):
+    state = torch.get_rng_state()
+    one, same, other = (random_model(small, layers=[0], token_ids=TOKENS, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    outputs = [m.model(m.rows(TOKENS))[0] for m in (one, same, other)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.allclose(outputs[0], outputs[2])
+    assert one.fingerprint != other.fingerprint
+
+
+def test_random_weights_are_drawn_as_the_architecture_initialises_them(small):
+    loaded = random_model(small, layers=[0], token_ids=range(VOCABULARY))
+    layer = loaded.decoder_layers[0]
+    for weight in (layer.self_attn.q_proj.weight, layer.mlp.down_proj.weight, loaded.model.embed_tokens.weight):
+        assert abs(weight.std() - 0.02) < 0.001 and abs(weight.mean()) < 0.001
+    assert not layer.input_layernorm.weight.any()  # Gemma's norms are centred on one: zero is the identity
+    assert float(loaded.model.embed_tokens.embed_scale) == pytest.approx(128**0.5)
+
+
+def test_gpt2_shaped_random_weights_have_positions_and_scaled_residuals(tmp_path):
+    path = tmp_path / "gpt2.yaml"
+    config = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 64, "n_layer": 8, "n_head": 4, "n_positions": 64}
+    path.write_text(yaml.safe_dump({"name": "GPT", "source": "this test", "tokenizer": "demo", "config": config}))
+    model = random_model(path, layers=[0], token_ids=TOKENS).model
+    assert model.wpe.weight.shape == (64, 64) and abs(model.wpe.weight.std() - 0.02) < 0.001
+    assert abs(model.h[0].mlp.c_proj.weight.std() - 0.02 / 4) < 0.001  # as in the whole model of 8 layers
+
+
+def test_the_first_layer_of_a_7b_shape_takes_no_whole_vocabulary():
+    loaded = random_model("qwen2.5-math-7b", layers=[0], token_ids=range(300))
+    held = sum(p.nbytes for p in loaded.model.parameters())
+    assert held == (233_057_792 + 300 * 3584) * 4
+    assert loaded.model(loaded.rows(torch.arange(16)[None]))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: [", "is not YAML"),
+        ("name: x", "source: Field required"),
+        ("{name: x, source: y, tokenizer: z, config: {}, heads: 3}", "heads: Extra inputs .* Known keys: name, source"),
+        ("{name: x, source: y, tokenizer: z, config: {}}", "`config` has no model_type"),
+        ("{name: x, source: y, tokenizer: z, config: {model_type: qwenn}}", "knows no model_type 'qwenn'"),
+        (
+            "{name: x, source: y, tokenizer: z, config: {model_type: qwen2, hidden_size: many}}",
+            "not a config of qwen2: .*hidden_size",
+        ),
+    ],
+)
+def test_bad_architecture_files_say_what_is_wrong(tmp_path, content, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        random_model(path, layers=[0], token_ids=[1])
+
+
+def test_an_unknown_architecture_names_the_bundled_ones():
+    with pytest.raises(ConfigError, match=r"no architecture qwen9\. Give a YAML file, or one of gemma-3-4b-it, llama"):
+        random_model("qwen9", layers=[0], token_ids=[1])

@@ -1,0 +1,525 @@
+"""The probe on the bundled model and a committed run, against Hugging Face's own eager attention."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+import yaml
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from attention_probe.analysis.summary import MASSES, summary, told
+from attention_probe.commands import register
+from attention_probe.measure.measure import Record
+from attention_probe.probe import probe
+from attention_probe.prompts.token_roles import ROLES
+from attention_probe.settings import ProbeSettings
+from attention_probe.traces import AttentionTraces
+from harness import resources
+from harness.analysis.selection import select
+from harness.analysis.selection_criterion import Criterion
+from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
+from harness.experiment.conditions import named_condition
+from harness.experiment.config import open_dataset
+from harness.runs.prompt_source import build_source, read_source
+from tests.capture_errors import build_whole
+from tests.example_runs import GREEDY_RUN
+from tests.example_traces import make_trace, write_traces
+
+LAYERS = (0, 2)
+ARCHITECTURE = Path("qwen2.5-math-1.5b")
+BUILT = ("probe", "--dataset", "demo")
+
+
+@pytest.fixture(scope="module")
+def source():
+    return read_source(GREEDY_RUN, layout="raw")
+
+
+@pytest.fixture(scope="module")
+def selection(source):
+    return select(source, Criterion(n=5, seed=3))
+
+
+@pytest.fixture(scope="module")
+def settings():
+    return ProbeSettings(layers=LAYERS, record=Record(decompose=True, activations=True))
+
+
+@pytest.fixture(scope="module")
+def traced(source, selection, settings, tmp_path_factory):
+    path = tmp_path_factory.mktemp("probe") / "demo.traces"
+    receipt = probe(source, selection, settings, path)
+    with AttentionTraces.open(path) as traces:
+        yield traces, receipt
+
+
+@pytest.fixture(scope="module")
+def whole_model():
+    model = AutoModelForCausalLM.from_pretrained(
+        resources.demo_model(), dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+@pytest.fixture
+def command():
+    app = typer.Typer()
+    register(app)
+
+    def call(*arguments):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if isinstance(done.exception, HarnessError):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return call
+
+
+@pytest.fixture
+def model_of(tmp_path):
+    """A folder with a tiny random model of an architecture and the bundled tokenizer."""
+
+    def build(model_type, **changes):
+        bundled, folder = resources.demo_model(), tmp_path / model_type
+        vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]
+        build_whole(
+            model_type, vocab_size=vocabulary, max_position_embeddings=1024, initializer_range=0.1, **changes
+        ).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(Path(bundled, file), folder)
+        return folder
+
+    return build
+
+
+def eager(model, token_ids):
+    """Whole attention matrices [layer, head, query, key] and head outputs [layer, head, query, head_dim]."""
+    outputs = {}
+    hooks = [
+        layer.self_attn.o_proj.register_forward_pre_hook(
+            lambda _, given, number=number: outputs.__setitem__(number, given[0])
+        )
+        for number, layer in enumerate(model.model.layers)
+    ]
+    with torch.inference_mode():
+        found = model(torch.tensor(token_ids[None].astype(np.int64)), output_attentions=True)
+    for hook in hooks:
+        hook.remove()
+    heads = model.config.num_attention_heads
+    mixed = [outputs[n][0].unflatten(-1, (heads, -1)).transpose(0, 1) for n in range(len(outputs))]
+    return torch.stack([a[0] for a in found.attentions]).numpy(), torch.stack(mixed).numpy()
+
+
+def column_means(weights, queries):
+    """[..., query, key] to the mean of each column strictly below the diagonal over some queries."""
+    size = weights.shape[-1]
+    means = np.full((*weights.shape[:-2], size), np.nan)
+    for key in range(size):
+        later = [query for query in queries if query > key]
+        if later:
+            means[..., key] = weights[..., later, key].mean(-1)
+    return means
+
+
+def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(traced, whole_model):
+    traces, _ = traced
+    for trace in traces:
+        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
+        everyone, common = np.arange(len(trace.tokens)), np.flatnonzero(trace.original_pos >= 0)
+        np.testing.assert_allclose(trace.mean_all, column_means(weights, everyone), atol=1e-5)
+        np.testing.assert_allclose(trace.mean_common, column_means(weights, common), atol=1e-5)
+        later = [(everyone > key).sum() for key in everyone]
+        assert trace.count_all.tolist() == [later] * len(LAYERS)
+        assert trace.count_common.tolist() == [[(common > key).sum() for key in everyone]] * len(LAYERS)
+
+
+def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
+    traces, _ = traced
+    for trace in traces:
+        weights = eager(whole_model, trace.token_ids)[0][list(LAYERS)]
+        queries = np.flatnonzero(trace.roles == ROLES.index("problem"))
+        filler = trace.roles == ROLES.index("filler")
+        expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
+        np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
+        inserted = weights[:, :, queries][..., trace.original_pos < 0].sum(-1).mean(-1)
+        np.testing.assert_allclose(trace.measures["lambda"], 1 - inserted, atol=1e-5)
+        np.testing.assert_allclose(sum(trace.measures[name] for name in MASSES), 1, atol=1e-5)
+
+
+def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, whole_model):
+    traces, receipt = traced
+    assert receipt["self_check"]["identity_error"] < 1e-6 and receipt["self_check"]["eager_error"] < 1e-5
+    for trace in traces.select("mless"):
+        assert trace.self_check["decomposition_residual"] < 1e-5
+        without = traces.get(trace.problem_id, "wo")
+        original, changed = (eager(whole_model, one.token_ids)[1] for one in (without, trace))
+        problem = [np.flatnonzero(one.roles == ROLES.index("problem")) for one in (without, trace)]
+        o_wo, o_with = original[:, :, problem[0]], changed[:, :, problem[1]]
+        size = np.linalg.norm(o_with - o_wo, axis=-1) / np.linalg.norm(o_wo, axis=-1)
+        parts = sum(trace.measures[name][0] for name in ("position_shift", "scale", "bias"))
+        assert (size.mean(-1)[0] <= parts + 1e-5).all(), "a change is no larger than its parts"
+        assert "bias" not in without.measures
+
+
+def test_filler_entropy_and_values_stand_only_where_there_is_a_filler(traced):
+    traces, _ = traced
+    for trace in traces:
+        only = {"filler_entropy", "filler_entropy_relative", "filler_value_cosine", "filler_value_rank"}
+        assert only.isdisjoint(trace.measures) if trace.condition == "wo" else only <= set(trace.measures)
+        if trace.condition != "wo":
+            assert (
+                (0 <= trace.measures["filler_entropy_relative"])
+                & (trace.measures["filler_entropy_relative"] <= 1 + 1e-5)
+            ).all()
+            assert (trace.measures["filler_value_rank"] >= 1 - 1e-5).all()
+    # in Layer 1 a token has one value vector wherever it stands, and the first slash is another token than ` /`
+    assert (traces.measure("filler_value_rank", "mless")[1][:, 0] < 2).all()
+    assert (traces.measure("filler_value_rank", "random")[1][:, 0] > 4).all()
+    repeated, varied = (traces.measure("filler_value_cosine", name)[1][:, 0] for name in ("mless", "random"))
+    assert (repeated > 0.95).all() and (varied < repeated).all()
+
+
+def test_activation_thresholds_are_frozen_without_filler(traced):
+    traces, _ = traced
+    for trace in traces.select("wo"):
+        other = traces.get(trace.problem_id, "mless")
+        assert trace.activations.keys() == other.activations.keys()
+        assert trace.activations != other.activations
+        frozen = [name for name in trace.activations if name.startswith("threshold_")]
+        assert len(frozen) == 3 and all(trace.activations[name] == other.activations[name] > 0 for name in frozen)
+
+
+def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):
+    monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
+    path = tmp_path / "again.traces"
+
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(source, selection, settings, path, advance=stop)
+    with AttentionTraces.open(path) as part:
+        assert len(part.problem_ids) == 2
+    seen = []
+    probe(source, selection, settings, path, advance=lambda done, total: seen.append((done, total)))
+    assert seen[0] == (2, 5) and seen[-1] == (5, 5)
+    with AttentionTraces.open(path) as again:
+        for trace in traced[0]:
+            other = again.get(trace.problem_id, trace.condition)
+            np.testing.assert_allclose(other.mean_common, trace.mean_common, atol=1e-6)
+            for name, values in trace.measures.items():
+                np.testing.assert_allclose(other.measures[name], values, rtol=1e-3, atol=1e-4)
+
+
+def test_completion_queries_are_those_of_the_recorded_answer(source, selection, whole_model, tmp_path):
+    record = Record(completion=True)
+    probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        assert traces.header.queries == "completion"
+        for trace in traces.select("mless"):
+            queries = np.flatnonzero(trace.roles == ROLES.index("completion"))
+            assert len(queries)
+            weights = eager(whole_model, trace.token_ids)[0][:1]
+            np.testing.assert_allclose(trace.mean_all, column_means(weights, queries), atol=1e-5)
+            filler = trace.roles == ROLES.index("filler")
+            expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
+            np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"--decompose compares the same queries.*got completion"):
+        ProbeSettings(record=Record(completion=True, decompose=True))
+
+
+def test_another_dtype_reports_its_difference_from_float32(source, selection, tmp_path):
+    receipt = probe(source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces")
+    assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
+    assert "dtype" in told(receipt["self_check"])
+
+
+def test_random_weights_are_stamped_and_seeded(source, tmp_path):
+    chosen = select(source, Criterion(n=2))
+    settings = ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",))
+    for name in ("a", "b"):
+        probe(source, chosen, settings, tmp_path / name)
+    with AttentionTraces.open(tmp_path / "a") as one, AttentionTraces.open(tmp_path / "b") as other:
+        assert one.header.random_weights and one.header.head_count == 12
+        assert "random weights" in summary(one)
+        for trace in one:
+            assert (other.get(trace.problem_id, trace.condition).mean_all[..., :-1] == trace.mean_all[..., :-1]).all()
+
+
+def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see(source, tmp_path):
+    facts = yaml.safe_load(Path("configs/architectures/gemma-3-4b-it.yaml").read_text(encoding="utf-8"))
+    facts["config"] |= {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "sliding_window": 16}
+    architecture = tmp_path / "narrow.yaml"
+    architecture.write_text(yaml.safe_dump(facts), encoding="utf-8")
+    settings = ProbeSettings(
+        architecture=architecture, layers=(4, 5), conditions=("mless",), record=Record(visible=True)
+    )
+    probe(source, select(source, Criterion(n=1)), settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        (trace,) = traces.select("mless")
+    later = np.arange(len(trace.tokens))[::-1]
+    assert (trace.count_all[0] == np.minimum(later, 15)).all()  # the fifth layer slides,
+    assert (trace.count_all[1] == later).all()  # every sixth sees everything
+
+
+def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
+    path = tmp_path / "t.traces"
+    probe(source, selection, ProbeSettings(conditions=("mless",)), path)
+    with pytest.raises(JournalError, match=r"traces of another kind, nothing was added\. Changed: "):
+        probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
+
+
+def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
+    path, settings = tmp_path / "t.traces", ProbeSettings(model="demo", conditions=("mless",))
+    conditions, tokenizer = [named_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
+    built = [
+        build_source(open_dataset("demo"), conditions, tokenizer, "raw", instruction=instruction)
+        for instruction in (None, "Solve it.")
+    ]
+    probe(built[0], select(built[0], Criterion(n=2)), settings, path)
+    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt: expected SHA"):
+        probe(built[1], select(built[1], Criterion(n=4)), settings, path)
+    judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
+    with pytest.raises(PromptMismatchError, match=r"from another selection: expected the outcome both_\w+, got None"):
+        probe(source, select(source, Criterion(ids=judged)), settings, path)
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 4
+
+
+def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tmp_path):
+    settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
+    probe(source, selection, settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        for trace in traces.select("mless"):
+            assert "bias" in trace.measures and trace.self_check == {}
+
+
+EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])"
+IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]; "
+UNTESTED = "is not among the tested architectures .* capture was attempted, and"
+ITSELF = "there is no second attention to compare it with"
+UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so they cannot be shifted."
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "options", "printed"),
+    [
+        (
+            "olmo2",
+            {},
+            (),
+            [f"{EAGER}, {IDENTITY}", f"note: olmo2 {UNTESTED} only its self-check against eager attention"],
+        ),
+        ("falcon", {}, ("--activations",), [rf"error\): {IDENTITY}", f"note: falcon {UNTESTED} {ITSELF}"]),
+        (
+            "falcon",
+            {"alibi": True},
+            (),
+            [r"error\): nothing to compare with; ", ITSELF, UNSHIFTED.format("FalconModel")],
+        ),
+        ("bloom", {}, ("--activations",), [r"error\): nothing to compare with; ", UNSHIFTED.format("BloomModel")]),
+        ("mpt", {}, (), [r"error\): nothing to compare with; ", UNSHIFTED.format("MptModel")]),
+        ("opt", {}, ("--activations", "--decompose"), [f"{EAGER}, {IDENTITY}"]),
+        ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
+        ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}; "]),
+        ("mistral", {}, (), [f"{EAGER}; ", r"not checked: every token .* hidden from it by the window of 16 tokens\."]),
+        ("mistral", {"sliding_window": 400}, (), [f"{EAGER}, {IDENTITY}"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_architecture_is_probed_and_what_was_not_checked_is_said(
+    command, model_of, tmp_path, model_type, changes, options, printed
+):
+    model = model_of(model_type, **changes)
+    said = command(*BUILT, "--model", model, "--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
+    assert all(re.search(pattern, said, re.DOTALL) for pattern in printed), said
+    assert said.count("identity") == 1 or model_type == "qwen3_next", said
+    assert "NaN" not in said
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message"),
+    [
+        ("bloom", ("--decompose",), "BloomModel does not call the registered .* leave out --decompose"),
+        ("gpt_oss", ("--activations",), "got a mixture of experts. Leave out --activations"),
+        ("qwen3_next", ("--layers", "0"), "no softmax attention that Hugging Face shows: ask for .* such as 3"),
+    ],
+)
+def test_what_an_architecture_cannot_give_is_refused_before_a_file_is_begun(
+    command, model_of, tmp_path, model_type, options, message
+):
+    with pytest.raises(ModelError, match=message):
+        command(*BUILT, "--model", model_of(model_type), "--n", 1, *options, "-o", tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_checkpoint_with_nan_is_refused_naming_the_tensor(command, model_of, tmp_path):
+    model = model_of("qwen2")
+    tensors = load_file(model / "model.safetensors")
+    tensors["layers.0.self_attn.q_proj.weight"][8:16] = np.nan
+    save_file(tensors, model / "model.safetensors", metadata={"format": "np"})
+    message = r"layer 0 \(labelled Layer 1\), head index \[1\], .* its layers\.0\.self_attn\.q_proj\.weight holds NaN"
+    with pytest.raises(ModelError, match=message):
+        command(*BUILT, "--model", model, "--n", 1, "-o", tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
+    masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
+    broken = {name: values.copy() for name, values in masses.items()}
+    broken["mass_filler"][0, 1] = np.nan
+    nothing = {name: np.full_like(values, np.nan) for name, values in masses.items()}  # as of an empty completion
+    for name, other, shown in (("a", broken, "NaN"), ("b", nothing, "0.2000")):
+        traces = [make_trace("p0", "mless", measures=masses), make_trace("p1", "mless", measures=other)]
+        with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
+            (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
+            assert row.split()[6] == shown
+
+
+def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
+    first = source.problems[0]
+    prompts = {name: replace(prompt, completions=("",)) for name, prompt in first.prompts.items()}
+    emptied = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+    probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        assert "NaN" in summary(traces, heads=(0,))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        ({"layers": (4,)}, ModelError, r"has no layer 4 \(labelled Layer 5\)"),
+        ({"heads": (6,)}, ModelError, r"has no head 6 \(labelled Head 7\)"),
+        ({"conditions": ("dots",)}, ConfigError, "has no condition 'dots': expected one of wo, mless, mful, random"),
+        ({"device": "abacus"}, ConfigError, "--device abacus cannot be used: "),
+        ({"model": "/no/such"}, ModelError, "Model folder /no/such does not exist"),
+    ],
+)
+def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path, chosen, error, message):
+    with pytest.raises(error, match=message):
+        probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_a_source_without_the_baseline_says_how_to_add_it(source, selection, tmp_path):
+    without = replace(source, conditions=("mless", "mful"))
+    with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo', .* with --log wo=FILE"):
+        probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
+
+
+def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
+    first = source.problems[0]
+    prompts = {name: replace(prompt, completions=("one two " * 3000,)) for name, prompt in first.prompts.items()}
+    talkative = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
+    settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+    with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo', reaches position \d+, and"):
+        probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    assert not (tmp_path / "t.traces").exists()
+
+
+def test_another_tokenizer_is_refused(source, selection, tmp_path):
+    from tests.conftest import build_tokenizer
+
+    build_tokenizer("llama3", bos=True).save_pretrained(tmp_path / "tokenizer")
+    settings = ProbeSettings(tokenizer=str(tmp_path / "tokenizer"))
+    with pytest.raises(PromptMismatchError, match="this tokenizer makes other token ids"):
+        probe(source, selection, settings, tmp_path / "t.traces")
+
+
+def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
+    traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
+    flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5", "--save-selection", chosen)
+    printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
+    assert "selected on outcome" in printed and "Head 6" in printed and "0 keys missing" in printed
+    assert command("probe", GREEDY_RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
+    rows = json.loads(command("curves", traces, "--head", "2", "--conditions", "wo,mless", "--format", "json"))
+    assert {row["label"] for row in rows} == {"Layer 1 Head 3"} and {row["condition"] for row in rows} == {
+        "wo",
+        "mless",
+    }
+    assert "p_adjusted" in command("heads", traces)
+    with pytest.raises(ConfigError, match="chosen by what became of them"):
+        command("link", GREEDY_RUN, traces)
+
+
+def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):
+    chosen = tmp_path / "chosen.json"
+    built = ("probe", "--dataset", "demo", "--model", "demo")
+    command(*built, "--n", 2, "--save-selection", chosen, "-o", tmp_path / "a.traces")
+    command(*built, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "b.traces")
+    with AttentionTraces.open(tmp_path / "a.traces") as one, AttentionTraces.open(tmp_path / "b.traces") as other:
+        assert other.conditions == ("wo", "mless") and other.problem_ids == one.problem_ids
+    with pytest.raises(ConfigError, match=r"--select .*chosen.json names the problems: leave out --flip"):
+        command(*built, "--select", chosen, "--n", 1, "-o", tmp_path / "c.traces")
+
+
+def test_controls_are_averaged_with_nothing(command, tmp_path):
+    flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
+    printed = command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces")
+    assert ", 1 problems;" in printed and "1 controls are in the file and left out here" in printed
+    rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
+    assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)
+
+
+def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
+    logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_2*.jsonl")) for name in ("wo", "mless")}
+    flags = [part for name, log in logs.items() for part in ("--log", f"{name}={log}")]
+    printed = command("probe", *flags, "--model", "demo", "--n", 2, "--flip", "both_right", "-o", tmp_path / "t.traces")
+    assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
+
+
+def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_path):
+    traces = tmp_path / "t.traces"
+    printed = command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "-o", traces)
+    assert [line.split()[3] for line in printed.splitlines() if line.startswith("Layer 1")] == [
+        "wo",
+        "mless",
+        "mful",
+        "random",
+    ]
+    command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "--conditions", "random", "-o", traces)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["probe"], "expected exactly one of `run`, `logs` and `dataset`, got none"),
+        (["probe", "--log", "wo"], "--log 'wo': expected CONDITION=FILE"),
+        (["probe", GREEDY_RUN, "--dataset", "demo"], "exactly one of `run`, `logs` and `dataset`, got run and dataset"),
+        (["probe", "--dataset", "demo"], "Name the model with --model"),
+        (["probe", GREEDY_RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
+        (
+            ["probe", GREEDY_RUN, "--layers", "0,3-1"],
+            r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
+        ),
+        (["probe", GREEDY_RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
+        (["curves", "none.traces"], "none.traces does not exist"),
+        (["probe", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(command, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HarnessError, match=message) as caught:
+        command(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_mless_itself_has_the_commands_and_exits_with_2(tmp_path):
+    command = [str(Path(sys.executable).with_name("mless")), "curves", str(tmp_path / "none.traces")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("mless: ") and "does not exist" in done.stderr

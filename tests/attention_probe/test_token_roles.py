@@ -1,0 +1,304 @@
+"""Roles and alignment of tokens: exact where the layouts promise it, listed where a tokenizer merges."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
+from harness.errors import PromptMismatchError, RunError
+from harness.experiment.conditions import Condition, Filler, Placement, named_condition, named_conditions
+from harness.experiment.problems import Dataset, load_demo, load_math500
+from harness.experiment.problems import Problem as Asked
+from harness.experiment.prompt import SEPARATOR as GAP
+from harness.experiment.prompt import Segment, hash_text
+from harness.experiment.tokens import encode, hash_token_ids
+from harness.runs.prompt_source import build_source, read_source
+from harness.runs.run_prompts import Problem, RunPrompt
+from tests.conftest import build_tokenizer, load_vocabulary
+from tests.example_runs import GREEDY_RUN
+
+WO = Condition(name="wo")
+PLACED = {
+    f"at {place}": Condition(name=f"at {place}", filler=Filler(unit="/", count=20), placement=place)
+    for place in Placement
+}
+
+
+def problem_of(text, tokenizer, layout, conditions):
+    dataset = Dataset(name="made", source="here", problems=(Asked(id="p", problem=text, answer="1"),))
+    return build_source(dataset, [WO, *conditions], tokenizer, layout).problems[0]
+
+
+def assert_exact(tokenized, baseline="wo"):
+    """Every baseline token is there once, in order, with its id and role; all else is filler and separator."""
+    base = tokenized[baseline]
+    assert base.original_pos.tolist() == list(range(len(base))) and base.excluded == ()
+    for prompt in tokenized.values():
+        kept = prompt.original_pos != ABSENT
+        assert prompt.original_pos[kept].tolist() == list(range(len(base)))
+        assert (prompt.token_ids[kept] == base.token_ids).all() and (prompt.roles[kept] == base.roles).all()
+        assert set(prompt.roles[~kept].tolist()) <= {FILLER, SEPARATOR} and prompt.excluded == ()
+        assert prompt.has_role("filler").sum() == (0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0])
+    assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
+
+
+texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
+    lambda t: t == t.strip() and t
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=texts,
+    count=st.integers(1, 70),
+    unit=st.sampled_from(["/", "he", "?"]),
+    layout=st.sampled_from(["raw", "chat"]),
+    seed=st.integers(0, 99),
+)
+def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, count, unit, layout, seed):
+    filler = Filler(unit=unit, count=count)
+    conditions = [Condition(name=str(place), filler=filler, placement=place, seed=seed) for place in Placement]
+    tokenized = tokenize(
+        problem_of(text, demo_tokenizer, layout, conditions), demo_tokenizer, conditions=["wo", *map(str, Placement)]
+    )
+    assert_exact(tokenized)
+    for name in map(str, Placement):
+        low, high = tokenized[name].filler_span
+        assert high - low == count and not set(tokenized[name].tokens[low:high]) - {unit, f" {unit}"}
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
+    if layout == "chat" and not any_tokenizer.chat_template:
+        pytest.skip("this tokenizer kind has no chat template")
+    dataset = Dataset(name="demo", source="bundled", problems=load_demo().problems[:8])
+    first, *_, later = any_tokenizer("a\na", add_special_tokens=False)["input_ids"]
+    opening = Placement.BEFORE_SYSTEM if first != later and layout == "raw" else None  # see the test below
+    conditions = [*named_conditions().values(), *(c for c in PLACED.values() if c.placement != opening)]
+    for problem in build_source(dataset, conditions, any_tokenizer, layout).problems:
+        tokenized = tokenize(problem, any_tokenizer, conditions=[condition.name for condition in conditions])
+        assert_exact(tokenized)
+        assert {np.diff(tokenized[name].filler_span)[0] for name in ("mless", "mful", "random")} == {55}
+
+
+def test_a_word_that_no_longer_begins_the_prompt_is_excluded():
+    """SentencePiece writes the first word of a text with a blank before it, so a filler there changes its token."""
+    tokenizer, name = load_vocabulary("mistral-7b"), "at before_system"
+    problem = problem_of("Find $x$.", tokenizer, "raw", [PLACED[name]])
+    tokenized = tokenize(problem, tokenizer, conditions=["wo", name])
+    assert [prompt.excluded for prompt in tokenized.values()] == [
+        (1,),
+        (24,),
+    ]  # after BOS; after 20 slashes, 2 newlines
+    assert [prompt.tokens[prompt.excluded[0]] for prompt in tokenized.values()] == ["You", "You"]
+
+
+def chosen_problems():
+    """MATH-500 where MATH500_PATH names it, else the bundled problems; every tenth."""
+    dataset = load_math500() if os.environ.get("MATH500_PATH", "demo") != "demo" else load_demo()
+    return replace(dataset, problems=dataset.problems[::10])
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_real_problems_are_aligned_exactly(demo_tokenizer, layout):
+    """With MATH500_PATH set to MATH-500 these are its problems."""
+    conditions = [WO, named_condition("mless"), named_condition("random"), *PLACED.values()]
+    for problem in build_source(chosen_problems(), conditions, demo_tokenizer, layout).problems:
+        assert_exact(tokenize(problem, demo_tokenizer, conditions=[condition.name for condition in conditions]))
+
+
+def test_the_committed_run_is_aligned_exactly(demo_tokenizer):
+    source = read_source(GREEDY_RUN)
+    for problem in source.problems[::10]:
+        assert_exact(tokenize(problem, demo_tokenizer, conditions=source.conditions))
+
+
+def test_roles_and_pieces_cover_the_text_in_order(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "chat", [named_condition("mless")])
+    prompt = tokenize(problem, demo_tokenizer, conditions=["mless"])["mless"]
+    assert "".join(prompt.tokens) == problem.prompts["mless"].text
+    order = [ROLES[role] for place, role in enumerate(prompt.roles) if place == 0 or role != prompt.roles[place - 1]]
+    assert order == "template instruction separator template filler separator problem template".split()
+    for segment in problem.prompts["mless"].segments:
+        if segment.role in ("instruction", "filler", "problem"):
+            pieces = [piece for piece, has in zip(prompt.tokens, prompt.has_role(segment.role), strict=True) if has]
+            assert "".join(pieces) == segment.text
+    assert prompt.sha256 == hash_text(problem.prompts["mless"].text)
+    assert (prompt.token_ids.dtype, prompt.roles.dtype, prompt.original_pos.dtype) == (np.int32, np.int8, np.int32)
+
+
+def test_of_the_two_separators_the_second_is_inserted(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", PLACED.values())
+    for name, prompt in tokenize(problem, demo_tokenizer, conditions=["at between", "at before_system"]).items():
+        low, high = prompt.filler_span
+        inserted = np.flatnonzero(prompt.original_pos == ABSENT)
+        assert inserted.tolist() == list(range(low, inserted[-1] + 1)) and inserted[-1] >= high
+        assert "".join(prompt.tokens[high : inserted[-1] + 1]) == GAP
+        assert (low == 0) == (name == "at before_system")
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
+def test_what_the_published_layout_merges_is_listed_on_both_sides(kind):
+    tokenizer = build_tokenizer(kind, bos=False)
+    dataset = Dataset(name="demo", source="bundled", problems=load_demo().problems[:20])
+    source = build_source(dataset, list(named_conditions().values()), tokenizer, "as_published")
+    merged = 0
+    for problem in source.problems:
+        tokenized = tokenize(problem, tokenizer, conditions=source.conditions)
+        base, mless = tokenized["wo"], tokenized["mless"]
+        kept = mless.original_pos != ABSENT
+        assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
+        assert (np.diff(mless.original_pos[kept]) > 0).all()
+        merged += any(mless.tokens[place] != "/" and "/" in mless.tokens[place].strip() for place in mless.excluded)
+        # what the filler's prompt lacks, the baseline lists: nothing falls out of sight
+        lost = set(range(len(base))) - set(mless.original_pos[kept].tolist())
+        assert lost <= set(base.excluded) and bool(lost) == bool(mless.excluded)
+        outside = {at for at in np.flatnonzero(~kept) if mless.roles[at] not in (FILLER, SEPARATOR)}
+        assert outside <= set(mless.excluded)
+        masks = common_tokens(tokenized)
+        shared = [prompt.token_ids[masks[name]].tolist() for name, prompt in tokenized.items()]
+        assert all(ids == shared[0] for ids in shared)
+        assert len(shared[0]) == len(base) - len(base.excluded)
+    assert merged == len(source.problems)
+
+
+def test_a_problem_that_begins_like_the_filler_is_not_taken_for_it(demo_tokenizer):
+    problem = problem_of("/ / / is what?", demo_tokenizer, "raw", PLACED.values())
+    tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", *PLACED])
+    assert_exact(tokenized)
+    low, high = tokenized["at between"].filler_span
+    assert high - low == 20
+
+
+def test_a_separators_blank_is_not_the_blank_of_the_next_word(demo_tokenizer):
+    """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
+    filler = Filler(unit="/", count=3)
+    conditions = [Condition(name=str(seed), filler=filler, placement=Placement.RANDOM, seed=seed) for seed in range(40)]
+    problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", demo_tokenizer, "raw", conditions)
+    assert_exact(tokenize(problem, demo_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
+    assert any(
+        "B \n\n/" in problem.prompts[str(seed)].text or "or \n\n/" in problem.prompts[str(seed)].text
+        for seed in range(40)
+    )
+
+
+def test_two_fillers_are_aligned_to_each_other(demo_tokenizer):
+    """The baseline may have a filler too: then only what stands outside both is the same."""
+    source = read_source(GREEDY_RUN)
+    tokenized = tokenize(source.problems[0], demo_tokenizer, conditions=["random", "mless"], baseline="random")
+    random, mless = tokenized["random"], tokenized["mless"]
+    low, high = random.filler_span
+    outside = [pos for pos in range(len(random)) if not low <= pos < high]
+    assert mless.original_pos[mless.original_pos != ABSENT].tolist() == outside
+    assert random.excluded == mless.excluded == ()
+    assert [mask.sum() for mask in common_tokens(tokenized).values()] == [len(outside)] * 2
+
+
+def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(demo_tokenizer):
+    """As logs of other tasks give it: the filler's first token takes the blank before it along."""
+    plain, filled = "Q: Find $x$.\nA:", "Q: / / / Find $x$.\nA:"
+    parts = {
+        "wo": [("instruction", "Q: "), ("problem", "Find $x$."), ("separator", "\nA:")],
+    }
+    parts["mless"] = [parts["wo"][0], ("filler", "/ / /"), ("separator", " "), *parts["wo"][1:]]
+    prompts = {
+        name: RunPrompt(
+            condition=name,
+            layout="raw",
+            problem_id="p",
+            text=text,
+            sha256=hash_text(text),
+            segments=tuple(Segment(role=role, text=part) for role, part in parts[name]),
+        )
+        for name, text in (("wo", plain), ("mless", filled))
+    }
+    problem = Problem(id="p", subject="", level=0, prompts=prompts)
+    tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", "mless"])
+    assert_exact(tokenized)
+    assert np.diff(tokenized["mless"].filler_span)[0] == 3
+
+
+def test_the_completion_follows_as_the_model_wrote_it(demo_tokenizer):
+    """The tokens counted when they were generated, less the end of text, are those that are read back."""
+    source = read_source(GREEDY_RUN)
+    same = 0
+    for problem in source.problems[:40]:
+        tokenized = tokenize(problem, demo_tokenizer, conditions=source.conditions, completion=True)
+        without = tokenize(problem, demo_tokenizer, conditions=source.conditions)
+        for name, prompt in tokenized.items():
+            size = prompt.prompt_size
+            assert (prompt.token_ids[:size] == without[name].token_ids).all()
+            assert prompt.has_role("completion")[size:].all() and (prompt.original_pos[size:] == ABSENT).all()
+            assert "".join(prompt.tokens[size:]) == problem.prompts[name].completion
+            assert demo_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completion
+            assert prompt.excluded == () and prompt.filler_span == without[name].filler_span
+            same += demo_tokenizer.encode(problem.prompts[name].completion) == prompt.token_ids[size:].tolist()
+        assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
+    assert same > 0
+
+
+def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
+    tokenizer = build_tokenizer("qwen2", bos=True)
+    problem = problem_of("Find $x$.", tokenizer, "raw", [])
+    for completion in ("\nWe have $x = 2$.", " So it is"):
+        answered = replace(problem.prompts["wo"], completions=(completion,))
+        prompt = tokenize(replace(problem, prompts={"wo": answered}), tokenizer, conditions=["wo"], completion=True)[
+            "wo"
+        ]
+        alone, _ = encode(problem.prompts["wo"].text, tokenizer)
+        assert tuple(prompt.token_ids[: prompt.prompt_size].tolist()) == alone
+        assert "".join(prompt.tokens[prompt.prompt_size :]) == completion
+        assert tokenizer.bos_token_id not in prompt.token_ids[prompt.prompt_size :]
+    glued = encode(problem.prompts["wo"].text + "\nWe", tokenizer)[0]
+    assert glued[: len(alone)] != alone, "or this test shows nothing"
+
+
+def test_an_empty_completion_adds_nothing_and_a_missing_one_is_refused(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
+    empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completions=("",))})
+    prompt = tokenize(empty, demo_tokenizer, conditions=["wo"], completion=True)["wo"]
+    assert len(prompt) == prompt.prompt_size
+    with pytest.raises(RunError, match=r"Problem p, condition 'wo': no completion is recorded, and its tokens were as"):
+        tokenize(problem, demo_tokenizer, conditions=["wo"], completion=True)
+
+
+def test_another_tokenizer_than_the_runs_is_refused(demo_tokenizer):
+    source = read_source(GREEDY_RUN)
+    other = build_tokenizer("qwen2", bos=False)
+    with pytest.raises(PromptMismatchError) as caught:
+        tokenize(source.problems[0], other, conditions=["mless"])
+    recorded = source.problems[0].prompts["wo"].token_sha256
+    found = hash_token_ids(encode(source.problems[0].prompts["wo"].text, other)[0])
+    assert str(caught.value) == (
+        "Problem demo/number_theory/0.json, condition 'wo': this tokenizer makes other token ids of the prompt than "
+        f"the run's: expected SHA-256 {recorded[:12]}..., got {found[:12]}... Name the model that was run, in the same "
+        "revision."
+    )
+
+
+def test_a_condition_that_was_not_asked_is_refused(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
+    with pytest.raises(RunError, match=r"Problem p was not asked under the condition 'mless': it has wo. Choose one"):
+        tokenize(problem, demo_tokenizer, conditions=["mless"])
+    with pytest.raises(RunError, match=r"not asked under the condition 'none'"):
+        tokenize(problem, demo_tokenizer, conditions=["wo"], baseline="none")
+
+
+def test_segments_that_are_not_in_the_text_are_refused(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
+    moved = replace(problem.prompts["wo"], segments=(Segment(role="problem", text="Find $y$."),))
+    with pytest.raises(PromptMismatchError, match=r"expected to find 'Find \$y\$\.' in the templated"):
+        tokenize(replace(problem, prompts={"wo": moved}), demo_tokenizer, conditions=["wo"])
+
+
+def test_no_token_is_common_where_nothing_is(demo_tokenizer):
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [named_condition("mless")])
+    tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", "mless"])
+    none = replace(tokenized["wo"], original_pos=np.full(len(tokenized["wo"]), ABSENT, np.int32))
+    assert not any(mask.any() for mask in common_tokens({"wo": none, "mless": tokenized["mless"]}).values())

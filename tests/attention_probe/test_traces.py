@@ -1,0 +1,344 @@
+"""Trace files: what is added stays whatever happens, and what is torn or another's is one clear line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attention_probe.traces import ARRAYS, MEASURES, AttentionTraces
+from harness.errors import ConfigError, HarnessError, JournalError
+from tests.example_traces import make_header, make_trace, same, write_traces
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pairs(count, **changes):
+    return [make_trace(f"p{n}", condition, seed=n, **changes) for n in range(count) for condition in ("wo", "mless")]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_traces(tmp_path_factory.mktemp("traces") / "x.traces", pairs(4))
+
+
+def script(tmp_path, body):
+    """Run Python beside the tests, with the example traces at hand."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys, time\nfrom pathlib import Path\nfrom attention_probe.traces import AttentionTraces\n"
+        f"from tests.example_traces import make_header, make_trace\npath = Path({str(tmp_path / 'x.traces')!r})\n{body}"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_everything_comes_back_in_the_order_of_adding(written):
+    with AttentionTraces.open(written) as traces:
+        found = list(traces)
+        assert len(traces) == len(found) == 8 and all(map(same, found, pairs(4)))
+        assert traces.conditions == ("wo", "mless") and traces.problem_ids == ("p0", "p1", "p2", "p3")
+        assert traces.header == make_header() and traces.receipt == {"seed": 1}
+        assert same(traces.get("p2", "mless"), make_trace("p2", "mless", seed=2))
+        assert [t.problem_id for t in traces.select("mless", ["p3", "p1"])] == ["p1", "p3"]
+        entry = traces.entries()[3]
+        assert (entry.problem_id, entry.condition, entry.size, entry.filler_span) == ("p1", "mless", 13, (3, 7))
+
+
+@given(
+    texts=st.tuples(*[st.text(st.characters(codec=None), max_size=8)] * 9),
+    problem_id=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
+    values=st.lists(st.floats(width=32), min_size=6, max_size=6),
+    level=st.none() | st.integers(0, 9),
+    activations=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_and_number_comes_back(tmp_path, texts, problem_id, values, level, activations):
+    measure = np.array(values, dtype=np.float32).reshape(2, 3)
+    facts = {"tokens": texts, "level": level, "activations": activations, "measures": {"lambda": measure}}
+    trace = make_trace(condition="wo", **facts, outcome="wrong_to_right", control=True)
+    trace = replace(trace, problem_id=problem_id)
+    path = tmp_path / "x.traces"
+    path.unlink(missing_ok=True)
+    write_traces(path, [trace])
+    with AttentionTraces.open(path) as traces:
+        assert same(traces.get(problem_id, "wo"), trace)
+
+
+def test_closing_leaves_one_file(written):
+    assert [path.name for path in written.parent.iterdir()] == ["x.traces"]
+
+
+def test_a_second_session_like_the_first_leaves_one_receipt(tmp_path):
+    for day in ("Monday", "Tuesday"):
+        receipt = {"seed": 1, "created": day}
+        with AttentionTraces.create(tmp_path / "x.traces", make_header(), receipt=receipt) as traces:
+            assert traces.receipts == ({"seed": 1, "created": "Monday"},)
+
+
+def test_continuing_knows_what_is_there_and_keeps_both_receipts(tmp_path):
+    path = write_traces(tmp_path / "x.traces", pairs(2))
+    with AttentionTraces.create(path, make_header(conditions=("wo", "mful")), receipt={"seed": 2}) as traces:
+        assert traces.has("p1", "mless") and not traces.has("p2", "wo")
+        traces.append(make_trace("p2", "wo", seed=2))
+        with pytest.raises(JournalError, match="already holds problem p1 under wo"):
+            traces.append(make_trace("p1", "wo"))
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 5 and traces.header.conditions == ("wo", "mless", "random", "mful")
+        assert traces.receipts == ({"seed": 1}, {"seed": 2}) and traces.receipt == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model": "other"}, 'model: "tiny" -> "other"'),
+        ({"layers": (0, 1)}, "layers: [0, 2] -> [0, 1]"),
+        ({"head_count": 4}, "head_count: 3 -> 4"),
+        ({"queries": "completion"}, 'queries: "prompt" -> "completion"'),
+        ({"fingerprint": {"revision": "b"}}, 'fingerprint.revision: null -> "b"'),
+        ({"options": {"c": 0.1}}, "options.c: null -> 0.1"),
+        ({"random_weights": True}, "random_weights: false -> true"),
+    ],
+)
+def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, written, change, told):
+    path = tmp_path / "x.traces"
+    path.write_bytes(written.read_bytes())
+    with pytest.raises(JournalError) as error:
+        AttentionTraces.create(path, make_header(**change), receipt={})
+    assert f"holds traces of another kind, nothing was added. Changed: {told}." in str(error.value)
+    assert path.read_bytes() == written.read_bytes()
+
+
+def test_a_record_with_other_heads_or_an_unknown_condition_is_refused(tmp_path):
+    with AttentionTraces.create(tmp_path / "x", make_header(head_count=5), receipt={}) as traces:
+        with pytest.raises(JournalError, match=r"takes 2 layers of 5 heads under wo, mless, random; got \(2, 3\)"):
+            traces.append(make_trace())
+    with AttentionTraces.create(tmp_path / "y", make_header(conditions=("mless",)), receipt={}) as traces:
+        with pytest.raises(JournalError, match=r"under mless; got .* under wo"):
+            traces.append(make_trace())
+
+
+def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
+    """Killed at several moments, each time continued: the file holds every record that was reported, each whole."""
+    body = (
+        "with AttentionTraces.create(path, make_header(), receipt={}) as traces:\n"
+        "    for n in range(100000):\n"
+        "        if not traces.has(f'p{n}', 'mless'):\n"
+        "            traces.append(make_trace(f'p{n}', 'mless', seed=n, size=400))\n"
+        "            print(n, flush=True)\n"
+    )
+    reported = []
+    for lines in (1, 7, 40):
+        with script(tmp_path, body) as process:
+            reported += [int(process.stdout.readline()) for _ in range(lines)]
+            process.send_signal(signal.SIGKILL)
+            reported += [int(line) for line in process.stdout.read().split("\n")[:-1]]
+    assert reported == list(range(len(reported)))  # continued where it stopped: nothing twice, nothing left out
+    with AttentionTraces.open(tmp_path / "x.traces") as traces:
+        found = list(traces)
+    # a record may be there whose report the kill forestalled
+    assert len(found) - len(reported) in (0, 1)
+    assert all(same(trace, make_trace(f"p{n}", "mless", seed=n, size=400)) for n, trace in enumerate(found))
+    AttentionTraces.create(tmp_path / "x.traces", make_header(), receipt={}).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"x.traces", "script.py"}
+
+
+def test_a_reader_sees_what_is_written_so_far(tmp_path):
+    path = tmp_path / "x.traces"
+    with AttentionTraces.create(path, make_header(), receipt={}) as writer:
+        writer.append(make_trace())
+        with AttentionTraces.open(path) as reader:
+            assert len(reader) == 1
+            writer.append(make_trace("p1"))
+            assert len(reader) == 2 and same(reader.get("p1", "wo"), make_trace("p1"))
+
+
+def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
+    body = (
+        "import resource, signal\n"
+        "from harness.errors import JournalError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
+        "traces = AttentionTraces.create(path, make_header(), receipt={})\n"
+        "try:\n"
+        "    for n in range(1000):\n"
+        "        traces.append(make_trace(f'p{n}', size=400))\n"
+        "        print(n, flush=True)\n"
+        "except JournalError as error:\n"
+        "    print(error, flush=True)\n"
+        "    os._exit(2)\n"
+    )
+    with script(tmp_path, body) as process:
+        *reported, message = process.communicate()[0].strip().split("\n")
+    assert process.returncode == 2 and "cannot be read or written" in message and "free some space" in message
+    with AttentionTraces.open(tmp_path / "x.traces") as traces:
+        assert len(list(traces)) == len(reported) > 0
+
+
+def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
+    whole = written.read_bytes()
+    path = tmp_path / "cut.traces"
+    for cut in (1, 15, 16, 17, 99, 100, 1000, 4096, 5000, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        for attempt in (AttentionTraces.open, lambda p: AttentionTraces.create(p, make_header(), receipt={})):
+            with pytest.raises(JournalError, match=r"is torn or damaged|is no trace file") as error:
+                attempt(path)
+            assert "\n" not in str(error.value) and str(path) in str(error.value)
+        assert path.read_bytes() == whole[:cut]  # and untouched
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_byte_never_changes_a_number(tmp_path, written, data):
+    content = bytearray(written.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "changed.traces"
+    path.write_bytes(content)
+    known = {(trace.problem_id, trace.condition): trace for trace in pairs(4)}
+    try:
+        with AttentionTraces.open(path) as traces:
+            assert traces.header == make_header()
+            for trace in traces:
+                assert same(trace, known[trace.problem_id, trace.condition])
+    except HarnessError as error:
+        assert "\n" not in str(error)
+
+
+def test_files_of_something_else_are_named_and_not_touched(tmp_path):
+    text, database = tmp_path / "notes.txt", tmp_path / "other.db"
+    text.write_text("not a trace")
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    for path in (text, database):
+        before = path.read_bytes()
+        for attempt in (AttentionTraces.open, lambda p: AttentionTraces.create(p, make_header(), receipt={})):
+            with pytest.raises(JournalError, match=r"is no trace file\. Expected one that `mless probe` made"):
+                attempt(path)
+        assert path.read_bytes() == before
+    with pytest.raises(JournalError, match="does not exist"):
+        AttentionTraces.open(tmp_path / "missing")
+    with pytest.raises(JournalError, match=r"cannot be used: (File exists|Not a directory)"):
+        AttentionTraces.create(text / "x", make_header(), receipt={})
+    with pytest.raises(JournalError, match="cannot be used: Is a directory"):
+        AttentionTraces.create(tmp_path, make_header(), receipt={})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other.db"]
+
+
+def test_a_file_that_is_damaged_while_open_is_closed_all_the_same(tmp_path):
+    path = write_traces(tmp_path / "x.traces", pairs(1))
+    traces = AttentionTraces.create(path, make_header(), receipt={})
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(JournalError, match="is torn or damaged"):
+        traces.close()
+    held = {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    assert path not in held
+
+
+def test_a_file_of_a_later_format_is_refused(tmp_path, written):
+    path = tmp_path / "x.traces"
+    path.write_bytes(written.read_bytes())
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 1"):
+        AttentionTraces.open(path)
+
+
+def test_a_kill_before_the_first_page_leaves_a_file_that_can_be_begun(tmp_path):
+    path = tmp_path / "x.traces"
+    path.touch()
+    with pytest.raises(JournalError, match="holds no trace yet"):
+        AttentionTraces.open(path)
+    write_traces(path, pairs(1))
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 2
+
+
+def test_what_is_not_there_is_named_with_what_is(written):
+    with AttentionTraces.open(written) as traces:
+        with pytest.raises(
+            ConfigError, match=r"holds no trace of problem p9 under wo. It has 4 problems under wo, mless"
+        ):
+            traces.get("p9", "wo")
+        with pytest.raises(
+            ConfigError, match=r"layer 1 \(Layer 2\) is not in these traces; they hold 0 \(Layer 1\), 2"
+        ):
+            traces.header.layer_index(1)
+        with pytest.raises(
+            ConfigError, match=r"head 3 \(Head 4\) does not exist: the model has heads 0 to 2 \(Head 1 to"
+        ):
+            traces.header.check_head(3)
+        with pytest.raises(
+            ConfigError, match=r"has no bias of 4 of 4 problems under mless .* Recorded for all there: mass_f"
+        ):
+            traces.measure("bias", "mless")
+
+
+def test_a_measure_comes_as_problem_layer_head(written):
+    with AttentionTraces.open(written) as traces:
+        problems, values = traces.measure("mass_filler", "mless", ["p3", "p0"])
+        assert problems == ["p3", "p0"] and values.shape == (2, 2, 3)
+        np.testing.assert_array_equal(values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"])
+
+
+def test_every_array_has_axes_a_unit_and_a_definition():
+    arrays = make_trace("p0", "mless").to_arrays()
+    assert arrays.keys() == ARRAYS.keys() | {"mass_filler"}
+    for name, (axes, unit, values) in arrays.items():
+        assert len(axes) == values.ndim and unit, name
+    for unit, definition in (*MEASURES.values(), *(quantity for _, quantity in ARRAYS.values())):
+        assert unit and definition.endswith(".")
+
+
+def test_wrong_shapes_and_undocumented_measures_are_refused():
+    with pytest.raises(ValueError, match=r"roles has the shape \(3,\), expected \('position',\) = \(9,\)"):
+        make_trace(roles=np.zeros(3, dtype=np.int8))
+    with pytest.raises(ValueError, match="bais is not in MEASURES"):
+        make_trace(measures={"bais": np.zeros((2, 3), dtype=np.float32)})
+    with pytest.raises(ValueError, match="mass_filler has the shape"):
+        make_trace(measures={"mass_filler": np.zeros(3, dtype=np.float32)})
+    with pytest.raises(ValueError, match="layers must be ascending"):
+        make_header(layers=(1, 0))
+
+
+def test_reading_and_adding_hold_one_record_in_memory(tmp_path):
+    body = (
+        "import resource\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "trace = lambda n: make_trace(f'p{n}', size=20_000)\n"
+        "with AttentionTraces.create(path, make_header(), receipt={}) as traces:\n"
+        "    for n in range(100):\n"
+        "        traces.append(trace(n))\n"
+        "        if n == 10: start = peak()\n"
+        "with AttentionTraces.open(path) as traces: assert sum(1 for _ in traces) == 100\n"
+        "print(peak() - start, path.stat().st_size >> 20)\n"
+    )
+    with script(tmp_path, body) as process:
+        out, error = process.communicate()
+    grown, size = map(int, out.split())
+    assert size > 100 and grown < 30, (grown, size, error)  # MiB
+
+
+def test_reading_needs_no_torch(written):
+    code = (
+        "import sys; from pathlib import Path; from attention_probe.traces import AttentionTraces\n"
+        "from attention_probe.analysis.averaging import aligned_curve\n"
+        f"t = AttentionTraces.open(Path({str(written)!r}))\n"
+        "aligned_curve(t, condition='mless', layer=0, head=0); t.close()\n"
+        "import attention_probe.analysis.head_ranking, attention_probe.analysis.link\n"
+        "print(*sorted(set(sys.modules) & {'torch', 'transformers', 'vllm', 'lm_eval', 'sklearn'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == []

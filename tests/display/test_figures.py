@@ -1,0 +1,443 @@
+"""Figures of accuracies and differences: they show the numbers of their table, all of them, and nothing is cut off."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas
+import pytest
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.text import Text
+from PIL import Image
+
+from harness import load_run
+from harness.analysis import compare
+from harness.analysis.leaderboard import accuracy_table
+from harness.display.figures import (
+    COLOURS,
+    draw_accuracy_bars,
+    draw_flip_matrix,
+    draw_forest,
+    draw_lengths,
+    draw_split_differences,
+    length_shares,
+    save_figure,
+)
+from harness.display.figures.style import GAINED, LOST, in_order
+from harness.display.plots import KINDS, make_plots
+from harness.errors import ComparisonError
+from tests.example_runs import GREEDY_RUN
+from tests.test_cli import here, refused
+
+EDITS = tuple(f"edit_{number}" for number in range(6))
+MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}
+
+
+def samples(*, k, models=MODELS):
+    """Simulated samples of three models: one that gains by mless, one that does not, one that loses."""
+    draw, frames = np.random.default_rng(5), []
+    subjects = ["Algebra", "Counting & Probability", "Intermediate Algebra"]
+    for model, (base, effect) in models.items():
+        ability = draw.random(240)
+        about = {"subject": draw.choice(subjects, 240), "level": draw.integers(1, 6, 240)}
+        runs = [("wo", 0, 0.0), ("wo", 1, 0.0), ("random", 0, 0.0), ("mful", 0, 0.01), ("mless", 0, effect)]
+        for condition, replicate, gain in [*runs, *((edit, 0, 0.0) for edit in EDITS)]:
+            for sample in range(k):
+                names = {"model": model, "layout": "raw", "condition": condition, "replicate": replicate}
+                frames.append(
+                    pandas.DataFrame(
+                        {
+                            "problem_id": [f"p{number}" for number in range(240)],
+                            "sample_index": sample,
+                            "correct": draw.random(240) < np.where(ability < base + gain, 0.95, 0.05),
+                            "completion_tokens": draw.integers(20, 900, 240),
+                            **about,
+                        }
+                    ).assign(**names)
+                )
+    return pandas.concat(frames, ignore_index=True)
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["k1", "k3"])
+def frame(request):
+    return samples(k=request.param)
+
+
+@pytest.fixture(scope="module")
+def table(frame):
+    return compare(frame, draws=1000, edits=EDITS)
+
+
+@pytest.fixture(scope="module")
+def splits(frame):
+    kept = frame[~frame["condition"].isin(EDITS)]
+    return {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
+
+
+def drawn(table, splits, frame, width):
+    """Every kind of figure."""
+    return {
+        "bars": draw_accuracy_bars(table, title="Results", width=width),
+        "forest": draw_forest(table, width=width),
+        "flips": draw_flip_matrix(table, width=width),
+        **{by: draw_split_differences(rows, by=by, width=width) for by, rows in splits.items()},
+        "lengths": draw_lengths(length_shares(frame[~frame["condition"].isin(EDITS)]), width=width),
+    }
+
+
+def words(figure):
+    """Every text that is on the page, with its box."""
+    figure.draw_without_rendering()
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    ticks = {tick for axes in figure.findobj(lambda a: hasattr(a, "get_xticklabels")) for tick in _hidden_ticks(axes)}
+    return [(text.get_text(), text.get_window_extent()) for text in found if text not in ticks]
+
+
+def _hidden_ticks(axes):
+    """Labels of ticks that are outside of the axes' limits, which matplotlib keeps and does not draw."""
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        low, high = sorted((low, high))
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            shown = axes.get_visible() and low <= tick.get_loc() <= high
+            yield from (label for label in (tick.label1, tick.label2) if not shown or not label.get_visible())
+        yield axis.get_offset_text()
+
+
+def cut_off(figure):
+    """Words that reach over the page's edge."""
+    page = figure.bbox
+    return [
+        text
+        for text, box in words(figure)
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > page.x1 + 1 or box.y1 > page.y1 + 1
+    ]
+
+
+def covered(figure):
+    """Pairs of words that lie over each other."""
+    return [
+        (one, other)
+        for (one, a), (other, b) in itertools.combinations(words(figure), 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1.5
+    ]
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, splits, frame, width):
+    for kind, figure in drawn(table, splits, frame, width).items():
+        assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)
+        assert len(words(figure)) > 10, kind
+        assert not cut_off(figure), kind
+        # numbers of bars of nearly one height may touch in a column
+        assert kind == "bars" or not covered(figure), kind
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_long_names_are_shortened_or_broken(table, width):
+    models = {name: f"some-organisation/{name}-with-a-long-label" for name in MODELS}
+    long = table.replace({"model": models, "condition": {"mful": "slashes-before-the-system-prompt"}})
+    for figure in (draw_forest(long, width=width), draw_accuracy_bars(long, title="", width=width)):
+        ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        assert not cut_off(figure)
+        assert not [pair for pair in covered(figure) if set(pair) & set(ticks)]
+
+
+def test_the_check_for_words_that_are_cut_off_or_covered_finds_them(table):
+    figure = draw_forest(table)
+    assert not cut_off(figure) and not covered(figure)
+    name, other = [text for text in figure.axes[0].texts if text.get_text() == "w/ Mless"][:2]
+    other.xy = name.xy
+    assert covered(figure)
+    name.xyann = (-1000, 0)
+    assert cut_off(figure) == ["w/ Mless"]
+
+
+def test_drawing_leaves_the_tables_alone(table, splits, frame):
+    before = table.copy(), {by: rows.copy() for by, rows in splits.items()}
+    drawn(table, splits, frame, "page")
+    pandas.testing.assert_frame_equal(table, before[0])
+    for by, rows in splits.items():
+        pandas.testing.assert_frame_equal(rows, before[1][by])
+
+
+def test_the_forest_shows_both_intervals_of_every_row_and_fills_only_what_passed(table):
+    axes = draw_forest(table).axes[0]
+    lines = [np.asarray(line.get_xdata(), dtype=float) for line in axes.lines]
+    compared = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    assert set(compared["verdict"]) > {"better", "worse"}
+    dots = [
+        (round(float(line.get_xdata()[0]), 9), to_hex(line.get_markerfacecolor()) != "#ffffff")
+        for line in axes.lines
+        if line.get_marker() == "o"
+    ]
+    assert len(dots) == len(compared)
+    for _, row in compared.iterrows():
+        for low, high in (("low", "high"), ("equivalence_low", "equivalence_high")):
+            assert any(len(x) == 2 and np.allclose(x, [row[low], row[high]]) for x in lines), (row["model"], low)
+        passed = row["verdict"] in ("better", "worse")
+        assert (round(row["difference"], 9), passed) in dots
+    assert sum(passed for _, passed in dots) == compared["verdict"].isin(["better", "worse"]).sum()
+    noise = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "D"]
+    assert np.allclose(noise, table[table["verdict"] == "baseline"]["aa_difference"])
+    ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
+    assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "prompt null"]["difference"]))
+
+
+def test_an_edit_far_out_is_an_arrow_and_does_not_squeeze_the_differences(table):
+    before = draw_forest(table).axes[0].get_xlim()
+    far = table.copy()
+    far.loc[far[far["verdict"] == "prompt null"].index[0], "difference"] = -80.0
+    figure = draw_forest(far)
+    axes = figure.axes[0]
+    assert axes.get_xlim()[0] > 2.5 * before[0]
+    (arrow,) = [line for line in axes.lines if line.get_marker() == "<"]
+    ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
+    assert arrow.get_xdata()[0] == -max(abs(tick) for tick in (*ticks, *arrow.get_xdata()))
+    assert len(ticks) == (table["verdict"] == "prompt null").sum() - 1
+    assert "\N{MINUS SIGN}80.0 to" in " ".join(figure.texts[0].get_text().split()) and not cut_off(figure)
+
+
+def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(table):
+    texts = [text.get_text() for text in draw_forest(table).axes[0].texts]
+    names = [text for text in texts if text.startswith("w/ ") or text == "Random sentence"]
+    assert names == ["w/ Mless", "w/ Mful", "Random sentence"] * len(MODELS)
+    verdicts = [text for text in texts if text in ("better", "worse", "equivalent", "inconclusive")]
+    compared = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    expected = [
+        compared[(compared["model"] == model) & (compared["condition"] == condition)]["verdict"].item()
+        for model in MODELS
+        for condition in ("mless", "mful", "random")
+    ]
+    assert verdicts == expected
+    for _, row in compared.iterrows():
+        low, high = (f"{value:+.1f}".replace("-", "\N{MINUS SIGN}") for value in (row["low"], row["high"]))
+        assert f"[{low}, {high}]" in [text.replace("[0.0", "[+0.0").replace(" 0.0]", " +0.0]") for text in texts]
+
+
+def test_without_a_second_run_or_edits_the_forest_has_no_row_for_them(frame):
+    plain = frame[(frame["replicate"] == 0) & ~frame["condition"].isin(EDITS)]
+    figure = draw_forest(compare(plain, draws=1000))
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert not any("A/A" in text or "edits" in text for text in texts)
+    assert "Diamonds" not in figure.texts[0].get_text() and "Ticks" not in figure.texts[0].get_text()
+
+
+def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
+    def note(shown):
+        return " ".join(draw_forest(shown).texts[0].get_text().split())
+
+    tests = len(MODELS) * 3
+    assert f"adjusted p < 0.05 (Holm, {tests} tests)." in note(table)
+    fewer = compare(frame, draws=1000, edits=EDITS, family=["mless"])
+    assert f"(Holm, {len(MODELS)} tests)." in note(fewer)
+    texts = [text.get_text() for text in draw_forest(fewer).axes[0].texts]
+    assert texts.count("exploratory") == 2 * len(MODELS)
+    assert "(Holm)" in note(compare(frame, draws=1000, edits=EDITS, family=[]))
+
+
+def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):
+    axes = draw_accuracy_bars(table, title="Results", width="page").axes[0]
+    assert [c.get_label() for c in axes.containers if hasattr(c, "errorbar")] == [
+        "w/o",
+        "w/ Mless",
+        "w/ Mful",
+        "Random sentence",
+    ]
+    rows = table.set_index(["condition", "model"])
+    bars = [container for container in axes.containers if hasattr(container, "errorbar")]
+    for condition, container in zip(("wo", "mless", "mful", "random"), bars, strict=True):
+        (whiskers,) = container.errorbar.lines[2]
+        for model, bar, ends in zip(MODELS, container.patches, whiskers.get_segments(), strict=True):
+            row = rows.loc[condition, model]
+            assert bar.get_height() == row["accuracy"]
+            assert np.allclose(ends[:, 1], [row["accuracy_low"], row["accuracy_high"]])
+        assert to_hex(container.patches[0].get_facecolor()) == COLOURS[condition]
+    assert axes.get_ylabel().startswith("Accuracy (%), 95 % score interval")
+
+
+def test_the_bars_of_a_run_folder_have_the_same_intervals(frame, table):
+    alone = accuracy_table(frame.assign(verdict="incorrect", math_verify=None))
+    keys = ["model", "condition"]
+    both = alone.merge(table, on=keys, suffixes=("", "_compared"))
+    assert len(both) == len(table) > 10
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "standard_error", "pass_at_k"):
+        assert both[name].tolist() == both[f"{name}_compared"].tolist()
+
+
+SLOW = pytest.mark.slow
+LABELS = [pytest.param(label, marks=SLOW) for label in (r"a#1, $\frac{$ b", "$x$ _ ^", "a\x1b\x00\u202e\nb")]
+
+
+@pytest.mark.parametrize("label", [*LABELS, "$x$ _ \\frac{ ^\x1b\x00\u202e\nb <b>&amp;"])
+def test_no_label_is_a_formula_or_breaks_a_figure(table, splits, frame, label, tmp_path):
+    def named(rows):
+        known = rows.assign(model=rows["model"].map(str), condition=rows["condition"].map(str))
+        return known.replace({"model": {next(iter(MODELS)): label}, "condition": {"mful": label}})
+
+    hostile = {by: named(rows).assign(**({by: label} if by == "subject" else {})) for by, rows in splits.items()}
+    spelt = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in label)
+    for kind, figure in drawn(named(table), hostile, named(frame), "page").items():
+        (svg,) = save_figure(figure, tmp_path / kind, {"seed": 1}, formats=["svg"])
+        ElementTree.parse(svg)
+        shown = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
+        assert any(spelt in text for text in shown), kind
+
+
+def test_harmless_edits_are_counted_and_not_drawn(table, splits, frame):
+    rows = pandas.concat([splits["level"], table[table["verdict"] == "prompt null"].assign(level=1)])
+    split = draw_split_differences(rows, by="level")
+    for figure in (draw_accuracy_bars(table, title=""), draw_flip_matrix(table), split):
+        shown = [text for text, _ in words(figure)]
+        assert not [text for text in shown if "edit_" in text]
+        assert "6 harmless edits of the prompt (prompt null) are not shown." in " ".join(shown).replace("\n", " ")
+
+
+def test_the_flips_matrix_has_the_flips_of_the_table_and_adds_up(table):
+    figure = draw_flip_matrix(table)
+    panels = {}
+    for band, model in zip(figure.subfigs, MODELS, strict=True):
+        assert band.get_suptitle() == model
+        for axes in band.axes:
+            panels[model, axes.get_title()] = [float(text.get_text()) for text in axes.texts[::2]]
+    assert len(panels) == len(MODELS) * 4
+    digits = 0.05 if table["k"].max() > 1 else 1e-9
+    for _, row in table.iterrows():
+        names = {"mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence", "wo": "w/o again"}
+        if row["condition"] not in names:
+            continue
+        both_right, lost, gained, both_wrong = panels[row["model"], names[row["condition"]]]
+        prefix = "aa_" if row["condition"] == "wo" else ""
+        assert abs(gained - row[f"{prefix}wrong_to_right"]) <= digits
+        assert abs(lost - row[f"{prefix}right_to_wrong"]) <= digits
+        assert abs(both_right + lost + gained + both_wrong - row["n"]) <= 4 * digits
+        base = table[(table["model"] == row["model"]) & (table["condition"] == "wo")]["accuracy"].item()
+        assert abs(both_right + lost - base * row["n"] / 100) <= 2 * digits + 1e-6
+
+
+@pytest.mark.parametrize("by", ["level", "subject"])
+def test_splits_show_every_difference_with_its_interval_and_the_number_of_problems(splits, by):
+    rows = splits[by]
+    figure = draw_split_differences(rows, by=by)
+    compared = rows[rows["verdict"] != "baseline"]
+    for axes, model in zip(figure.axes, MODELS, strict=True):
+        mine = compared[compared["model"] == model]
+        dots = np.concatenate(
+            [c.get_offsets()[:, 0] for c in axes.collections if hasattr(c, "get_sizes") and len(c.get_offsets()) > 1]
+        )
+        assert np.allclose(sorted(dots), sorted(mine["difference"].astype(float)))
+        ends = [tuple(s[:, 0]) for c in axes.collections if hasattr(c, "get_segments") for s in c.get_segments()]
+        assert np.allclose(sorted(ends), sorted(zip(mine["low"], mine["high"], strict=True)))
+    counts = rows.groupby(by, observed=True)["n"].first()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [f"{'level ' if by == 'level' else ''}{value} ({count})" for value, count in counts.items()]
+    note = " ".join(figure.get_supxlabel().split())
+    passed = compared["verdict"].isin(["better", "worse"]).sum()
+    assert f"Of {len(compared)} tests by {by}" in note and ("thick edge" in note) == bool(passed)
+
+
+def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
+    shares = length_shares(frame)
+    for names, rows in shares.groupby(["model", "layout", "condition"]):
+        mine = frame[(frame["model"] == names[0]) & (frame["condition"] == names[2]) & (frame["replicate"] == 0)]
+        assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(mine)).all()
+        middle = rows.iloc[len(rows) // 2]
+        assert middle["share"] == pytest.approx(100 * (mine["completion_tokens"] <= middle["length"]).mean())
+    figure = draw_lengths(shares[~shares["condition"].isin(EDITS)])
+    for axes, model in zip(figure.axes, MODELS, strict=True):
+        medians = [int(number) for number in axes.get_title().split("median ")[1].split(" / ")]
+        kept = frame[(frame["model"] == model) & (frame["replicate"] == 0)]
+        expected = [kept[kept["condition"] == c]["completion_tokens"] for c in ("wo", "mless", "mful", "random")]
+        assert medians == [int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected]
+
+
+def test_lengths_without_token_counts_are_in_characters_and_without_both_refused(frame):
+    texts = frame.assign(completion="four", completion_tokens=None)
+    shares = length_shares(texts)
+    assert set(shares["unit"]) == {"characters"} and set(shares["length"]) == {4}
+    with pytest.raises(ComparisonError, match="The samples have no lengths: expected completion_tokens, characters or"):
+        length_shares(frame.drop(columns="completion_tokens"))
+
+
+MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def lab(colour, kind):
+    """CIE Lab of a colour as seen with one kind of cone missing."""
+    rgb = np.asarray(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(MACHADO[kind]) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.asarray(to_xyz) @ seen / [0.9505, 1.0, 1.089])
+    return np.asarray([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("kind", MACHADO)
+def test_conditions_and_directions_are_told_apart_without_one_kind_of_cone(kind):
+    for one, other in [*itertools.combinations(COLOURS.values(), 2), (GAINED, LOST)]:
+        assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)
+
+
+def test_the_studys_conditions_come_first_and_in_its_order():
+    assert in_order(["dots", "random", "mful", "wo", "mless", "dots"]) == ["wo", "mless", "mful", "random", "dots"]
+
+
+def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
+    files = make_plots([str(GREEDY_RUN)], tmp_path / "figures", width="column")
+    assert [file.name for file in files] == [
+        f"{kind}-column.{suffix}" for kind in KINDS for suffix in ("png", "svg", "pdf", "csv")
+    ]
+    assert all(file.stat().st_size > 500 for file in files)
+    shown = pandas.read_csv(tmp_path / "figures" / "forest-column.csv")
+    expected = compare(load_run(GREEDY_RUN)).set_index("condition")
+    for condition, row in shown[shown["verdict"] != "prompt null"].set_index("condition").iterrows():
+        if row["verdict"] != "baseline":
+            assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
+            assert row["high"] == pytest.approx(expected.loc[condition, "high"])
+    image = Image.open(tmp_path / "figures" / "forest-column.png")
+    receipt = json.loads(image.text["Description"])
+    assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
+    assert image.width == 990
+    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["bars"], width="column")
+    assert [file.read_bytes() for file in again] == [
+        (tmp_path / "figures" / file.name).read_bytes() for file in again
+    ], "the same numbers give the same files"
+
+
+def test_the_command_names_its_files_and_refuses_what_it_does_not_know(capsys, monkeypatch, tmp_path):
+    done = here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "flips", "-o", str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.split() == [
+        word for suffix in ("png", "svg", "pdf", "csv") for word in (suffix, str(tmp_path / f"flips.{suffix}"))
+    ]
+    known = "bars, forest, flips, levels, subjects, lengths"
+    refused(
+        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "pie"), f"--kind 'pie': expected one of {known}"
+    )
+    refused(
+        here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--width", "wall"), "--width 'wall': expected page or col"
+    )
+    refused(here(capsys, monkeypatch, "plot", str(tmp_path)), "holds no finished run")
+    (tmp_path / "file").write_text("")
+    arguments = ("--kind", "bars", "-o", str(tmp_path / "file"))
+    refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. Choose")
+
+
+def test_lm_evals_logs_are_drawn_like_the_run_they_are_of(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for file in GREEDY_RUN.glob("samples_*.jsonl"):
+        shutil.copy(file, tmp_path / "logs")
+    tables = []
+    for run in (GREEDY_RUN, tmp_path / "logs"):
+        *_, numbers = make_plots([str(run)], tmp_path, kinds=["forest"])
+        shown = pandas.read_csv(numbers)
+        tables.append(shown[shown["condition"].isin(["mless", "mful", "random"])][["condition", "difference", "high"]])
+    assert tables[0].to_numpy().tolist() == tables[1].to_numpy().tolist() and len(tables[0]) == 3

@@ -1,0 +1,523 @@
+"""The tables: what they say, in which words and formats, and what they refuse to compare."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pandas
+import pytest
+
+from harness.analysis import COLUMNS
+from harness.analysis.leaderboard import accuracy_table, as_csv, as_json, audit_table, make_leaderboard
+from harness.analysis.mediators import COLUMNS as MEDIATORS
+from harness.display.comparison_tables import comparison_grid, leaderboard_grid
+from harness.display.grid import Cell, Column, Grid
+from harness.display.side_tables import audit_grid, mediator_grid
+from harness.display.table_formats import render_grids
+from harness.display.table_pages import Parts, make_leaderboard_page, make_table
+from harness.display.words import MINUS, NONE, p_value, signed
+from harness.errors import ComparisonError, ConfigError, RunError
+from harness.runs.comparable import join
+from harness.runs.evaluations import read_evaluation
+from harness.runs.receipts import receipt_line
+from harness.runs.sample_frame import load_run
+from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, write_run
+
+REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
+REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
+"""Chances to be right that are found with 200 problems."""
+
+
+@pytest.fixture
+def demo_run(tmp_path):
+    shutil.copytree(GREEDY_RUN, tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def made(header, *rows, title="T", notes=()):
+    """A grid of one column after the other; what is called `word` holds words."""
+    columns = tuple(Column(header=name, numeric=name != "word") for name in header)
+    return Grid(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def rows(grid):
+    """A grid's cells by condition, then by column."""
+    place = grid.header.index("condition")
+    return {row[place].text: dict(zip(grid.header, row, strict=True)) for row in grid.rows}
+
+
+def edited(folder, name, **changes):
+    """The run's receipt with other facts."""
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def test_accuracies_alone_have_errors_over_problems():
+    frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).frame
+    (wo,) = accuracy_table(frame).to_dict("records")
+    assert (wo["n"], wo["accuracy"], wo["correct"], wo["math_verify"]) == (10, 60.0, 6, 60.0)
+    assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
+    compared = make_leaderboard([evaluation({"wo": frame["verdict"].map(lambda v: [v]).tolist()})]).comparison
+    same = ["n", "k", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
+    assert [wo[name] for name in same] == compared[same].iloc[0].tolist(), "one computation"
+    assert (wo["no_box"], wo["truncated"], wo["ungraded"]) == (1, 1, 1)
+    doubled = accuracy_table(pandas.concat([frame, frame.assign(sample_index=1)]))
+    assert doubled["standard_error"].tolist() == [wo["standard_error"]], "samples of a problem are averaged first"
+    again = accuracy_table(pandas.concat([frame, frame.assign(replicate=1, correct=False)]))
+    assert again["accuracy"].tolist() == [60.0], "replicates are for the noise floor"
+
+
+def test_verdicts_in_words_and_only_what_passed_is_bold():
+    board = make_leaderboard([evaluation(drawn(3, 200, 1, REAL), **REGISTERED)])
+    found = rows(comparison_grid(board))
+    assert [found[c]["verdict"].text for c in ("w/o", "w/ Mless *", "w/ Mful", "Random sentence")] == [
+        *(NONE, "better", "inconclusive", "worse")
+    ]
+    assert [c for c, row in found.items() if any(cell.strong for cell in row.values())] == [
+        "w/ Mless *",
+        "Random sentence",
+    ]
+    assert not any(cell.strong for row in found.values() for name, cell in row.items() if name != "verdict")
+    text = " ".join(comparison_grid(board).notes)
+    assert "adjusted by Holm over the 3 tests registered beforehand (w/ Mless, w/ Mful, Random sentence)" in text
+    assert "; *: the primary contrast." in text and "exploratory" not in text
+    assert "of at least 299 problems" in text and "Equivalence is not adjusted for several" in text
+    assert "inconclusive, which is no evidence of no effect" in text
+    line = next(line for line in make_table([str(GREEDY_RUN)], form="markdown").splitlines() if "w/ Mless" in line)
+    assert "equivalent" in line and "**" not in line, "no better, no bold"
+
+
+def test_a_real_difference_within_the_margin_says_so():
+    verdicts = {"wo": [["correct"]] * 990 + [["incorrect"]] * 10, "mless": [["correct"]] * 1000}
+    found = rows(comparison_grid(make_leaderboard([evaluation(verdicts)], margin=3)))
+    assert found["w/ Mless"]["verdict"] == Cell(text="better (< 3)", key="better", strong=True)
+    assert found["w/ Mless"]["+ / -"].text == "10 / 0"
+
+
+def test_zero_has_no_sign_and_small_p_no_digits():
+    verdicts = {"wo": [["incorrect"]] * 60, "mless": [["correct"]] * 60, "mful": [["incorrect"]] * 60}
+    found = rows(comparison_grid(make_leaderboard([evaluation(verdicts)])))
+    assert found["w/ Mful"]["difference [95 %]"].text.startswith(f"0.0 [{MINUS}")
+    assert found["w/ Mless"]["p adj."].text == "< 0.001"
+
+
+def test_the_baseline_run_again_stands_beside_every_effect():
+    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6})
+    for greedy, words in ((True, "measures only what the engine does not repeat"), (False, "drawn with other seeds")):
+        board = make_leaderboard([evaluation(verdicts, greedy=greedy)])
+        grid = comparison_grid(board)
+        a, b = (np.array([[v == "correct" for v in p] for p in verdicts[name]]) for name in ("wo", "wo again"))
+        up = sum((1 - x.mean()) * y.mean() for x, y in zip(a, b, strict=True))
+        floor = rows(grid)["w/o"]
+        assert floor["difference [95 %]"].text == f"A/A {100 * (b.mean() - a.mean()):+.1f}".replace("-", MINUS)
+        assert floor["+ / -"].text.startswith(f"{up:.1f}".removesuffix(".0")) and floor["verdict"].text == NONE
+        assert any(words in note for note in grid.notes)
+    none = comparison_grid(make_leaderboard([evaluation(drawn(5, 9, 1, REAL))]))
+    assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
+
+
+def test_edits_of_the_prompt_are_a_note_and_a_rank():
+    chances = {"wo": 0.5, "mless": 0.6, **{f"edit-{i:02}": 0.5 for i in range(1, 6)}}
+    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), edits=[c for c in chances if "edit" in c])])
+    grid = comparison_grid(board)
+    assert list(rows(grid)) == ["w/o", "w/ Mless"]
+    change = board.comparison.set_index("condition")["difference"]
+    edits = change[[c for c in chances if "edit" in c]].abs()
+    assert rows(grid)["w/ Mless"]["rank p"].text == f"{(1 + (edits >= abs(change['mless'])).sum()) / 6:.3f}"
+    assert any("harmless edits of the prompt, without filler: 5" in note for note in grid.notes)
+    assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
+    assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless"]
+
+
+def noisy(*settings, **facts):
+    """A leaderboard of runs with both noise floors, one for each model and layout."""
+    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "edit-01": 0.2, "edit-02": 0.5}
+    parts = [
+        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout, edits=["edit-01", "edit-02"])
+        for i, (model, layout) in enumerate(settings)
+    ]
+    for number, part in enumerate(parts):
+        object.__setattr__(part, "name", f"results/{number}")
+    return make_leaderboard(parts, **facts)
+
+
+def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
+    settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
+    board = noisy(*settings)
+    again, null = comparison_grid(board).notes[-2:]
+    table = board.comparison.set_index(["model", "layout", "condition"])
+    for model, layout in settings:
+        moves = [signed(table.loc[(model, layout, edit), "difference"]) for edit in ("edit-01", "edit-02")]
+        assert f"{model}, {layout} {signed(table.loc[(model, layout, 'wo'), 'aa_difference'])}, " in again
+        assert f"{moves[0]} to {moves[1]} points ({model}, {layout})" in null
+    (split,) = [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "null" in note]
+    assert "moves" not in split and split.endswith("rank p: (1 + edits at least as far) / (1 + edits).")
+    assert not [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "A/A" in note]
+
+
+def test_footers_explain_what_is_shown_and_nothing_else():
+    whole, line = (" ".join(grid(noisy(("m", "raw"))).notes) for grid in (comparison_grid, leaderboard_grid))
+    for clause in ("; + / -: problems", "Equivalence and rank p are not adjusted", "rank p: (1 + edits"):
+        assert clause in whole and clause not in line
+    assert "Equivalence is not adjusted for several: it may err" in line and "A/A" in line
+    one = evaluation(drawn(3, 60, 1, REAL), primary="mless", family=["mless", "mful"])
+    grid = leaderboard_grid(make_leaderboard([one]))
+    bare = dict(zip(grid.header, grid.rows[0], strict=True))
+    assert bare["Random sentence"].text.startswith("(") and not bare["w/ Mful"].text.startswith("(")
+    assert "bold, those in brackets exploratory." in grid.notes[0] and "exploratory: not among" in " ".join(grid.notes)
+    none = make_leaderboard([evaluation(drawn(3, 60, 1, REAL), primary=None, family=[])])
+    for grid in (comparison_grid(none), leaderboard_grid(none)):
+        text = " ".join(grid.notes)
+        assert "no test was registered beforehand, so all are exploratory" in text
+        assert "Holm" not in text and "adjusted p" not in text and "Equivalence" not in text
+
+
+def test_splits_by_subject_and_level_have_rows_in_order():
+    board = make_leaderboard([evaluation(drawn(1, 50, 1, {"wo": 0.5, "mless": 0.5}))], by=["level"])
+    assert board.comparison["level"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert board.comparison["tests"].dropna().unique().tolist() == [5]
+    assert "level" in comparison_grid(board).header
+    with pytest.raises(ConfigError, match=r"--by expects subject or level, got 'colour'"):
+        make_table([str(GREEDY_RUN)], by=["colour"])
+
+
+def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
+    models = [
+        evaluation(drawn(i, 200, 1, {**REAL, "wo": w}), model=f"m{i}", **REGISTERED) for i, w in enumerate((0.3, 0.5))
+    ]
+    grid = leaderboard_grid(make_leaderboard(models))
+    assert [row[0].text for row in grid.rows] == ["m1", "m0"]
+    assert grid.header == ("model", "w/o %", "w/ Mless * [95 %]", "p adj.", "verdict", "w/ Mful", "Random sentence")
+    strong = [[name for name, cell in zip(grid.header, row, strict=True) if cell.strong] for row in grid.rows]
+    verdicts = make_leaderboard(models).comparison.set_index(["model", "condition"])["verdict"]
+    headers = {"verdict": "mless", "w/ Mful": "mful", "Random sentence": "random"}
+    for row, names in zip(grid.rows, strong, strict=True):
+        assert names == [h for h, c in headers.items() if verdicts[row[0].text, c] in ("better", "worse")]
+    half = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", **REGISTERED)
+    last = leaderboard_grid(make_leaderboard([*models, half])).rows[1]
+    assert [cell.text for cell in last][2:] == [NONE, NONE, "not run", NONE, NONE]
+
+
+def test_a_folder_of_runs_is_its_runs(demo_run):
+    other = demo_run.parent / "other"
+    shutil.copytree(demo_run, other)
+    for name in ("run.json", "journal.jsonl"):
+        text = (other / name).read_text()
+        (other / name).write_text(re.sub(r'"label": ?"mless-demo"', '"label":"other"', text))
+    page = make_leaderboard_page([str(demo_run.parent)])
+    assert [line.split()[0] for line in page.splitlines()[4:6]] == ["mless-demo", "other"]
+    assert page.count("receipt: ") == 2
+
+
+def test_no_table_is_wider_than_a_page():
+    name = "Qwen2.5-Math-1.5B-Instruct"
+    verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "edit-01": 0.4})
+    models = [evaluation(verdicts, model=m, edits=["edit-01"], **REGISTERED) for m in (name, "short")]
+    board = make_leaderboard(models[:1])
+    for grid in (comparison_grid(board), leaderboard_grid(make_leaderboard(models)), audit_grid(board)):
+        assert (
+            max(map(len, render_grids([grid], "text", [receipt_line(one) for one in board.receipt]).splitlines()))
+            <= 100
+        )
+    assert max(map(len, make_table([str(GREEDY_RUN)], by=["subject"]).splitlines())) <= 100
+
+
+def test_text_is_bold_on_a_terminal_only():
+    grid = made(["a"], (Cell(text="[red]x[/red]", strong=True),))
+    plain, coloured = render_grids([grid], "text"), render_grids([grid], "text", colour=True)
+    assert "\x1b[1m[red]x[/red]\x1b[0m" in coloured and "\x1b" not in plain
+    assert "[red]x[/red]" in plain, "what models are called is no markup"
+
+
+def test_markdown_and_latex_are_escaped():
+    row = (Cell(text="1"), Cell(text="x_{y}|&", strong=True))
+    grid = made(["a|b", "word"], row, title="100 % of a_b", notes=("p < 0.05 ±1 ^ ~ \\ #",))
+    markdown = render_grids([grid], "markdown", ["a_b"])
+    assert markdown.splitlines()[2:5] == ["| a\\|b | word |", "| --: | --- |", "| 1 | **x\\_{y}\\|\\&** |"]
+    latex = render_grids([grid], "latex", ["receipt: 100 %"])
+    assert r"\caption{100 \% of a\_b}" in latex and r"1 & \textbf{x\_\{y\}|\&} \\" in latex
+    assert r"p $<$ 0.05 $\pm$1 \textasciicircum{} \textasciitilde{} \textbackslash{} \#" in latex
+    assert latex.endswith("% receipt: 100 %") and latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(
+        r"\bottomrule"
+    )
+
+
+def test_a_label_is_no_link_image_entity_or_formula_in_markdown():
+    from markdown_it import MarkdownIt
+
+    hostile = "![p](http://evil/x.png) [q][r] ~~s~~ &lt; $x$ <b> www.evil.org a@evil.org `c` *d* __e__"
+    page = render_grids([made(["word"], (Cell(text=hostile),), title=hostile, notes=(hostile,))], "markdown", [hostile])
+    parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    words = re.sub(r"</?(table|thead|tbody|tr|th|td|p|ul|li|strong|sub)[ >]", " ", parser.render(page))
+    assert not re.search(r"<(a|img|s|em|code|b)\b", words) and words.count("&amp;lt;") == 4
+    assert "$x$" not in page and "http://" not in page and "www.evil" not in page, "which GitHub would read"
+    assert render_grids([made(["word"], (Cell(text="1.0 [2.0, 3.0]"),))], "markdown").count("\\") == 0
+
+
+def test_latex_takes_no_cell_as_an_argument_and_sets_minus_signs():
+    rows = [(Cell(text=text), Cell(text=f"{MINUS}0.4 [{MINUS}1.0, 0.2]")) for text in ("[2cm]", "*", NONE)]
+    latex = render_grids([made(["[word]", "x"], *rows)], "latex")
+    assert [line.split(" &")[0].strip() for line in latex.splitlines() if line.endswith(r"\\")] == [
+        "{}[word]",
+        "{}[2cm]",
+        "{}*",
+        "--",
+    ]
+    assert latex.count("$-$0.4 [$-$1.0, 0.2]") == 3
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
+def test_no_character_of_a_label_gives_a_terminal_an_order(form):
+    label = "a\x1b[2Jb\x9bc\u202ed\u2028e\nf\x00g\u061ch"
+    page = render_grids([made(["word"], (Cell(text=label),), title=label, notes=(label,))], form, [label])
+    assert page.replace("\n", "").isprintable()
+    spelt = page.replace("\\", "").replace("$", "")
+    assert spelt.count("<U+001B>[2Jb<U+009B>c<U+202E>d<U+2028>e<U+000A>f<U+0000>g<U+061C>h") == 4
+
+
+def test_every_format_ends_with_the_receipt():
+    for form in ("text", "markdown", "latex", "csv", "json"):
+        page = make_table([str(GREEDY_RUN)], form=form)
+        assert "09e2316a" in page.split("inconclusive")[-1], form
+    with pytest.raises(
+        ConfigError, match=r"Unknown table format 'html': expected one of text, markdown, csv, latex, json"
+    ):
+        make_table([str(GREEDY_RUN)], form="html")
+
+
+def test_a_receipt_says_that_files_differed_from_the_revision():
+    entry = {"name": "r", "model": "m", "git_revision": 40 * "a"}
+    assert receipt_line(entry) == "receipt: r: m, at aaaaaaa"
+    assert receipt_line({**entry, "git_revision": 40 * "a" + "+changed"}).endswith("at aaaaaaa+changed")
+    assert receipt_line({**entry, "git_revision": None}) == "receipt: r: m"
+
+
+def test_json_has_the_documented_columns_and_csv_the_same_numbers():
+    data = json.loads(make_table([str(GREEDY_RUN)], form="json"))
+    assert data["schema"] == "mless-table/1" and data["primary"] == ["mless"]
+    assert data["family"] == ["mless", "mful", "random"]
+    assert all(list(row) == list(COLUMNS) for row in data["rows"])
+    assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
+    assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(GREEDY_RUN)
+    lines = [line for line in make_table([str(GREEDY_RUN)], form="csv").splitlines() if not line.startswith("#")]
+    for row, line in zip(data["rows"], csv.DictReader(io.StringIO("\n".join(lines))), strict=True):
+        assert float(line["accuracy"]) == row["accuracy"] and line["verdict"] == row["verdict"]
+        assert (line["p_adjusted"] == "") == (row["p_adjusted"] is None)
+    documented = (ROOT / "docs" / "tables.md").read_text()
+    assert not [name for name in (*data, *COLUMNS, *MEDIATORS, *data["receipt"][0]) if f"`{name}`" not in documented]
+    audit = make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True))
+    assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
+    with pytest.raises(ConfigError, match=r"CSV holds one table: .* got --mediators and --audit"):
+        make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True, mediators=True))
+
+
+def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
+    verdicts = {"wo": [["correct"]], "mless": [["incorrect"]]}
+    for label in ("a#1", "# x", 'a,"b"\n# c'):
+        board = make_leaderboard([evaluation(verdicts, model=label)])
+        found = pandas.read_csv(io.StringIO(as_csv(board.comparison, board)), comment="#")
+        assert found["model"].tolist() == [label, label] and found["accuracy"].tolist() == [100, 0]
+        assert found["within_margin"].isna().tolist() == [True, False] and found["k"].tolist() == [1, 1]
+
+
+def test_rounding_never_puts_p_on_the_other_side_of_alpha():
+    below = math.nextafter(0.05, 0)
+    shown = [p_value(p) for p in (0.0496, 0.04996, 0.0504, 0.05, 0.0514, 0.049, 0.00099, below, None)]
+    assert shown == [
+        *("0.0496", "0.04996", "0.050", "0.050", "0.051", "0.049", "< 0.001"),
+        "0.049999999999999996",
+        NONE,
+    ]
+
+
+def test_json_has_no_nan():
+    data = as_json(make_leaderboard([evaluation({"wo": [["correct"]]})]))
+    assert "NaN" not in data and json.loads(data)["rows"][0]["standard_error"] is None
+
+
+def test_the_audit_has_each_graders_difference():
+    frame = evaluation({"wo": [["correct"], ["incorrect"], ["timeout"]], "mless": [["correct"]] * 3}).frame
+    frame.loc[1, ["math_verify", "first_box"]] = [True, None]
+    found = audit_table(frame).set_index("condition")
+    assert found.loc["wo", ["ours", "math_verify", "first_box"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
+    assert found.loc["wo", ["math_verify_only_ours", "math_verify_only_theirs"]].tolist() == [0, 1]
+    # the problem that first_box did not judge is left out of its difference
+    assert found.loc["mless", ["ours_difference", "math_verify_difference", "first_box_difference"]].tolist() == (
+        pytest.approx([200 / 3, 100 / 3, 50])
+    )
+    assert found["ours_difference"].isna().tolist() == [True, False]
+    whole = audit_table(load_run(GREEDY_RUN))
+    assert whole["authors_rule_only_ours"].tolist() == [9, 9, 9, 9]
+    notes = audit_grid(make_leaderboard([read_evaluation(GREEDY_RUN)])).notes
+    assert "Most at odds with ours: authors_rule, w/o: 9 samples are right by ours only, 4 by it only." in notes
+
+
+def test_lm_evals_output_gives_the_same_table(tmp_path):
+    for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
+        shutil.copy(file, tmp_path)
+    ours, theirs = (json.loads(make_table([str(path)], form="json")) for path in (GREEDY_RUN, tmp_path))
+    assert theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
+    for row, known in zip(theirs["rows"], ours["rows"], strict=True):
+        registered = {name: row[name] for name in ("primary", "family")}  # a log does not know what was registered
+        assert row == {**known, **registered}
+    facts = ("model", "dataset", "task_version", "sampling", "greedy", "seed")
+    assert [theirs["receipt"][0][f] for f in facts] == [ours["receipt"][0][f] for f in facts]
+    plain, starred = (make_table([str(path)]).splitlines()[:8] for path in (tmp_path, GREEDY_RUN))
+    assert plain == [line.replace("*", " ") for line in starred]
+
+
+def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
+    files = {}
+    for condition in ("wo", "mless"):
+        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            for name in ("segments", "condition", "layout", "system", "user"):
+                del line["doc"][name]
+            line["filtered_resps"], line["arguments"] = (
+                ["x"],
+                {"gen_args_0": {"arg_0": [{"role": "user"}], "arg_1": {}}},
+            )
+        files[condition] = tmp_path / f"{condition}.jsonl"
+        files[condition].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    named = [f"{condition}={file}" for condition, file in files.items()]
+    data = json.loads(make_table(named, form="json", metric="math_verify"))
+    theirs = audit_table(load_run(GREEDY_RUN)).set_index("condition")["math_verify"]
+    assert [row["accuracy"] for row in data["rows"]] == pytest.approx([theirs["wo"], theirs["mless"]])
+    assert data["receipt"][0]["metric"] == "math_verify,graded"
+    documented = (ROOT / "docs" / "tables.md").read_text().partition("\n`receipt`:")[2]
+    assert not [name for name in data["receipt"][0] if f"`{name}`" not in documented]
+    with pytest.raises(RunError, match=r"is a log of another task: its documents name no condition. Say which log is"):
+        make_table([str(tmp_path / "wo.jsonl")])
+    with pytest.raises(RunError, match=r"wo.jsonl, line 1: no metric 'bleu' that says right or wrong; it has correct"):
+        make_table(named, metric="bleu")
+    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already"):
+        make_table([named[0], f"wo={files['mless']}"])
+
+
+def test_two_logs_of_one_condition_are_refused(tmp_path):
+    for file in GREEDY_RUN.glob("samples_demo_wo_*"):
+        for date in ("2026-01-01T00-00-00.0", "2026-01-02T00-00-00.0"):
+            shutil.copy(file, tmp_path / f"samples_demo_wo_{date}.jsonl")
+    with pytest.raises(RunError, match=r"holds two logs of condition 'wo', raw: .*Name one log a condition"):
+        make_table([str(tmp_path)])
+
+
+def test_logs_of_several_task_versions_are_refused(tmp_path):
+    for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
+        shutil.copy(file, tmp_path)
+    (results,) = tmp_path.glob("results_*")
+    edited(tmp_path, results.name, versions={"demo_wo": 1.0, "demo_mless": 2.0})
+    with pytest.raises(ComparisonError, match=r"holds logs of several task versions: expected one, got 1.0, 2.0"):
+        make_table([str(tmp_path)])
+
+
+BAD = [
+    (
+        {"task_version": 1.0},
+        r"other has another task version than .*demo: expected 3.0, got 1.0. Run the older one again",
+    ),
+    ({"grader_version": 1}, r"has another grader version .* Grade both alike with `mless regrade`"),
+    (
+        {"dataset": {"name": "demo", "sha256": "0" * 64}},
+        r"another dataset .* expected 09e2316ab347..., got 000000000000...",
+    ),
+    ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Leave one out, or make two tables"),
+    ({"generation": {"do_sample": True}}, r"the same model's label, but other sampling, than"),
+    ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_what_does_not_belong_together_is_refused(demo_run, changes, message):
+    other = demo_run.parent / "other"
+    shutil.copytree(demo_run, other)
+    edited(other, "run.json", **changes)
+    with pytest.raises(ComparisonError, match=message):
+        make_table([str(demo_run), str(other)])
+
+
+def test_one_line_and_exit_code_2(demo_run, capsys, monkeypatch):
+    from tests.test_cli import here, refused
+
+    def table(*arguments):
+        return here(capsys, monkeypatch, "table", *arguments)
+
+    refused(table(str(demo_run), str(demo_run)), "is given twice: expected every run once. Leave one out.")
+    refused(table(str(demo_run), "--baseline", "plain"), "there is no baseline condition 'plain' to compare with")
+    refused(table(str(demo_run), "--margin", "0"), "margin: expected points above 0 and below 100")
+    (log,) = demo_run.glob("samples_demo_wo_*")
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    refused(table(f"wo={log}"), "samples are missing: expected 500, as its results file says, got 1")
+    log.write_text("[]\n")
+    refused(table(f"wo={log}"), "line 1: not a line of a sample log: expected the keys doc_id, doc and arguments")
+    (demo_run / "run.json").write_text('{"tasks": [')
+    refused(table(str(demo_run)), "run.json is torn or damaged")
+    (demo_run / "run.json").unlink()
+    refused(table(str(demo_run)), "holds no finished run: expected run.json in it")
+    refused(table("nowhere", "wo=also-nowhere.jsonl"), "nowhere holds no finished run")
+    refused(table("wo=also-nowhere.jsonl"), "also-nowhere.jsonl does not exist. Expected a sample log")
+
+
+def test_runs_of_one_model_are_joined_by_condition():
+    verdicts = drawn(2, 30, 1, REAL)
+    parts = [evaluation({name: verdicts[name]}) for name in verdicts]
+    for number, part in enumerate(parts):
+        object.__setattr__(part, "name", f"results/{number}")
+    whole = make_leaderboard([evaluation(verdicts)]).comparison
+    assert make_leaderboard(parts).comparison.equals(whole)
+    categorical = join([read_evaluation(GREEDY_RUN)])["problem_id"]
+    assert isinstance(categorical.dtype, pandas.CategoricalDtype)
+
+
+def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path):
+    calls = []
+
+    def answer(request, target):
+        calls.append((request.task, request.problem_id, request.sample_index, request.replicate, request.seed))
+        wrong = request.replicate and request.sample_index == 0
+        return right(request, "no such answer" if wrong else target)
+
+    run = write_run(
+        tmp_path / "made",
+        answer,
+        conditions=["wo", {"name": "unrelated", "sentences": 2}],
+        replicates=2,
+        prompt_null=3,
+        sampling={"temperature": 0.7},
+        samples_per_problem=2,
+        primary="unrelated-1",
+        audit=False,
+    )
+    tasks = ["demo_wo", "demo_unrelated-1", "demo_unrelated-2", *(f"demo_edit-0{i}" for i in (1, 2, 3))]
+    first = [call for call in calls if call[3] == 0]
+    again = [call for call in calls if call[3] == 1]
+    assert len(calls) == 2 * 6 * (6 + 1) and calls == [*first, *again], "replicates come last"
+    assert {call[0] for call in again} == {"demo_wo"} and {call[0] for call in first} == set(tasks)
+    order = [call[1:3] for call in first if call[0] == "demo_wo"]
+    assert sorted(call[1:3] for call in again) == sorted(order) != [call[1:3] for call in again] != order
+    assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
+    board = make_leaderboard([read_evaluation(run)])
+    table = board.comparison.set_index("condition")
+    assert board.primary == ("unrelated-1",) and board.edits == ("edit-01", "edit-02", "edit-03")
+    assert table["accuracy"].tolist() == [100] * 6
+    assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
+    assert table.loc["unrelated-2", ["null_p", "null_edits", "family"]].tolist() == [1.0, 3, "registered"]
+    assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
+    logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
+    assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"
+
+
+def test_a_run_without_a_baseline_ends_with_its_accuracies(tmp_path):
+    run = write_run(tmp_path / "made", right, conditions=["mless"], audit=False, limit=2)
+    page = make_table([str(run)], lenient=True)
+    assert "Accuracies alone: there is no baseline condition" in page and "100.0" in page
+    with pytest.raises(ComparisonError, match="there is no baseline condition 'wo' to compare with"):
+        make_table([str(run)])

@@ -1,0 +1,320 @@
+"""The real engine on the bundled model: our run against the stock command, sample for sample.
+
+Three engine starts in `make test` (`mless run`, the stock vLLM backend, 500 sampled requests), four more in
+`make test-long` (the stock backend with a chat template, ours under lm-eval, `vllm serve`, a model with a BOS).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pandas
+import pytest
+
+from harness import load_run, resources
+from harness.experiment.conditions import named_condition
+from harness.experiment.problems import load_demo
+from harness.experiment.prompt import Layout
+from harness.experiment.token_checks import check_condition
+from harness.runs.folder import read_identity
+from tests.conftest import BUDGET, LIMIT
+
+pytestmark = pytest.mark.engine
+
+DEMO = str(resources.demo_model())
+ENGINE = (
+    f"pretrained={DEMO},dtype=float32,max_model_len=4096,enforce_eager=True,kv_cache_memory_bytes=1073741824,"
+    "enable_chunked_prefill=False,max_num_batched_tokens=8192"
+)
+CONDITIONS = ["wo", "mless", "mful", "random"]
+
+
+def stock(lm_eval, folder, *arguments):
+    done = lm_eval(
+        *("run", *arguments, "--tasks", "math500_conditions", "--include_path", str(resources.folder("tasks"))),
+        *("--limit", str(LIMIT), "--gen_kwargs", f"max_gen_toks={BUDGET}", "--log_samples"),
+        *("--output_path", str(folder)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = []
+    for log in sorted(Path(folder).rglob("samples_*.jsonl")):
+        condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
+        for line in log.read_text().rstrip("\n").split("\n"):
+            sample = json.loads(line)
+            graded = json.loads(sample["filtered_resps"][0][0])
+            rows.append(
+                {
+                    "condition": condition,
+                    "problem_id": sample["doc"]["id"],
+                    "completion": sample["resps"][0][0],
+                    "correct": graded["verdict"] == "correct",
+                    "verdict": graded["verdict"],
+                    "prompt_sha256": sample["prompt_hash"],
+                }
+            )
+    return pandas.DataFrame(rows).sort_values(["condition", "problem_id"], ignore_index=True)
+
+
+def ours(folder, layout):
+    frame = load_run(folder)
+    frame = frame[frame["layout"] == layout].assign(condition=lambda f: f["condition"].astype(str))
+    return frame.sort_values(["condition", "problem_id"], ignore_index=True)
+
+
+def test_the_table_has_every_condition_and_layout(our_run, mless):
+    folder, printed = our_run
+    assert mless("table", str(folder)).stdout.strip() in printed
+    rows = json.loads(mless("table", str(folder), "--format", "json").stdout)["rows"]
+    assert [(r["layout"], r["condition"], r["n"]) for r in rows] == [
+        (layout, condition, LIMIT) for layout in ("raw", "chat") for condition in CONDITIONS
+    ]
+
+
+def test_the_run_folder_is_complete(our_run):
+    folder, _ = our_run
+    receipt = json.loads((folder / "run.json").read_text())
+    assert receipt["problems"] == LIMIT and receipt["generation"]["max_gen_toks"] == BUDGET
+    assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
+    assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
+    assert all(
+        (folder / task["samples"]).is_file() and (folder / task["results"]).is_file() for task in receipt["tasks"]
+    )
+    assert (folder / "accuracy.png").stat().st_size > 10_000
+    results = json.loads((folder / receipt["tasks"][0]["results"]).read_text())
+    frame = load_run(folder)
+    for condition in CONDITIONS:
+        chosen = frame[(frame["layout"] == "raw") & (frame["condition"] == condition)]
+        assert results["results"][f"demo_{condition}"]["correct,graded"] == pytest.approx(chosen["correct"].mean())
+
+
+def test_truncated_is_told_from_no_box(our_run):
+    frame = load_run(our_run[0])
+    assert (frame["verdict"] == "truncated").any()
+    cut = frame[frame["verdict"] == "truncated"]
+    assert (cut["finish_reason"] == "length").all() and (cut["completion_tokens"] == BUDGET).all()
+
+
+def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
+    from harness.experiment.prompt import build_prompt
+    from harness.experiment.tokens import fit_filler, measure
+
+    frame = load_run(our_run[0])
+    for layout in (Layout.RAW, Layout.CHAT):
+        for name in CONDITIONS:
+            text = fit_filler(named_condition(name), demo_tokenizer)
+            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)].set_index("problem_id")
+            for problem in load_demo().problems[:LIMIT]:
+                prompt = build_prompt(problem.problem, named_condition(name), filler_text=text, layout=layout)
+                report = measure(prompt, layout, demo_tokenizer)
+                assert rows.loc[problem.id, "prompt_token_sha256"] == report.sha256
+                assert rows.loc[problem.id, "prompt_tokens"] == len(report.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags"), [("raw", []), pytest.param("chat", ["--apply_chat_template"], marks=pytest.mark.slow)]
+)
+def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
+    theirs = stock(lm_eval, tmp_path, "--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
+    mine = ours(our_run[0], layout)
+    for column in ("problem_id", "prompt_sha256", "completion", "correct"):
+        assert list(theirs[column]) == list(mine[column])
+    renamed = mine["verdict"].replace("truncated", "no_box")  # the stock backend does not say why a completion ended
+    assert list(theirs["verdict"]) == list(renamed)
+
+
+@pytest.mark.slow
+def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
+    """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
+    flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
+    done = mless(
+        *("run", "demo.yaml", "--limit", "25", "--output", str(tmp_path / "run"), "--quiet"),
+        *(part for flag in flags for part in ("--set", flag)),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    frame = load_run(tmp_path / "run")
+    assert len(frame) == 500 and frame["finish_reason"].isin(["stop", "length"]).all()
+    seeds = frame.groupby(["problem_id", "sample_index"], observed=True)["seed"]
+    assert (seeds.nunique() == 1).all(), "one seed for a problem's sample, whatever the condition"
+    assert frame["seed"].nunique() == 125
+    several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
+    assert (several > 1).mean() > 0.1, "samples of one problem differ, for a model that is so sure of itself"
+    header = read_identity(tmp_path / "run")
+    assert header["sampling"] | {"source": "explicit", "temperature": 1.2, "top_p": 0.95} == header["sampling"]
+    logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
+    assert len(logged) == 25 and len(json.loads(logged[0])["resps"][0]) == 5
+    table = json.loads(mless("table", str(tmp_path / "run"), "--format", "json").stdout)
+    assert [(row["n"], row["k"]) for row in table["rows"]] == [(25, 5)] * 4
+
+
+@pytest.mark.slow
+def test_lm_eval_itself_can_use_the_engine(our_run, tmp_path):
+    code = "import harness.engines.lm_eval_vllm; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE]
+
+    def lm_eval(*arguments):
+        return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=500)
+
+    theirs = stock(lm_eval, tmp_path, *command[4:])
+    mine = ours(our_run[0], "raw")
+    for column in ("problem_id", "prompt_sha256", "completion", "verdict"):
+        assert list(theirs[column]) == list(mine[column])
+
+
+@pytest.mark.slow
+def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
+    arguments = ("--model", "hf", "--model_args", f"pretrained={DEMO},dtype=float32", "--device", "cpu")
+    theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")
+    mine = ours(our_run[0], "raw")
+    assert list(theirs["prompt_sha256"]) == list(mine["prompt_sha256"])
+    assert (
+        theirs["completion"].to_numpy() == mine["completion"].to_numpy()
+    ).mean() > 0.9  # other kernels, the same arithmetic
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("serve") / "log").open("w")
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", DEMO, "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--served-model-name", "demo"]
+    server = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    )
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except OSError:
+                assert server.poll() is None, Path(log.name).read_text()[-3000:]
+                time.sleep(1)
+        else:
+            pytest.fail("vllm serve never became healthy: " + Path(log.name).read_text()[-3000:])
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+@pytest.mark.slow
+def test_local_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
+    arguments = f"model=demo,base_url={served}/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
+    theirs = stock(
+        lm_eval,
+        tmp_path,
+        *("--model", "local-completions", "--model_args", f"{arguments},max_length=4096,num_concurrent=8"),
+    )
+    mine = ours(our_run[0], "raw")
+    assert list(theirs["prompt_sha256"]) == list(mine["prompt_sha256"])
+    assert list(theirs["completion"]) == list(mine["completion"])
+
+
+@pytest.mark.slow
+def test_local_chat_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
+    arguments = f"model=demo,base_url={served}/chat/completions,tokenizer={DEMO},num_concurrent=8"
+    theirs = stock(
+        lm_eval, tmp_path, "--model", "local-chat-completions", "--model_args", arguments, "--apply_chat_template"
+    )
+    assert list(theirs["completion"]) == list(ours(our_run[0], "chat")["completion"])
+
+
+@pytest.mark.slow
+def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
+    done = mless(
+        *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(tmp_path / "run"), "--quiet"),
+        *("--set", "model.backend=local-completions", "--set", f"max_gen_toks={BUDGET}"),
+        *(
+            "--set",
+            f"model.arguments={{model: demo, base_url: {served}/completions, tokenizer: {DEMO}, "
+            "tokenizer_backend: huggingface, max_length: 4096, num_concurrent: 8}",
+        ),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs, mine = ours(tmp_path / "run", "raw"), ours(our_run[0], "raw")
+    for column in ("problem_id", "prompt_sha256", "completion"):
+        assert list(theirs[column]) == list(mine[column])
+
+
+@pytest.mark.slow
+def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_run, served, mless, tmp_path):
+    server = f"{{model: demo, base_url: {served}/chat/completions, tokenizer: {DEMO}, num_concurrent: 8}}"
+    flags = ["model.backend=local-chat-completions", f"model.arguments={server}", "layouts=[chat]"]
+    flags += [f"max_gen_toks={BUDGET}"]
+    sampled = ["sampling={temperature: 1.2}", "samples_per_problem=3", "conditions=[wo]"]
+    for folder, extra in (("greedy", []), ("sampled", sampled)):
+        done = mless(
+            *("run", "demo.yaml", "--limit", str(LIMIT), "--output", str(tmp_path / folder), "--quiet"),
+            *(part for flag in flags + extra for part in ("--set", flag)),
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    theirs, mine = ours(tmp_path / "greedy", "chat"), ours(our_run[0], "chat")
+    assert list(theirs["problem_id"]) == list(mine["problem_id"])
+    assert list(theirs["completion"]) == list(mine["completion"])
+    frame = load_run(tmp_path / "sampled")
+    assert frame["seed"].nunique() == 3 * LIMIT
+    assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()
+
+
+@pytest.mark.slow
+def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval, tmp_path):
+    arguments = f"model=demo,base_url=http://127.0.0.1:9/v1/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
+    done = lm_eval(
+        *("run", "--model", "local-completions", "--model_args", arguments, "--tasks", "math500_mless"),
+        *("--include_path", str(resources.folder("tasks")), "--limit", "1"),
+    )
+    assert done.returncode != 0
+    assert "The completions API cuts prompts to `max_length`" in done.stderr.strip().splitlines()[-1]
+
+
+def test_check_condition_agrees_with_the_plan(our_run, demo_tokenizer):
+    problems = {p.id: p.problem for p in load_demo().problems[:LIMIT]}
+    check = check_condition(problems, named_condition("mless"), Layout.RAW, demo_tokenizer)
+    frame = ours(our_run[0], "raw")
+    assert sorted(frame[frame["condition"] == "mless"]["prompt_tokens"]) == sorted(check.prompt_tokens)
+
+
+@pytest.mark.slow
+def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
+    """Raw and templated: lm-eval's tokens on the real engine are those that were checked, which hold one BOS."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.conftest import build_tokenizer
+
+    tokenizer = build_tokenizer("llama3", bos=True)
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    done = mless(
+        *("run", "demo.yaml", "--limit", "4", "--output", str(tmp_path / "run")),
+        *("--set", f"model.arguments.pretrained={tmp_path / 'model'}", "--set", "model.arguments.max_model_len=1024"),
+        *("--set", "max_gen_toks=8", "--set", "layouts=[raw, chat]"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    problems = {p.id: p.problem for p in load_demo().problems[:4]}
+    frame = load_run(tmp_path / "run")
+    for layout in (Layout.RAW, Layout.CHAT):
+        check = check_condition(problems, named_condition("mless"), layout, tokenizer)
+        rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]
+        assert sorted(rows["prompt_token_sha256"]) == sorted(check.prompt_sha256)

@@ -1,0 +1,304 @@
+"""The real engine, killed in every way: what was finished stays, and the run goes on where it was.
+
+Three engine starts in `make test` (killed with a forked engine, its engine process killed, finished), many more in
+`make test-long`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENGINE_FLAGS
+
+pytestmark = pytest.mark.engine
+
+MLESS = str(Path(sys.executable).with_name("mless"))
+
+FORKING = """
+import multiprocessing, sys, vllm.v1.engine.utils
+vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+from harness.cli import main
+sys.exit(main())
+"""
+"""The command with its engine forked, as vLLM does on CUDA unless told otherwise; on a CPU it always spawns."""
+
+
+def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,)):
+    """The run of the fixture `our_run`, into another folder."""
+    command = [*program, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
+    run = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )
+    _STARTED.append(run)
+    return run
+
+
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind():
+    """A run that a failed test leaves must not trouble the tests after it."""
+    yield
+    for run in _STARTED:
+        if run.poll() is None:
+            run.kill()
+            run.communicate(timeout=60)
+    _STARTED.clear()
+
+
+def samples(folder):
+    path = Path(folder) / "journal.jsonl"
+    return path.read_text().count('"problem_id":') if path.exists() else 0
+
+
+def wait_for(run, folder, count):
+    """Until the journal holds so many samples, or the run has ended."""
+    deadline = time.monotonic() + 240
+    while samples(folder) < count and run.poll() is None:
+        assert time.monotonic() < deadline, "no sample was ever finished"
+        time.sleep(0.02)
+
+
+def descendants(run):
+    return psutil.Process(run.pid).children(recursive=True)
+
+
+def verdicts(folder):
+    """The whole table, line for line, and every verdict with what it is about."""
+    from harness import load_run
+
+    frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
+    columns = ["layout", "condition", "problem_id", "verdict", "answer", "completion", "completion_tokens"]
+    command = [MLESS, "table", str(folder), "--format", "csv"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    table = [line for line in lines if not line.startswith("#")]  # the receipt names the folder
+    return table, frame[columns].to_csv(index=False)
+
+
+def gone(processes, seconds=30):
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path):
+    folder = tmp_path / "run"
+    total = samples(our_run[0])
+    run = start(folder, program=(sys.executable, "-c", FORKING), environment={"VLLM_LOGGING_LEVEL": "ERROR"})
+    wait_for(run, folder, random.Random(1).randrange(1, total // 3))
+    family = descendants(run)
+    assert run.poll() is None, "it must be killed in the middle"
+    run.kill()
+    run.communicate(timeout=60)
+    first = samples(folder)
+    assert 0 < first < total
+    assert gone(family), "neither the engine nor a grader outlives the run"
+    finished(folder, our_run[0], sessions=2, left=total - first)
+
+
+@pytest.mark.slow
+def test_its_engine_killed_and_finished_it_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    total = samples(our_run[0])
+    run = start(folder)
+    wait_for(run, folder, total // 4)
+    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
+    engine.kill()
+    killed = time.monotonic()
+    _, told = run.communicate(timeout=60)
+    assert time.monotonic() - killed < 45, "vLLM alone would wait for ever"
+    assert run.returncode == 2, told
+    assert "mless: The engine process died in the middle of the run" in told.splitlines()[-1]
+    kept = samples(folder)
+    assert 0 < kept < total
+    finished(folder, our_run[0], sessions=2, left=total - kept)
+
+
+def finished(folder, whole, *, sessions, left):
+    """The same command finishes the run, and it is as if it had never been stopped."""
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert samples(folder) == samples(whole)
+    assert verdicts(folder) == verdicts(whole)
+    receipt = json.loads((folder / "run.json").read_text())
+    assert len(receipt["sessions"]) == sessions and receipt["timing"]["samples"] == left
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_the_same_command_continues(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder)
+    wait_for(run, folder, 20)
+    family = descendants(run)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    last = told.splitlines()[-1]
+    assert last.startswith("mless: interrupted: ") and "Run the same command again to continue." in last
+    assert "Traceback" not in told
+    assert gone(family)
+    kept = samples(folder)
+    assert f"interrupted: {kept} of {samples(our_run[0])} samples are safe" in last
+    run = start(folder)
+    wait_for(run, folder, kept + 20)
+    run.terminate()  # a scheduler's SIGTERM, to the run alone
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    draw = random.Random(7)
+    total, killed = samples(our_run[0]), 0
+    while killed < 20:
+        run = start(folder)
+        family = []
+        if draw.random() < 0.3:  # some while it is still loading, the others while it generates
+            time.sleep(draw.uniform(0.5, 12))
+        else:
+            wait_for(run, folder, min(samples(folder) + draw.randrange(1, 2 + total // 25), total - 1))
+        if run.poll() is None:
+            family = descendants(run)
+            run.kill()
+            killed += 1
+        run.communicate(timeout=60)
+        assert gone(family)
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+@pytest.mark.slow
+def test_an_engine_told_to_stop_leaves_no_half_samples(our_run, tmp_path):
+    """On SIGTERM vLLM calls everything unfinished finished, as `abort`: none of that may be filed as a sample."""
+    folder = tmp_path / "run"
+    run = start(folder)
+    wait_for(run, folder, 20)
+    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
+    engine.terminate()
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 2, told
+    assert "mless: The engine process died" in told.splitlines()[-1]
+    reasons = {json.loads(line).get("finish_reason") for line in (folder / "journal.jsonl").read_text().splitlines()}
+    assert reasons <= {None, "stop", "length"}
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+STALLING = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"}
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_ends_the_run_and_the_same_command_continues(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, environment=STALLING)
+    wait_for(run, folder, 20)
+    family = descendants(run)
+    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline())]
+    engine.suspend()
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 2, told
+    last = told.splitlines()[-1]
+    assert "mless: The engine has not answered for 30 seconds, and its process lives" in last
+    assert "run the same command again to continue" in last
+    assert gone(family), "the hung engine is killed"
+    run = start(folder)
+    _, told = run.communicate(timeout=300)
+    assert run.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+IN_A_THREAD = """
+import threading, time
+from harness import resources
+from harness.experiment.sampling import Sampling
+from harness.engines.vllm import VLLMEngine
+
+def generate(name):
+    engine.add(name, [5, 6, 7], Sampling(max_tokens=4), None)
+    while not engine.step():
+        pass
+
+def load():
+    global engine
+    engine = VLLMEngine({"pretrained": str(resources.demo_model()), "dtype": "float32", "enforce_eager": True})
+
+if __name__ == "__main__":
+    for target in (load, lambda: generate("in a thread")):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+    time.sleep(2)
+    generate("in the main thread")
+    print("generated", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_outlives_the_thread_that_started_it_and_not_the_process(tmp_path):
+    """PR_SET_PDEATHSIG would kill it with the thread; vLLM 0.33 starts its workers from threads that end."""
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_THREAD)
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    _STARTED.append(run)
+    assert run.stdout.readline() == "generated\n"
+    family = descendants(run)
+    assert any("EngineCore" in " ".join(p.cmdline()) for p in family)
+    run.kill()
+    run.communicate(timeout=60)
+    assert gone(family)
+
+
+FULL_DISK = """
+mount -t tmpfs -o size={size}k tmpfs "{folder}"
+{command}
+echo "first $?" >&2
+mount -o remount,size=100m "{folder}"
+{command} || exit 9
+cp -r "{folder}/run" "{copy}"
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+        pytest.skip("a small file system of one's own cannot be mounted here")
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    prompts, journal = ((Path(our_run[0]) / name).stat().st_size for name in ("prompts.jsonl", "journal.jsonl"))
+    command = f"{MLESS} run demo.yaml --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
+    names = {"folder": mounted, "copy": tmp_path / "copy", "command": command}
+    script = FULL_DISK.format(size=(prompts + journal // 2) // 1024, **names)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
+    lines = done.stderr.splitlines()
+    assert "first 2" in lines, done.stderr
+    told = lines[lines.index("first 2") - 1]
+    assert "cannot grow: No space left on device. Everything before is safe." in told and told.startswith("mless: ")
+    assert done.returncode == 0, done.stderr
+    assert verdicts(tmp_path / "copy") == verdicts(our_run[0])
+    assert len(json.loads((tmp_path / "copy" / "run.json").read_text())["sessions"]) == 2

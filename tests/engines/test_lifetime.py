@@ -1,0 +1,107 @@
+"""Processes that watch their owner end with it and with nothing else; with the real engine: test_faults.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from harness.engines.lifetime import OWNER_VARIABLE, process_identity
+
+WATCHING = "import time; from harness.engines.lifetime import die_with_parent; die_with_parent(); time.sleep(60)"
+"""What an engine process does, started anew (spawn)."""
+
+NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHING!r}])"
+
+THREAD = "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()"
+
+OWNERS = {
+    "spawned": (1, "start()"),
+    "spawned by a thread that has ended": (
+        1,
+        "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()",
+    ),
+    "forked": (1, "os.fork() or time.sleep(60)"),
+    "forked by a forked process": (2, "os.fork() or (os.fork(), time.sleep(60))"),
+    "child of a child": (2, f"start({NESTED!r})"),
+}
+"""How many engine processes there are, and how they are started."""
+
+OWNER = """
+import os, subprocess, sys, threading, time
+from harness.engines import lifetime
+def start(code={watching!r}):
+    subprocess.Popen([sys.executable, "-c", code])
+os.environ[lifetime.OWNER_VARIABLE] = lifetime.process_identity(os.getpid())
+{start}
+del os.environ[lifetime.OWNER_VARIABLE]
+print(os.fork() or time.sleep(60), flush=True)  # a bystander: it is not the engine's, so the hook leaves it alone
+time.sleep(60)
+"""
+
+
+def alive(processes):
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_an_engine_process_ends_with_its_owner_and_no_other_does(kind):
+    count, start = OWNERS[kind]
+    code = OWNER.format(watching=WATCHING, start=start)
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    family = []
+    try:
+        bystander = psutil.Process(int(owner.stdout.readline()))
+        while len(family) < count + 1:
+            family = psutil.Process(owner.pid).children(recursive=True)
+        time.sleep(1)
+        assert len(alive(family)) == count + 1, "nothing ends while its owner lives"
+        owner.kill()
+        owner.wait()
+        psutil.wait_procs([p for p in family if p != bystander], timeout=20)
+        assert alive(family) == [bystander]
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+        for process in alive(family):
+            process.kill()
+
+
+def watch(owner):
+    """The exit code of a process that watches `owner`; it stops by itself after three seconds."""
+    code = WATCHING.replace("60", "3")
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, OWNER_VARIABLE: owner}).returncode
+
+
+def test_an_owner_that_is_gone_already_ends_the_process_at_once():
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    identity = process_identity(owner.pid)
+    owner.kill()
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+    assert watch(identity) == -9, "ended, and not yet reaped"
+    owner.wait()
+    assert watch(identity) == -9
+
+
+def test_another_process_with_the_owners_id_is_not_taken_for_it():
+    mine = process_identity(os.getpid())
+    assert watch(mine) == 0
+    number, _, started = mine.partition(":")
+    assert watch(f"{number}:{int(started) + 1}") == -9
+
+
+def test_without_pidfds_the_owner_is_looked_at_every_second():
+    code = f"import os; del os.pidfd_open; {WATCHING}"
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    environment = {**os.environ, OWNER_VARIABLE: process_identity(owner.pid)}
+    watching = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    time.sleep(1.5)
+    assert watching.poll() is None
+    owner.kill()
+    owner.wait()
+    assert watching.wait(20) == -9

@@ -1,0 +1,99 @@
+"""The engine computes what Hugging Face computes in float32: on a CPU here, on a GPU with the marker `gpu`."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from harness import resources
+from harness.engines.vllm import VLLMEngine
+from harness.experiment.conditions import named_condition
+from harness.experiment.problems import load_demo
+from harness.experiment.prompt import Layout, build_prompt
+from harness.experiment.tokens import fit_filler, measure
+from harness.verification.logit_check import LARGEST, MEAN, TOP, LogitCheck, read_logprobs
+
+DEMO = str(resources.demo_model())
+ARGUMENTS = {"pretrained": DEMO, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_tokenizer):
+    """Token ids of 20 problems with 55 slashes before them."""
+    condition = named_condition("mless")
+    text = fit_filler(condition, demo_tokenizer)
+    return [
+        measure(
+            build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW), Layout.RAW, demo_tokenizer
+        ).prompt_token_ids
+        for problem in load_demo().problems[:20]
+    ]
+
+
+@pytest.fixture(scope="module")
+def checked(prompts):
+    """The prompts through the real engine, and what it ran on."""
+    with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
+        engine = VLLMEngine(ARGUMENTS, sampled=False)
+        try:
+            return engine.facts(), LogitCheck.of(read_logprobs(engine, DEMO, prompts))
+        finally:
+            engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_on_a_cpu_logits_agree_with_hugging_face(checked):
+    facts, check = checked
+    if facts["device"] != "cpu":
+        pytest.skip("the engine runs on a GPU here; the test with the marker gpu looks at that")
+    assert (check.prompts, check.same_first) == (20, 20)
+    assert check.agrees and check.largest < 1e-4 and check.mean < 1e-5
+    assert facts["dtype"] == "float32" and facts["attention_backends"] == ["CPU_ATTN"]
+
+
+@pytest.mark.gpu
+@pytest.mark.engine
+def test_on_a_gpu_float32_is_float32(checked):
+    facts, check = checked
+    assert facts["device"] == "cuda" and facts["triton_f32_default"] == "ieee"
+    assert (check.prompts, check.same_first) == (20, 20)
+    assert check.agrees
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_engine_says_what_it_runs_on(checked):
+    facts, _ = checked
+    known = ("device", "device_names", "model_runner", "dtype", "max_num_seqs", "max_num_batched_tokens", "block_size")
+    assert all(facts[name] for name in (*known, "compute_capability", "attention_backends", "multiprocessing"))
+    assert facts["max_model_len"] == 1024 and facts["triton_f32_default"] == "ieee"
+
+
+def as_tf32(values):
+    """Rounded to the 10 bits of mantissa that tf32 keeps of a factor."""
+    return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def attend_in_tf32(module, query, key, value, attention_mask, scaling, **_):
+    key, value = (states.repeat_interleave(module.num_key_value_groups, dim=1) for states in (key, value))
+    scores = as_tf32(query) @ as_tf32(key).transpose(2, 3) * scaling
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+    return (as_tf32(weights) @ as_tf32(value)).transpose(1, 2).contiguous(), weights
+
+
+def test_tf32_in_the_attention_alone_would_be_seen(prompts):
+    AttentionInterface.register("tf32", attend_in_tf32)
+    logprobs = {}
+    for attention in ("eager", "tf32"):
+        model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, attn_implementation=attention)
+        with torch.inference_mode():
+            logits = [model(torch.tensor([list(prompt)])).logits[0, -1].double() for prompt in prompts]
+        logprobs[attention] = torch.stack(logits).log_softmax(dim=-1)
+    top = logprobs["eager"].topk(TOP).indices
+    difference = (logprobs["eager"] - logprobs["tf32"]).gather(1, top).abs()
+    assert 2 * LARGEST < difference.max() < 0.02 and 2 * MEAN < difference.mean() < 0.005

@@ -1,0 +1,241 @@
+"""Run configs: good ones load, bad ones are refused by key."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from harness import resources
+from harness.errors import ConfigError
+from harness.experiment.conditions import Filler, Placement
+from harness.experiment.config import load_config
+
+MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
+
+
+def write(tmp_path, values):
+    path = tmp_path / "run.yaml"
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return path
+
+
+def test_a_minimal_config_has_the_studys_defaults(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL))
+    assert (config.dataset, config.sampling, config.max_gen_toks) == ("math500", "greedy", 2048)
+    assert [condition.name for condition in config.conditions] == ["wo", "mless"]
+    assert config.model_arguments()["pretrained"] == str(resources.demo_model())
+
+
+def test_inline_conditions(tmp_path):
+    inline = {"name": "dots", "unit": ".", "count": 10, "separator": " ", "placement": "end"}
+    (condition,) = load_config(write(tmp_path, {**MINIMAL, "conditions": [inline]})).conditions
+    assert condition.filler == Filler(unit=".", count=10)
+    assert condition.placement is Placement.END
+
+
+def test_set_changes_nested_keys(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    config = load_config(path, ["max_gen_toks=7", "model.arguments.dtype=float32", "conditions=[wo]"])
+    assert config.max_gen_toks == 7
+    assert config.model.arguments["dtype"] == "float32"
+    assert len(config.conditions) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, r"unknown key 'colour'. Expected one of: name, model, dataset, conditions"),
+        ({"model": {"pretrained": "demo"}}, r"unknown key 'model.pretrained'. Expected one of: backend, arguments"),
+        ({"sampling": {"max_tokens": 1}}, r"unknown key 'sampling.max_tokens'. Expected one of: temperature, top_p"),
+        (
+            {"dataset": {"path": "x", "question": "q"}},
+            r"unknown key 'dataset.question'. Expected one of: path, problem",
+        ),
+        ({"dataset": "math5000"}, r"dataset: .*'math500'"),
+        ({"conditions": ["mles"]}, r"Unknown condition 'mles': expected one of wo, mless"),
+        ({"conditions": []}, r"conditions: .*at least 1"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, r"whole number of tokens from 1 up, got 0"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": -3}]}, r"got -3"),
+        ({"conditions": [{"name": "x", "units": "/"}]}, r"condition: unknown key 'units'. Expected one of: name, unit"),
+        (
+            {"conditions": [{"name": "x", "unit": "/", "placement": "middle"}]},
+            r"condition: placement: .*'before_system'",
+        ),
+        ({"conditions": ["wo", "wo"]}, r"condition names must differ"),
+        ({"layouts": ["cat"]}, r"layouts.0: .*'raw', 'chat'"),
+        ({"sampling": {"top_p": 0.5}}, r"the key 'sampling.temperature' is missing"),
+        ({"sampling": "gredy"}, r"sampling: Input should be 'greedy' or 'model_default', got 'gredy'"),
+        ({"samples_per_problem": 5}, r"samples_per_problem is 5, and the sampling is greedy: every repeat would be"),
+        ({"samples_per_problem": 2, "sampling": {"temperature": 0}}, r"every repeat would be the same. Use 1, or"),
+        ({"model": {"arguments": {}}}, r"model.arguments needs `pretrained`"),
+        ({"name": None}, r"name: Input should be a valid string"),
+        ({"conditions": ["wo", False]}, r"expected a name or a mapping .* got False"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": True}]}, r"count: .*integer"),
+        ({"conditions": [{"name": "mless", "unit": "?"}]}, r"'mless' is the study's own condition"),
+        ({"instruction": "Hi", "layouts": ["as_published"]}, r"instruction cannot be changed"),
+        ({"conditions": [{"name": "edit-01", "unit": "?"}]}, r"the study's own condition or a prompt edit's"),
+        ({"conditions": [{"name": "x", "sentences": 6}]}, r"sentences: expected 1 to 5, got 6"),
+        ({"conditions": [{"name": "x", "sentence": 0}]}, r"There are 5 sentences: expected 1 to 5, got 0"),
+        ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one of unit, token_ids and sentence"),
+        ({"primary": "mful"}, r"primary is compared with wo: both must be among the conditions wo, mless"),
+        ({"primary": "wo"}, r"primary is compared with wo: both must be among"),
+        ({"replicates": 2, "conditions": ["mless"]}, r"replicates repeat the baseline wo, which is not among"),
+        ({"family": ["mless", "mful"]}, r"family: expected some of the conditions mless, got mful"),
+        ({"family": ["wo"]}, r"family: expected some of the conditions mless, got wo"),
+        ({"family": [], "primary": "mless"}, r"primary is one of the family's conditions, which are none"),
+        ({"replicates": 3}, r"replicates: expected 1, or 2 for a noise floor, got 3: no table reads a third"),
+        ({"replicates": 0}, r"replicates: .*greater than or equal to 1"),
+        ({"prompt_null": 25}, r"prompt_null: expected 0 to 24 edits .*got 25"),
+        ({"prompt_null": 1, "conditions": ["mless"]}, r"prompt_null edits the baseline wo, which is not among"),
+        ({"prompt_null": 1, "layouts": ["as_published"]}, r"prompt_null has edits of the standard instruction only"),
+        (
+            {"conditions": ["wo", {"name": "wo_chat", "unit": "?"}], "layouts": ["raw", "chat"]},
+            r"a condition's name ends like a layout",
+        ),
+    ],
+)
+def test_bad_configs_are_refused_by_key(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(write(tmp_path, {**MINIMAL, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_label_never_stands_above_other_weights(tmp_path):
+    path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "arguments": {"pretrained": "a/known"}}})
+
+    def label(*overrides):
+        return load_config(path, overrides).model.display_name
+
+    assert label() == label("max_gen_toks=9", "model.arguments.dtype=float32") == "Known"
+    assert label("model.arguments.pretrained=b/other") == "other"
+    assert label("model.arguments.revision=abc") == "known", "another revision has other weights"
+    assert label("model.arguments={pretrained: b/other}") == "other"
+    assert label("model={label: New, arguments: {pretrained: b/other}}") == "New"
+    assert label("model.arguments.pretrained=b/other", "model.label=Known") == "Known", "said on purpose"
+    assert label("model={label: Known, arguments: {pretrained: b/other}}") == "Known", "said on purpose"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"hf_token": "x"},
+        {"header": {"Authorization": "y"}},
+        {"base_url": "https://me:secret@host/v1/completions"},
+        {"tokenizer_mode": "hf_" + "a" * 34},
+        {"openai_api_key": "s3cret"},
+        {"header": [{"token": "s3cret"}]},
+        {"base_url": "https://host/v1/completions?key=s3cret"},
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **secret}}}
+    with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
+        load_config(write(tmp_path, values))
+    assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
+
+
+def test_what_only_resembles_a_secret_is_taken(tmp_path):
+    taken = {
+        "api_key": "EMPTY",
+        "download_dir": "/data/hf_converted_weights_of_the_final_model_2026",
+        "served_model_name": "sk-8b-instruct",
+        "tokenizer": "org/token-counter",
+    }
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **taken}}}
+    assert load_config(write(tmp_path, values)).model.arguments == {"pretrained": "demo", **taken}
+
+
+def test_load_only_arguments_may_change_and_random_weights_may_not(tmp_path):
+    def identity(**arguments):
+        values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **arguments}}}
+        return load_config(write(tmp_path, values)).identity()
+
+    free = {"device_ids": [1], "download_dir": "d", "load_format": "safetensors", "distributed_executor_backend": "mp"}
+    assert identity(**free) == identity()
+    assert identity(load_format="dummy") != identity() != identity(tensor_parallel_size=2)
+
+
+def test_what_is_written_loads_again(tmp_path):
+    inline = {"name": "dots", "unit": ".", "count": 10, "placement": "end"}
+    config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", "random", inline]}))
+    assert load_config(write(tmp_path, config.as_written())) == config
+
+
+def test_several_sentences_are_conditions_of_their_own(tmp_path):
+    several = {"name": "unrelated", "sentences": 3, "count": 40}
+    config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]}))
+    names = [condition.name for condition in config.conditions]
+    assert names == ["wo", "unrelated-1", "unrelated-2", "unrelated-3", "random"]
+    texts = {condition.filler.text() for condition in config.conditions[1:4]}
+    assert len(texts) == 3 and all(condition.filler.count == 40 for condition in config.conditions[1:4])
+    assert load_config(write(tmp_path, config.as_written())) == config
+    assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]})) == config
+    named = {**MINIMAL, "conditions": ["wo", several, "random"], "family": ["unrelated", "random"]}
+    tested = load_config(write(tmp_path, named))
+    assert tested.tested == tested.family == ("unrelated-1", "unrelated-2", "unrelated-3", "random")
+    assert load_config(write(tmp_path, tested.as_written())) == tested
+    with pytest.raises(
+        ConfigError, match=r"primary is one condition, and drawn .* several: unrelated-1, unrelated-2, unrelated-3"
+    ):
+        load_config(write(tmp_path, {**named, "primary": "unrelated"}))
+    other = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", {**several, "seed": 5}]}))
+    assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
+
+
+def test_primary_and_family_are_always_in_the_identity(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL))
+    assert (config.primary_condition, config.tested) == ("mless", ("mless",))
+    identity = config.identity()
+    assert (identity["primary"], identity["family"]) == ("mless", ["mless"]), "resolved, defaults too"
+    assert not {"replicates", "prompt_null"} & identity.keys(), "as it was before these keys were known"
+    spelled = load_config(write(tmp_path, {**MINIMAL, "primary": "mless", "family": ["mless"]}))
+    assert spelled.identity() == identity
+    for change in ({"replicates": 2}, {"prompt_null": 20}):
+        assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
+
+
+@pytest.mark.parametrize(
+    ("change", "primary", "family"),
+    [
+        ({}, "mless", ["mless", "mful", "random"]),
+        ({"primary": "mful", "replicates": 2, "prompt_null": 2}, "mful", ["mless", "mful", "random"]),
+        ({"family": ["random", "mless"]}, "mless", ["mless", "random"]),
+        ({"family": ["mful"]}, None, ["mful"]),
+        ({"family": []}, None, []),
+        ({"conditions": ["wo", "mful"]}, None, ["mful"]),
+        ({"conditions": ["mless"]}, None, ["mless"]),
+    ],
+)
+def test_the_family_is_all_conditions_unless_named(tmp_path, change, primary, family):
+    values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **change}
+    identity = load_config(write(tmp_path, values)).identity()
+    assert (identity["primary"], identity["family"]) == (primary, family)
+
+
+def test_the_seed_reaches_the_engine(tmp_path):
+    assert load_config(write(tmp_path, {**MINIMAL, "seed": 7})).model_arguments()["seed"] == 7
+
+
+def test_a_wrong_folder_does_not_fall_back_to_a_shipped_config(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "demo.yaml")
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "no.yaml")
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        load_config(write(tmp_path, "a: [1"))
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_config(write(tmp_path, "- 1"))
+    with pytest.raises(ConfigError, match="expected key=value"):
+        load_config(write(tmp_path, MINIMAL), ["nonsense"])
+
+
+def test_every_shipped_config_loads():
+    paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
+    assert len(paths) == 14
+    for path in paths:
+        assert load_config(path).name == {"demo": "bundled", "example": "demo"}.get(path.stem, path.stem)

@@ -1,0 +1,78 @@
+"""Loading problems, and refusing broken files with file, line and field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.errors import DataError
+from harness.experiment.problems import Fields, load_demo, load_jsonl, load_math500
+
+GOOD = {"problem": "1+1?", "answer": "2", "solution": "\\boxed{2}", "subject": "Algebra", "level": 1, "unique_id": "a"}
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_a_good_file(tmp_path):
+    dataset = load_jsonl(write(tmp_path, GOOD, {**GOOD, "unique_id": "b"}))
+    assert [p.id for p in dataset.problems] == ["a", "b"]
+    assert dataset.problems[0].level == 1 and dataset.name == "data"
+
+
+def test_fields_can_be_named_and_lines_numbered(tmp_path):
+    path = write(tmp_path, {"q": "1+1?", "a": 2}, {"q": "2+2?", "a": 4})
+    problems = load_jsonl(path, Fields(problem="q", answer="a", id=None)).problems
+    assert [(p.id, p.answer) for p in problems] == [("0", "2"), ("1", "4")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([GOOD, {"problem": "2+2?", "unique_id": "b"}], r"line 2: the field 'answer' is missing"),
+        ([{**GOOD, "problem": ["x"]}], r"line 1, field 'problem': expected text, got list"),
+        ([{**GOOD, "answer": " "}], r"line 1, field 'answer': empty"),
+        ([GOOD, GOOD], r"line 2, field 'unique_id': the id 'a' was already used at .*line 1"),
+        ([GOOD, '{"problem": "x", "ans'], r"line 2: not a complete JSON object"),
+        (["[1, 2]"], r"line 1: expected a JSON object, got list"),
+        ([""], r"no problems in it"),
+    ],
+)
+def test_broken_files_are_refused_by_file_line_and_field(tmp_path, lines, message):
+    path = write(tmp_path, *lines)
+    with pytest.raises(DataError, match=message) as caught:
+        load_jsonl(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        load_jsonl(tmp_path / "no.jsonl")
+
+
+def test_binary_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not UTF-8"):
+        load_jsonl(tmp_path / "x.jsonl")
+
+
+def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
+    monkeypatch.setenv("MATH500_PATH", "demo")
+    assert load_math500() == load_demo()
+    monkeypatch.setenv("MATH500_PATH", str(write(tmp_path, GOOD)))
+    assert len(load_math500().problems) == 1
+
+
+def test_without_the_hub_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("MATH500_PATH")
+    with pytest.raises(DataError, match=r"MATH500_PATH=demo for the bundled problems"):
+        load_math500()
+
+
+def test_the_hash_changes_with_the_content(tmp_path):
+    first = load_jsonl(write(tmp_path, GOOD)).sha256
+    assert load_jsonl(write(tmp_path, {**GOOD, "answer": "3"})).sha256 != first

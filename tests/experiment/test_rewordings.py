@@ -1,0 +1,67 @@
+"""The prompt null: edits that keep the meaning, the problem's tokens and nothing else the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.experiment.conditions import named_condition
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
+from harness.experiment.rewordings import all_edits, first_edits, is_edit
+from harness.experiment.token_checks import check_condition
+from tests.test_prompt_checks import PROBLEMS, layouts
+
+EDITS = all_edits()
+
+
+def test_there_are_enough_and_no_two_are_alike():
+    assert len(EDITS) >= 20
+    assert len({edit.edit.instruction for edit in EDITS} | {INSTRUCTION}) == len(EDITS) + 1
+    assert [edit.name for edit in first_edits(3)] == ["edit-01", "edit-02", "edit-03"]
+    assert all(is_edit(edit.name) for edit in EDITS) and not is_edit("mless")
+    assert not any(map(is_edit, ("edit-mine", "edit-00", "edit-1", f"edit-{len(EDITS) + 1:02}"))), "names of conditions"
+    with pytest.raises(ConfigError, match=f"prompt_null: expected 0 to {len(EDITS)} edits .* got 99"):
+        first_edits(99)
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
+def test_an_edit_still_asks_for_the_same(edit):
+    words = re.findall(r"\w+", edit.edit.instruction.lower())
+    assert {"step", "by", "final", "answer", "boxed"} <= set(words) and {"mathematician", "mathematics"} & set(words)
+    assert edit.edit.instruction.count("\\boxed{}") == 1 and edit.filler is None
+    separator = edit.edit.separator or SEPARATOR
+    assert separator.startswith(" ") and separator.endswith("\n") and not separator.strip()
+    prompt = build_prompt("What?", edit, filler_text="")
+    assert prompt.text == edit.edit.instruction + separator + "What?"
+    assert [segment.role for segment in prompt.segments] == ["instruction", "separator", "problem"]
+
+
+def test_an_edit_keeps_the_problems_token_ids_in_every_tokenizer(any_tokenizer):
+    for layout in layouts(any_tokenizer):
+        plain = check_condition(PROBLEMS, named_condition("wo"), layout, any_tokenizer)
+        seen = {plain.prompt_sha256}
+        for edit in EDITS:
+            check = check_condition(PROBLEMS, edit, layout, any_tokenizer)
+            assert check.violations == () and check.same_problem_ids == len(PROBLEMS)
+            seen.add(check.prompt_sha256)
+        assert len(seen) == len(EDITS) + 1, "no template undoes an edit"
+
+
+def plan_with(tmp_path, text, limit=3):
+    file = tmp_path / "r.yaml"
+    file.write_text(text)
+    return make_plan(load_config(file), limit=limit)
+
+
+CONFIG = "{name: n, model: {arguments: {pretrained: %s}}, dataset: demo, conditions: [wo, mless], max_gen_toks: 9, %s}"
+
+
+def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
+    plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 2"))
+    assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
+    said = plan.describe()
+    assert "requests  21: wo 2 times, prompt null of 4 edits" in said and said.count("prompt null") == 2

@@ -1,0 +1,90 @@
+"""What is in force, where it came from, and each sample's own seed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import ConfigError, ModelError
+from harness.experiment.sampling import Sampling, from_lm_eval, refuse_repeated_greedy, resolve_sampling, sample_seed
+
+SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
+
+
+def resolve(source, explicit=None, own=None):
+    return resolve_sampling(source, explicit or {}, max_tokens=9, stop=("x",), generation_config=own)
+
+
+def test_greedy_passes_over_what_the_model_sets_and_says_so():
+    sampling = resolve("greedy", own=SAMPLING_MODEL)
+    assert sampling.greedy and sampling.vllm() == {
+        **{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
+        **{"max_tokens": 9, "stop": ["x"]},
+    }
+    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
+    assert sampling.from_model == {}
+    assert resolve("greedy").switched_off is None, "nothing was read, so nothing is known to be off"
+
+
+def test_model_default_takes_the_models_values_and_fills_gaps_as_generate_does():
+    sampling = resolve("model_default", own=SAMPLING_MODEL)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (0.6, 0.9, 50, 1.05)
+    assert sampling.from_model == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
+
+
+def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
+    sampling = resolve("model_default", own={**SAMPLING_MODEL, "do_sample": False})
+    assert sampling.greedy and sampling.repetition_penalty == 1.05
+    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9}
+
+
+def test_model_default_without_a_generation_config_is_refused():
+    with pytest.raises(ModelError, match=r"has none. Use greedy"):
+        resolve("model_default")
+
+
+def test_model_default_refuses_what_vllm_cannot_do():
+    with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, which vLLM does not know"):
+        resolve("model_default", own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0})
+
+
+def test_explicit_values_are_taken_as_they_are():
+    sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95}, SAMPLING_MODEL)
+    assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.95, 1.0)
+
+
+@pytest.mark.parametrize(
+    "sampling", [resolve("greedy"), resolve("explicit", {"temperature": 0.5, "top_k": 20, "min_p": 0.1})]
+)
+def test_lm_evals_arguments_mean_the_same(sampling):
+    back = from_lm_eval(sampling.lm_eval())
+    assert back.vllm() == sampling.vllm()
+
+
+def test_lm_evals_defaults():
+    assert from_lm_eval({"until": "a", "do_sample": True}).temperature == 1.0
+    assert from_lm_eval({"until": []}).greedy and from_lm_eval({}).max_tokens == 2048
+    assert from_lm_eval({"max_new_tokens": 9, "stop": "x"}).vllm()["max_tokens"] == 9
+    with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams'. Expected some of"):
+        from_lm_eval({"num_beams": 4})
+
+
+def test_several_greedy_samples_are_refused():
+    with pytest.raises(ConfigError, match=r"samples_per_problem is 5, and the sampling is greedy"):
+        refuse_repeated_greedy(Sampling(), 5)
+    with pytest.raises(ConfigError, match=r"the model's own settings are greedy"):
+        refuse_repeated_greedy(Sampling(source="model_default"), 2)
+    refuse_repeated_greedy(Sampling(), 1)
+    refuse_repeated_greedy(Sampling(temperature=0.1), 5)
+
+
+@given(st.integers(0, 2**40), st.text(max_size=20), st.integers(0, 1000), st.integers(0, 5))
+def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(run_seed, problem, index, replicate):
+    seed = sample_seed(run_seed, problem, index, replicate)
+    assert 0 <= seed < 2**31 and seed == sample_seed(run_seed, problem, index, replicate)
+
+
+def test_seeds_differ_by_problem_sample_and_replicate():
+    seeds = {sample_seed(1, f"p{p}", i, r) for p in range(500) for i in range(5) for r in range(2)}
+    assert len(seeds) == 5000

@@ -1,0 +1,256 @@
+"""The graders beside ours: the authors' rule step by step, lm-eval's, and what is counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.experiment.problems import load_demo, load_jsonl
+from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+from harness.grading import Audit, AuditJob, Disagreement, Grade, GraderPool, as_record, disagreements
+from harness.grading.audit import COLUMNS, FILLS, STEPS, run_step
+from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
+
+DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
+SINGLE = DOUBLED.replace("{{}}", "{}")
+
+
+def golds():
+    named = os.environ.get("MATH500_PATH", "demo")
+    dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
+    return dataset.name, [problem.answer for problem in dataset.problems]
+
+
+def test_the_published_instruction_is_the_one_with_doubled_braces():
+    assert AS_PUBLISHED_INSTRUCTION == DOUBLED
+    assert "\\boxed{}" in INSTRUCTION
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right", "strict"),
+    [
+        (DOUBLED + "no box", "3", False, False),  # the box of the prompt holds `{}`, which is in no gold
+        (SINGLE + "no box", "3", True, False),  # an empty answer is a substring of any gold
+        (DOUBLED + r"\boxed{}", "3", True, False),
+        (DOUBLED + r"\boxed{1}", "100", True, False),  # the substring bug
+        (DOUBLED + r"\boxed{100}", "1", False, False),  # and it goes one way only
+        (DOUBLED + r"\boxed{100}", "100", True, True),
+        (DOUBLED + r"\boxed{3} then \boxed{4}", "3", False, False),  # the last one counts
+        ("no box", None, True, True),  # both None
+        ("no box", "3", False, False),  # one None
+        (r"\boxed{3}", None, False, False),
+        (r"\boxed{3} and \boxed{4", "3", False, False),  # never closed: the earlier one is not looked at
+        (r"\fbox{3}", "3", False, False),  # found, but not of the form \boxed{...}
+        (r"\fbox{3} \boxed{4}", "4", True, True),
+        (r"\boxed 3", "3", False, False),
+        (r"\boxed 3 {x}", "3", False, False),
+        (r"\boxed{\dfrac{1}{2}}", r"\frac12", True, True),
+        (r"\boxed{\frac}", r"\frac{1}{2}", False, False),
+        (r"\boxed{2\sqrt}", r"2\sqrt{3}", False, False),
+        (r"\boxed{x=5}", "5", True, True),
+        (r"\boxed{0.5}", "1/2", True, True),
+    ],
+)
+def test_the_authors_rule(text, gold, right, strict):
+    said = authors_rule(text, gold)
+    assert (said.right, said.strict) == (right, strict)
+    assert said.failed == text.endswith(("frac}", "sqrt}"))
+
+
+def test_an_index_error_in_the_gold_is_wrong_too():
+    assert authors_rule(r"\boxed{3}", r"3\frac") == authors_rule(r"\boxed{\frac}", "3")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [(r"\boxed{a{b}c} d", "a{b}c"), (r"\boxed{{}}", "{}"), (r"\boxed{\}}", "\\"), (r"\boxed{", None), ("", None)],
+)
+def test_the_authors_answer_counts_all_braces(text, answer):
+    assert authors_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("1\n2", "12"),
+        (r"10\!000", "10000"),
+        (r"a\\b", r"a\b"),
+        (r"\tfrac{1}{2}+\dfrac{3}{4}", r"\frac{1}{2}+\frac{3}{4}"),
+        (r"\left(1\right)", "(1)"),
+        (r"90^{\circ}", "90"),
+        (r"90^\circ", "90"),
+        (r"\$5", "5"),
+        (r"5\text{ cm}", "5"),
+        (r"5\text{ cm}+\text{ m}", "5"),
+        (r"5\text{cm}", r"5\text{cm}"),
+        (r"5\%", "5"),
+        ("a .5", "a0.5"),
+        ("{.5}", "{0.5}"),
+        (".25", "0.25"),
+        ("x=5", "5"),
+        ("xy=5", "5"),
+        ("xyz=5", "xyz=5"),
+        ("x=y=5", "x=y=5"),
+        (r"\sqrt3", r"\sqrt{3}"),
+        (r"\sqrt12", r"\sqrt{1}2"),
+        (r"\sqrt{12}", r"\sqrt{12}"),
+        ("1, 2", "1,2"),
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"\frac1{2}", r"\frac{1}{2}"),
+        (r"\frac123", r"\frac{1}{2}3"),
+        (r"\frac{1}2", r"\frac{1}2"),
+        (r"\frac1", r"\frac1"),
+        ("0.5", r"\frac{1}{2}"),
+        (".5", r"\frac{1}{2}"),
+        ("0.50", "0.50"),
+        ("3/4", r"\frac{3}{4}"),
+        ("-3/4", r"\frac{-3}{4}"),
+        ("03/4", "03/4"),
+        ("a/b", "a/b"),
+        ("1/2/3", "1/2/3"),
+        ("", ""),
+    ],
+)
+def test_each_step_of_the_rewriting(before, after):
+    assert rewrite(before) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (r"\d\!frac12", r"\frac{1}{2}"),  # \! goes before dfrac is looked for
+        (r"x =\sqrt 3", r"\sqrt{}3"),  # blanks go after the roots: the blank is the radicand
+        ("k=.5", ".5"),  # the point comes to the start only when `k=` goes, and is not looked at again
+        (r"\frac 12", r"\frac{1}{2}"),  # blanks go before the fractions
+        ("x=1/2", r"\frac{1}{2}"),
+        (r"\$.5", r"\frac{1}{2}"),
+    ],
+)
+def test_the_order_of_the_steps(before, after):
+    assert rewrite(before) == after
+
+
+@pytest.mark.parametrize("text", ["\\frac", "1+\\frac", "\\sqrt", "\\frac\\frac12"])
+def test_nothing_after_a_command_is_an_index_error(text):
+    with pytest.raises(IndexError):
+        rewrite(text)
+
+
+def test_what_the_rule_gives_away_on_whole_sets():
+    """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; the counts of the demo set are its own."""
+    name, targets = golds()
+    right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold).right for gold in targets) for box in ("", "1")}
+    assert right[""] == len(targets) == 500
+    assert right["1"] == (sum("1" in gold for gold in targets) if name == "demo" else 200)
+    assert sum(authors_rule(DOUBLED + "I do not know.", gold).right for gold in targets) == 0
+    assert all(authors_rule(SINGLE + "I do not know.", gold).right for gold in targets)
+    assert all(authors_rule(DOUBLED + f"\\boxed{{{gold}}}", gold).strict for gold in targets)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with GraderPool(workers=1, deadline_s=10.0) as pool:
+        yield pool
+
+
+def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
+    pool.submit("it", AuditJob(prompt=prompt, completion=completion, target=target, solution=solution))
+    ((_, audit),) = pool.drain()
+    assert isinstance(audit, Audit)
+    return audit
+
+
+def test_a_boxed_answer_that_all_but_exact_match_find_right(pool):
+    assert audited(pool, r"so \boxed{3}") == Audit(
+        math_verify=True,
+        exact_match=False,
+        exact_match_boxed=True,
+        authors_rule=True,
+        authors_rule_strict=True,
+        first_box=True,
+    )
+
+
+def test_exact_match_reads_lm_evals_own_sentence(pool):
+    audit = audited(pool, "Final Answer: The final answer is $3$. I hope it is correct. ")
+    assert audit.exact_match and audit.exact_match_boxed is False and audit.first_box is False
+
+
+def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
+    assert audited(pool, "The answer is $3$.", solution=r"hence \boxed{3}").math_verify
+    assert audited(pool, "The answer is $3$.").math_verify
+    assert audited(pool, "The answer is $4$.", solution=r"hence \boxed{3}").math_verify is False
+
+
+def test_a_model_that_runs_on_is_seen_by_its_first_box(pool):
+    audit = audited(pool, r"\boxed{3} Next problem: \boxed{7}, and \boxed{8}")
+    assert audit.first_box and audit.boxes_after_first == 2 and audit.exact_match_boxed is False
+
+
+@pytest.mark.parametrize("empty", [r"\boxed{}", r"\boxed{{}}", r"\boxed{ }"])
+def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, empty):
+    audit = audited(pool, f"So \\boxed{{3}}. Put your final answer within {empty}.")
+    assert audit.first_box and audit.exact_match_boxed and audit.boxes_after_first == 0
+    assert not audit.authors_rule_strict
+    alone = audited(pool, f"Put your final answer within {empty}.")
+    assert alone.first_box is alone.exact_match_boxed is False and alone.boxes_after_first == 0
+
+
+def test_the_prompt_belongs_to_the_authors_rule_alone(pool):
+    audit = audited(pool, "no box", prompt=SINGLE)
+    assert audit.authors_rule and audit.authors_rule_strict is False
+    assert not (audit.math_verify or audit.exact_match or audit.exact_match_boxed or audit.first_box)
+
+
+def test_their_index_error_is_wrong_and_said(pool):
+    audit = audited(pool, r"\boxed{\frac}")
+    assert audit.authors_rule is False and audit.authors_rule_strict is False
+    assert "authors_rule: IndexError in the authors' code, judged wrong" in audit.reason
+
+
+def test_what_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
+    audit = audited(pool, r"\boxed{" + "3+" * 3000 + "3}")
+    assert audit.exact_match_boxed is None and audit.first_box is None and audit.authors_rule is False
+    assert "exact_match_boxed: answer of 6001 characters, over 2000" in audit.reason
+    assert "first_box: longer than 2000 characters" in audit.reason
+
+
+def test_every_step_fills_its_columns_and_all_are_filled():
+    assert sorted(column for step in STEPS for column in FILLS[step]) == sorted(COLUMNS)
+    job = AuditJob(prompt="", completion=r"\boxed{3}", target="3", solution="")
+    assert tuple(run_step("authors_rule", job)[0]) == FILLS["authors_rule"]
+
+
+def test_lm_evals_functions_are_its_own_without_its_imports():
+    code = (
+        "import sys; from harness.grading.audit import AuditJob, run_step\n"
+        "job = AuditJob(prompt='', completion='\\\\boxed{3}', target='3', solution='')\n"
+        "print(run_step('exact_match_boxed', job)[0], {'torch', 'datasets', 'lm_eval'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{'exact_match_boxed': True} set()"
+
+
+def test_importing_the_graders_imports_no_mathematics():
+    code = (
+        "import sys, harness.grading; print({'sympy', 'math_verify', 'lm_eval', 'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_disagreements_keep_unknown_apart():
+    right, wrong = Grade(verdict="correct", answer="3"), Grade(verdict="no_box", answer=None)
+    lost = Grade(verdict="timeout", answer="3", reason="over 3 s")
+    all_right = Audit(**dict.fromkeys(COLUMNS, True))
+    none = Audit(math_verify=None, authors_rule=False, boxes_after_first=1, reason="math_verify: over 3 s")
+    records = [as_record(*pair) for pair in [(right, all_right), (wrong, all_right), (lost, all_right), (right, none)]]
+    counted = disagreements(records)
+    assert list(counted) == list(COLUMNS)
+    assert counted["math_verify"] == Disagreement(only_ours=0, only_theirs=1, unknown=2)
+    assert counted["authors_rule"] == Disagreement(only_ours=1, only_theirs=1, unknown=1)
+    assert records[3]["audit_reason"] == "math_verify: over 3 s" and records[2]["reason"] == "over 3 s"

@@ -1,0 +1,309 @@
+"""Extraction, equivalence, verdicts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.experiment.problems import load_demo, load_jsonl
+from harness.grading import Grade, grade
+from harness.grading.boxes import boxes_after_first, first_box, last_box
+from harness.grading.grade_completion import GRADER_VERSION, compare, read
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"so \boxed{3}.", "3"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {x}", "x"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{}", None),
+        ("no box, $3$", None),
+        (r"\boxed{1", None),
+        ("}}}{{{", None),
+        (r"} \boxed{5}", "5"),
+    ],
+)
+def test_the_last_closed_box(text, box):
+    assert last_box(text) == box
+
+
+EMPTY = [
+    r"\boxed{}",
+    r"\boxed{ }",
+    "\\boxed{\n}",
+    r"\boxed {}",
+    r"\fbox{}",
+    r"\boxed{~}",
+    r"\boxed{\ }",
+    r"\boxed{\,}",
+    r"\boxed{\quad\;\!}",
+    r"\boxed{\hspace{2cm}}",
+    r"\boxed{{}}",
+    r"\boxed{\text{ }}",
+    r"\boxed{\boxed{}}",
+    r"\boxed{...}",
+    r"\boxed{\ldots}",
+    r"\boxed{$ $}",
+    r"\boxed{\phantom{x}}",
+    r"\boxed{\,\mathrm{}}",
+    r"\boxed{\textbf{}}",
+]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_an_empty_box_is_no_box(empty):
+    assert last_box(empty) is first_box(empty) is None
+    repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put your final answer within {empty}."
+    assert (first_box(repeated), last_box(repeated), boxes_after_first(repeated)) == ("5", "7", 1)
+    assert grade(repeated, "7").verdict == "correct"
+    assert grade(empty, "7").verdict == "no_box"
+    assert grade(empty, "7", finish_reason="length") == Grade(verdict="truncated", answer=None)
+    assert grade(repeated, "7", finish_reason="length").verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0",
+        ".",
+        "()",
+        r"\ldotsx",
+        "...5",
+        r"\mathrm{e}",
+        r"\emptyset",
+        r"\{\}",
+        r"\quadx",
+        r"\text{no}",
+        r"\ \boxed{\boxed}",
+    ],
+)
+def test_a_box_that_holds_anything_is_not_empty(content):
+    assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "further"),
+    [
+        ("3", None, 0),
+        (r"\boxed{1}", "1", 0),
+        (r"\boxed{1} or \fbox{2}, \boxed{3}", "1", 2),
+        (r"\boxed{a \boxed{b} c} \boxed{d}", r"a \boxed{b} c", 1),
+        (r"\boxed{\boxed{1}} \boxed{2", "1", 0),
+        (r"\boxed{ \boxed{1} \boxed{2}", "1", 1),
+    ],
+)
+def test_the_first_box_and_those_after_it(text, first, further):
+    assert first_box(text) == first
+    assert boxes_after_first(text) == further
+
+
+@given(st.text("\\boxed{} 1", max_size=200))
+def test_extraction_never_fails(text):
+    first, last = first_box(text), last_box(text)
+    assert last is None or last in text
+    assert (first is None) == (last is None)
+    assert boxes_after_first(text) > 0 or first == last
+
+
+@pytest.mark.parametrize(
+    ("piece", "end"),
+    [
+        (r"\boxed{", ""),
+        (r"\boxed{", "}"),
+        (r"\boxed{ ", "}"),
+        ("{", ""),
+        ("}", ""),
+        ("\\", ""),
+        (r"\boxed{1}", ""),
+        (r"\boxed{}", ""),
+        (r"\boxed ", ""),
+    ],
+)
+def test_extraction_is_linear(piece, end):
+    def seconds(n):
+        started = time.process_time()  # what other processes take does not count
+        last_box(piece * n + end * n)
+        return time.process_time() - started
+
+    small, large = min(seconds(20_000) for _ in range(3)), min(seconds(200_000) for _ in range(3))
+    assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
+
+
+@pytest.mark.parametrize(
+    ("completion", "target", "verdict"),
+    [
+        (r"\boxed{3}", "3", "correct"),
+        (r"\boxed{4}", "3", "incorrect"),
+        (r"\boxed{}", "3", "no_box"),
+        ("3", "3", "no_box"),
+        (r"\boxed{0.5}", r"\frac{1}{2}", "correct"),
+        (r"\boxed{\dfrac12}", r"\frac{1}{2}", "correct"),
+        (r"\boxed{1,000}", "1000", "correct"),
+        (r"\boxed{(1, 2)}", r"\left( 1, 2 \right)", "correct"),
+        (r"\boxed{(2, 1)}", r"\left( 1, 2 \right)", "incorrect"),
+        (r"\boxed{[1,2)}", "[1,2]", "incorrect"),
+        (r"\boxed{2\sqrt{2}}", r"\sqrt{8}", "correct"),
+        (r"\boxed{x^2 + 1}", "1 + x^2", "correct"),
+        (r"\boxed{x^2 - 1}", "x^2 + 1", "incorrect"),
+        (r"\boxed{25\%}", r"25\%", "correct"),
+        (r"\boxed{-3}", "3", "incorrect"),
+        (r"<think>\boxed{3}</think> so \boxed{4}", "3", "incorrect"),
+        (r"<think>\boxed{3}</think> done", "3", "no_box"),
+        (r"<think> maybe \boxed{3}?", "3", "no_box"),
+        (r"\boxed{" + "1" * 3000 + "}", "3", "refused"),
+        (r"\boxed{9^{9^{9}}}", "3", "refused"),
+        (r"\boxed{9^9^9}", "3", "refused"),
+        (r"\boxed{2^{1000000000}}", "3", "refused"),
+        (r"\boxed{100000000!}", "3", "refused"),
+    ],
+)
+def test_verdicts(completion, target, verdict):
+    assert grade(completion, target).verdict == verdict
+
+
+SAME = [
+    ("200, 100", "100, 200"),
+    ("x=5", "5"),
+    ("f(x)=2x", "2x"),
+    (r"x\in[1,2]", "[1,2]"),
+    (r"1\le x\le 2", "[1,2]"),
+    ("x<5", r"(-\infty,5)"),
+    (r"1\,000", "1000"),
+    (r"10,\!000", "10000"),
+    ("1 000", "1000"),
+    ("y=2x+1", "y=1+2x"),
+    (r"5\text{ cm}", "5"),
+    ("2516_{8}", "2516_8"),
+    (r"3\sqrt{2}", r"\sqrt{18}"),
+    (r"\boxed{3}", "3"),
+    ("(x+1)(x-1)", "x^2-1"),
+    (r"1\pm\sqrt{2}", r"1-\sqrt2,1+\sqrt2"),
+    (r"\{1,2\}", "2,1"),
+    ("(0.5,2)", r"\left(\frac12,2\right)"),
+]
+DIFFERENT = [
+    (r"5, \boxed{3}", "3"),
+    (r"\text{not }\boxed{3}", "3"),
+    ("3 4", "34"),
+    (r"1\quad 2", "12"),
+    ("-2 3", "-23"),
+    ("$3$ $4$", "34"),
+    ("10100", "10, 100"),
+    ("1, 234", "1234"),
+    ("101_3", "101_2"),
+    ("52", "52_8"),
+    (r"\ne 5", "5"),
+    (r"x \ne 5", "5"),
+    (r"\approx 5", "5"),
+    (r"\le 5", "5"),
+    ("x>5", "5"),
+    ("x+1=5", "5"),
+    ("3=4", "4"),
+    (r"4 \Rightarrow 3", "3"),
+    (r"5\text{ km}", r"5\text{ m}"),
+    ("x", "X"),
+    ("3'", "3"),
+    ("f'(3)", "f(3)"),
+    ("1,2,2", "1,2"),
+    ("BA", "AB"),
+    (r"\angle ABC", r"\angle CBA"),
+    ("(-2,1)", "-2,1"),
+    ("(-2,1)", "1,-2"),
+]
+
+
+@pytest.mark.parametrize(("answer", "target"), SAME)
+def test_other_ways_to_write_the_same(answer, target):
+    assert grade(f"\\boxed{{{answer}}}", target).verdict == "correct"
+
+
+@pytest.mark.parametrize(("answer", "target"), DIFFERENT)
+def test_what_math_verify_would_confuse(answer, target):
+    assert grade(f"\\boxed{{{answer}}}", target).verdict == "incorrect"
+
+
+def test_truncated_means_no_closed_box_and_length():
+    assert grade("thinking", "3", finish_reason="length").verdict == "truncated"
+    assert grade("thinking", "3", finish_reason="stop").verdict == "no_box"
+    assert grade(r"\boxed{3} and then on and on", "3", finish_reason="length").verdict == "correct"
+    assert grade(r"\boxed{3", "3", finish_reason="length").verdict == "truncated"
+
+
+def test_a_refusal_is_explained_and_a_long_answer_cut():
+    graded = grade(r"\boxed{" + "1" * 3000 + "}", "3")
+    assert (len(graded.answer), graded.reason) == (2000, "longer than 2000 characters")
+    assert grade(r"\boxed{4}", "3").reason is None
+    assert grade("3", "3").reason is None
+
+
+def test_reading_and_comparing_are_grading():
+    assert read("3", finish_reason="length") == Grade(verdict="truncated", answer=None)
+    assert read(r"so \boxed{3}") == "3"
+    assert compare("3", "3") == grade(r"\boxed{3}", "3")
+    assert GRADER_VERSION == 3
+
+
+def test_the_answer_is_kept():
+    assert grade(r"\boxed{ \frac{1}{2} }", "3") == Grade(verdict="incorrect", answer=r"\frac{1}{2}")
+
+
+def test_grading_is_picklable():
+    assert pickle.loads(pickle.dumps(grade))(r"\boxed{3}", "3").correct
+    assert pickle.loads(pickle.dumps(grade(r"\boxed{3}", "3"))).verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac{1}{", "((((", r"\sqrt", "$", "\\", r"\begin{pmatrix} 1", "__import__('os').system('true')"]
+)
+def test_malformed_answers_are_never_correct(answer):
+    assert grade(f"\\boxed{{{answer}}}", "3").verdict in {"incorrect", "no_box", "refused"}
+
+
+def test_every_bundled_gold_verifies_against_itself_and_its_solution():
+    for problem in load_demo().problems:
+        assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct
+        assert grade(problem.solution, problem.answer).correct
+
+
+def _golds():
+    named = os.environ.get("MATH500_PATH", "demo")
+    dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
+    return sorted({problem.answer for problem in dataset.problems})
+
+
+def _bare(gold):
+    """A gold without spacing, unit, degree or percent sign, `x=` and list order: MATH-500 has some twice this way."""
+    gold = re.sub(r"\\mbox\{[^}]*\}(\^2)?|\\text\{[^}]*\}|\^\{?\\circ\}?|\\!|\\\$|\\%|\s|^x=", "", gold)
+    gold = re.sub(r"(?<=\d),(?=\d{3}\b)", "", gold)
+    gold = re.sub(r"\\frac(\d)(\d)$", r"\\frac{\1}{\2}", gold)
+    return sorted(gold.split(","))
+
+
+@pytest.mark.slow
+def test_no_gold_verifies_against_another():
+    """With MATH500_PATH set to MATH-500 this is every pair of its golds.
+
+    A percentage is also its hundredth: pairs with one percent sign are among the labelled ones instead.
+    """
+    golds = _golds()
+    wrong = []
+    for answer in golds:
+        for target in golds:
+            if _bare(answer) == _bare(target) or ("%" in answer) != ("%" in target):
+                continue
+            if grade(f"\\boxed{{{answer}}}", target).verdict != "incorrect":
+                wrong.append((answer, target))
+    assert wrong == []

@@ -1,0 +1,451 @@
+"""The labelled pairs, the golds with their rewrites and near misses, and attacks that must come to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.experiment.problems import load_demo, load_jsonl
+from harness.grading.grade_completion import compare, grade
+from harness.grading.size_limits import refusal
+
+RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
+PAIRS = [
+    pytest.param(answer, target, verdict, rule["reason"], id=f"{rule['trap']}: {answer} | {target}")
+    for rule in RULES
+    for key, verdict in (("same", "correct"), ("different", "incorrect"))
+    for answer, target in rule[key]
+]
+
+
+@pytest.mark.parametrize(("answer", "target", "verdict", "reason"), PAIRS)
+def test_labelled_pairs(answer, target, verdict, reason):
+    assert compare(answer, target).verdict == verdict, reason
+
+
+def test_every_rule_has_a_reason_and_both_kinds_of_pair():
+    assert len(PAIRS) >= 500
+    assert all(rule["reason"] and rule["same"] and rule["different"] for rule in RULES)
+    assert len({rule["trap"] for rule in RULES}) == len(RULES)
+
+
+def _problems():
+    """The bundled problems, or those of the file that MATH500_PATH names."""
+    named = os.environ.get("MATH500_PATH", "demo")
+    return (load_demo() if named in {"", "demo"} else load_jsonl(Path(named))).problems
+
+
+GOLDS = sorted({problem.answer for problem in _problems()})
+
+
+def rewrites(gold):
+    """The same gold as another hand might have set it."""
+    yield f" {gold} "
+    yield f"${gold}$"
+    yield f"{gold}."
+    yield gold.replace(" ", "  ")
+    yield re.sub(r"(?<=[,+=]) ?", " ", gold) if re.search(r"[+=(]", gold) else gold
+    yield re.sub(r"(?<=[-+=(]) | (?=[-+=)])", "", gold)
+    yield gold.replace("\\left", "").replace("\\right", "")
+    yield gold.replace("\\frac", "\\dfrac").replace("\\ddfrac", "\\dfrac")
+    yield gold.replace("\\dfrac", "\\frac").replace("\\frac", "\\tfrac")
+    yield re.sub(r"(?<![\d])\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold)
+    yield re.sub(r"\\d?frac\{(\d)\}\{(\d)\}", r"\\frac\1\2", gold)
+    yield re.sub(r"\\sqrt\{(\d)\}", r"\\sqrt\1", gold)
+    yield re.sub(r"(?<=\d) ?\\pi", r"\\cdot\\pi", gold)
+    yield re.sub(r"(?<=\d),(?:\\!)? ?(?=\d{3})", "{,}", gold) if "(" not in gold else gold
+    yield re.sub(r"(?<![\d.])(\d{1,3})(\d{3})(?![\d_.])", r"\1,\2", gold) if re.fullmatch(r"\d+", gold) else gold
+    yield (
+        re.sub(r"\\(?:text|mbox) ?\{[^{}]*\}(?:\^2)?", "", gold)
+        if re.match(r"[\d\\$]", gold) and "{(" not in gold and (re.search(r"\d", gold))
+        else gold
+    )
+    yield gold.replace("^\\circ", "").replace("\\$", "")
+    yield gold.replace("\\text", "\\textbf") if "\\text" in gold else gold
+    yield re.sub(r"_\{?(\d+)\}?$", r"_{\1}", gold)
+    yield gold.replace("pmatrix", "bmatrix")
+    yield f"\\displaystyle {gold}"
+    if "=" not in gold and "\\in" not in re.sub(r"\\infty", "", gold) and "\\text" not in gold:
+        yield f"x = {gold}"
+    if match := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
+        value = Fraction(int(match[2]), int(match[3]))
+        yield f"{match[1]}\\frac{{{3 * value.numerator}}}{{{3 * value.denominator}}}"
+        if 10**12 % value.denominator == 0:
+            yield (
+                match[1]
+                + f"{value.numerator * (10**12 // value.denominator):013d}"[:-12]
+                + "."
+                + (f"{value.numerator * (10**12 // value.denominator):013d}"[-12:])
+            )
+    if re.fullmatch(r"-?\d*\.\d+", gold):
+        yield f"\\frac{{{Fraction(gold).numerator}}}{{{Fraction(gold).denominator}}}"
+    if re.fullmatch(r"-?\d+", gold):
+        yield f"{gold}.0"
+        yield f"\\frac{{{2 * int(gold)}}}{{2}}"
+    if ", " in gold and not re.search(r"[(\[{\\]", gold):
+        yield ", ".join(reversed(gold.split(", ")))
+
+
+def near_misses(gold):
+    """Golds with one thing off."""
+    for match in re.finditer(r"\d+", gold):
+        number = match.group()
+        for other in (str(int(number) + 1), str(int(number) - 1), number[:-1], number + number[-1]):
+            if other and (other != "-1"):
+                yield gold[: match.start()] + other + gold[match.end() :]
+    if not gold.startswith(("-", "\\text", "x", "y", "[", "(", "\\left", "\\beg", "\\{")):
+        yield "-" + gold
+    for place in (match.start() for match in re.finditer(r"(?<=[\w} ])[-+](?=[ \w\\])", gold)):
+        yield gold[:place] + {"+": "-", "-": "+"}[gold[place]] + gold[place + 1 :]
+    if match := re.fullmatch(r"(\\left)?([(\[]) ?(.*?), ?([^,]*?) ?(\\right)?([)\]])", gold):
+        yield f"{match[2]}{match[4]}, {match[3]}{match[6]}"
+        yield f"{match[2]}{match[3]}{match[6]}"
+        yield {"(": "[", "[": "("}[match[2]] + f"{match[3]}, {match[4]}{match[6]}"
+    yield f"{gold}, 1"
+    yield f"{gold}x"
+    yield f"\\sqrt{{{gold}}}"
+    yield f"\\text{{not }} {gold}"
+
+
+def _value(gold):
+    """A bare number's value, to leave out near misses that are none, such as `05` for `5` or `-0` for `0`."""
+    match = re.fullmatch(r"(-?)(?:(\d*\.?\d+)|\\d?frac ?\{?(\d+?)\}? ?\{?(\d+)\}?)", gold)
+    if match is None:
+        return None
+    if match[2]:
+        return Fraction(match[1] + match[2])
+    return Fraction(int(match[1] + match[3]), int(match[4])) if int(match[4]) else None
+
+
+def _is_miss(answer, gold):
+    values = _value(answer), _value(gold)
+    if None not in values:
+        return values[0] != values[1]
+    if answer in (r"\sqrt{1}", r"\sqrt{0}", "-0"):
+        return False
+    # a zero before a zero, or after decimals, changes nothing; nor does a letter behind 0, nor size commands
+    bare = [re.sub(r"\\left|\\right|\s|(?<![\d.])0(?=0)|(?<=0)x", "", text) for text in (answer, gold)]
+    bare = [re.sub(r"(\.\d*?)0+(?!\d)", r"\1", text) for text in bare]
+    return bare[0] != bare[1]
+
+
+def test_every_gold_verifies_against_itself_and_its_solution():
+    for problem in _problems():
+        assert refusal(problem.answer) is None
+        assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct, problem.answer
+        assert grade(problem.solution, problem.answer).correct, problem.answer
+
+
+def test_every_gold_verifies_against_its_rewrites():
+    pairs = {(answer, gold) for gold in GOLDS for answer in rewrites(gold)}
+    assert len(pairs) > 5 * len(GOLDS)
+    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != "correct"] == []
+
+
+def test_no_gold_verifies_against_its_near_misses():
+    pairs = {(answer, gold) for gold in GOLDS for answer in near_misses(gold) if _is_miss(answer, gold)}
+    assert len(pairs) > 5 * len(GOLDS)
+    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != "incorrect"] == []
+
+
+@settings(deadline=None)
+@given(st.fractions(max_denominator=10_000), st.fractions(max_denominator=10_000))
+def test_fractions_are_equal_as_numbers(one, other):
+    texts = [f"\\frac{{{value.numerator}}}{{{value.denominator}}}" for value in (one, other)]
+    slashed = f"{one.numerator}/{one.denominator}"
+    assert compare(texts[0], texts[1]).correct == (one == other)
+    assert compare(slashed, texts[0]).correct
+    assert compare(f"2\\cdot{texts[0]}-{slashed}", texts[0]).correct
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.randoms())
+def test_lists_may_be_reordered_and_tuples_may_not(numbers, random):
+    shuffled = random.sample(numbers, len(numbers))
+    bare, other = ",".join(map(str, numbers)), ",".join(map(str, shuffled))
+    assert compare(other, bare).correct
+    assert compare(f"({other})", f"({bare})").correct == (numbers == shuffled)
+    assert not compare(f"{other},{numbers[0]}", bare).correct
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=4))
+def test_expanded_products_are_their_factors(roots):
+    factored = "".join(f"(x-{root})" if root >= 0 else f"(x+{-root})" for root in roots)
+    coefficients = [1]
+    for root in roots:
+        shifted = [*coefficients, 0]
+        coefficients = [a - root * b for a, b in zip(shifted, [0, *coefficients], strict=True)]
+    expanded = "+".join(f"({c})x^{{{len(roots) - place}}}" for place, c in enumerate(coefficients))
+    assert compare(factored, expanded).correct
+    assert not compare(factored, expanded + "+1").correct
+
+
+@given(st.text("\\{}()[]^_!|.,:;=<>+-*/%$&~' 019xXif\n\u00b5abc", max_size=60), st.sampled_from(GOLDS))
+@settings(deadline=None)
+def test_comparing_never_fails(text, gold):
+    assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
+
+
+NESTED = [
+    ("(", ")"),
+    ("{", "}"),
+    ("[", "]"),
+    (r"\sqrt{", "}"),
+    (r"\frac{1}{", "}"),
+    (r"\frac{1}{1+", "}"),
+    ("2^{", "}"),
+    (r"\left(", r"\right)"),
+    ("|", "|"),
+    (r"\sin(", ")"),
+    (r"\{", r"\}"),
+    ("(x+", ")"),
+    (r"\text{", "}"),
+    (r"\sqrt{1+", "}"),
+    (r"\log_{", "}{2}"),
+]
+ATTACKS = [
+    *(opening * depth + "1" + closing * depth for opening, closing in NESTED for depth in (5, 15, 23, 200)),
+    *(opening * 300 for opening, _ in NESTED),
+    *(
+        piece * 400
+        for piece in ("-", "+", "^", "_", "!", "{", "}", "'", ",", ":", "=", "<", r"\pm", "&", "%", "1+", "x")
+    ),
+    *(
+        piece * 150
+        for piece in (r"\frac", r"\sqrt", r"\sin ", "x^2+", r"\pm 1,", "(x+1)", r"\cup", r"\text{a}", "1/", "2^2")
+    ),
+    *(
+        piece * 60
+        for piece in (r"\sqrt{x}+", r"(\sin x+1)", r"\frac{x}{x+1}+", r"(a+b+c)", r"x^{x}", r"\cup(1,2)", "9^{99}")
+    ),
+    "9^{9^9}",
+    "9^{9^{9}}",
+    "9^9^9",
+    "2^{1000000000}",
+    "\\sin(9⁹⁹⁹⁹⁹⁹⁹)",
+    "\\sin(9^{9⁹⁹})",
+    r"\sin(9^\text{9999999})",
+    r"\sin(9^9\text{ trillion trillion})",
+    "5" + r"\text{ trillion}" * 150,
+    "5" + r"\text{ a}" * 250,
+    "(1,000x" * 250,
+    "x1,000" * 300,
+    r"\frac{" * 280,
+    "½" * 1900,
+    "²" * 1900,
+    "\ufdfa" * 1900,
+    r"\text{5}" * 200,
+    r"\text{" + "1)" * 900 + "x}",
+    "1/2" * 600 + "x",
+    "{9^9}^{9999}",
+    "((9^9)^{99})^{99}",
+    "(9^{999})^{999}",
+    "9^{9999}",
+    "9^{-9999}",
+    "(1/3)^{9999}",
+    "x^{9999}",
+    "x^{99999}",
+    "(x+1)^{5000}",
+    "(x+y)^{9999}",
+    "(a+b+c+d)^{300}",
+    "(a+b+c+d)^{20}",
+    r"(1+\sqrt2)^{9999}",
+    r"(\sqrt2+\sqrt3+\sqrt5+\sqrt7)^{99}",
+    r"(\sin x+\cos x+1)^{999}",
+    "100000000!",
+    "9999!",
+    "((9!)!)!",
+    "9!!",
+    "(10^9)!",
+    "(9^9)!",
+    "{9^{9}}!",
+    "3!!!!!!!",
+    r"\binom{1000000}{500000}",
+    r"\binom{999999999}{3}",
+    "1e999999999",
+    "1E9999",
+    r"10^{-999999999}",
+    "0." + "3" * 1900,
+    "1" * 1900,
+    "1" * 399,
+    "1" * 390 + "." + "1" * 390,
+    r"0.\overline{" + "123" * 100 + "}",
+    r"\sqrt{" + "7" * 390 + "}",
+    r"\sqrt{" + "7" * 38 + "}",
+    r"\sum_{n=1}^{10^9} n",
+    r"\prod_{n=1}^{99999} n",
+    r"\int_0^1 e^{x^2} dx",
+    r"\lim_{x\to0}\frac{\sin x}{x}",
+    r"\frac{d}{dx} x^{x^x}",
+    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}^{1000000}",
+    r"\det A",
+    r"\iint f",
+    r"\oint f",
+    r"\begin{pmatrix}" + r"1&2&3\\" * 200 + r"\end{pmatrix}",
+    r"\operatorname{lcm}(1,2)",
+    r"\partial_x",
+    r"\nabla f",
+    r"\operatorname{__import__}",
+    "__import__('os').system('true')",
+    "lambda: 0",
+    "(lambda x: x)(1)",
+    "`true`",
+    "import os",
+    "eval(1)",
+    "exec('1')",
+    "open('a').read()",
+    "().__class__.__bases__",
+    "os.system('true')",
+    "{{7*7}}",
+    r"\input{a}",
+    r"\write18{true}",
+    r"\def\a{\a\a}\a",
+    r"\newcommand{\x}{1}",
+    r"\catcode`\%=0",
+    r"\href{a}{b}",
+    "\x00",
+    "5\x00",
+    "\x1b[2J",
+    "\u202e5",
+    "\u200b5",
+    "\ufeff5",
+    "\ud800",
+    "\U0001d7d3",
+    "\uff15",
+    "٤",
+    "五",
+    "é" * 500,
+    "\U0001f600" * 400,
+    r"\pm 1 \pm 2 \pm 3 \pm 4 \pm 5",
+    r"\pm" * 20 + "1",
+    " " * 1900 + "5x",
+    ("~" * 40 + "x") * 40,
+    r"\," * 600 + "5x",
+    r"\quad" * 300 + "5x",
+    r"\text{ }" * 200 + "5x",
+    "[" * 20 + "1," * 900,
+    "1 " * 900,
+    "and " * 450,
+    "." * 1900,
+    r"\ldots" * 250,
+    r"\text{and }" * 150,
+    ",".join(r"\pm x" for _ in range(30)),
+    ",".join(map(str, range(400))),
+    "+".join(f"x_{n}" for n in range(200)),
+    "*".join(f"(x_{n}+1)" for n in range(60)),
+    r"\tan(\tan(\tan(\tan(\tan(\tan(10^{99}))))))",
+    r"\exp(\exp(\exp(\exp(9999))))",
+    r"e^{e^{x}}",
+    r"\ln(\ln(\ln(0)))",
+    r"\sin(10^{9999})",
+    r"\frac{1}{\sin(\pi)}",
+    r"\frac{0}{0}",
+    r"\frac{1}{0}x",
+    r"\sqrt[999999]{2}",
+    r"\sqrt[x]{x}",
+    r"\log_{0} 0",
+    r"x^{1/9999}",
+    r"2^{1/9999}",
+    r"(-1)^{1/3}",
+    r"x^{2^{x^2}}",
+    "x^{-x^{-x}}",
+    r"\cot(\cot(\cot(\cot x)))",
+    r"\frac{1}{1-\frac{1}{1-\frac{1}{x}}}" * 8,
+    r"\arcsin(9^{99})",
+    r"\lfloor 10^{99}\pi \rfloor",
+    r"\lfloor x \rfloor" * 30,
+    "f(" * 100,
+    "f(x)" * 100,
+    "=".join("x" * 200),
+    "1<" * 100 + "2",
+    r"\in" * 100,
+    r"x\in" * 30 + "5",
+    "1:" * 300,
+]
+CHILD = """
+import json, sys, time
+from harness.grading.grade_completion import compare
+TARGETS = ("3", r"\\cot x", "(1,2)")
+for line in sys.stdin:
+    answer = json.loads(line)
+    for target in TARGETS:
+        started = time.process_time()
+        verdict = compare(answer, target).verdict
+        print(json.dumps([target, verdict, time.process_time() - started]), flush=True)
+"""
+
+
+def test_attacks_end_at_once_and_are_never_correct():
+    lines = "".join(json.dumps(attack) + "\n" for attack in ["3", *ATTACKS])
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], input=lines, capture_output=True, text=True, timeout=600, check=True
+    )
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()][3:]
+    assert len(outcomes) == 3 * len(ATTACKS)
+    attacks = [attack for attack in ATTACKS for _ in range(3)]
+    wrong = [
+        (attack[:60], *outcome)
+        for attack, outcome in zip(attacks, outcomes, strict=True)
+        if outcome[1] not in ("incorrect", "refused") or outcome[2] > 3
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("x" * 2001, "longer than 2000 characters"),
+        ("(" * 30, "nested deeper than 24"),
+        ("x+" + "1" * 401, "more than 400 digits in a row"),
+        ("9^{9^9}", "tower of powers"),
+        ("2^{100000}", "exponent too large"),
+        ("x¹⁰⁰⁰⁰⁰", "exponent too large"),
+        (r"x^\text{100000}", "exponent too large"),
+        ("(x+1)^{5000}", "power too large"),
+        ("(a+b+c+d)^{300}", "too many terms"),
+        ("100000!", "factorial of a large number"),
+        (r"\binom{5000}{2}", "factorial too large"),
+        (r"\sum_{n=1}^{9} n", r"evaluation construct \sum"),
+        (r"\begin{pmatrix}1\end{pmatrix}^9", "power of a matrix"),
+        ("__import__('os')", "program code"),
+        ("5\u200b", "control character"),
+        (r"\pm1\pm1\pm1\pm1\pm1", "more than 4 choices of sign"),
+    ],
+)
+def test_a_refusal_says_why(answer, reason):
+    graded = compare(answer, "3")
+    assert (graded.verdict, graded.reason) == ("refused", reason)
+
+
+@pytest.mark.parametrize(
+    "piece", ["(", "{x}", "^", "^{1", "1", "1!", ")!", r"\frac{d", r"\end{matrix}", "; ", "é", r"\pm", "x "]
+)
+def test_gates_are_linear(piece, monkeypatch):
+    monkeypatch.setattr("harness.grading.size_limits.LONGEST_ANSWER", 10**9)
+
+    def seconds(count):
+        started = time.process_time()  # what other processes take does not count
+        refusal(piece * count)
+        return time.process_time() - started
+
+    small, large = min(seconds(5_000) for _ in range(3)), min(seconds(50_000) for _ in range(3))
+    assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
+
+
+def test_reading_needs_no_sympy():
+    code = "import sys; from harness.grading.grade_completion import compare; "
+    code += "compare('2\\\\sqrt8', '0.5'); print('sympy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

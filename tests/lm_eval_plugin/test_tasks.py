@@ -1,0 +1,276 @@
+"""The lm-eval tasks: each loads through TaskManager, is built, and renders the prompts it should."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
+
+from harness import resources
+from harness.errors import ConfigError, PromptMismatchError
+from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR
+from harness.grading import COLUMNS, Audit, Grade, as_text
+from harness.lm_eval_plugin import links
+
+NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
+DEMO = str(resources.demo_model())
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+
+def load(name, **metadata):
+    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False, metadata=metadata)
+    return manager.load([name])["tasks"]
+
+
+def prompts(task, limit=3, chat_template=None):
+    task.build_all_requests(limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template)
+    return [instance.args[0] for instance in task.instances]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_task_loads_builds_and_renders(name):
+    (task,) = load(f"math500_{name}").values()
+    assert len(task.eval_docs) == 500
+    first = task.eval_docs[0]
+    text = prompts(task)[0]
+    assert text == "".join(segment["text"] for segment in first["segments"])
+    assert text.startswith(AS_PUBLISHED_INSTRUCTION if "published" in name else INSTRUCTION)
+    assert text.endswith(first["problem"])
+    gaps = 0 if "published" in name else 1 if name == "wo" else 2
+    assert text.count(SEPARATOR) == gaps
+    arguments = task.instances[0].args[1]
+    assert arguments == {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": 2048}
+    assert task.config.num_fewshot == 0 and task.instances[0].request_type == "generate_until"
+
+
+def test_the_group_has_the_four_conditions():
+    assert list(load("math500_conditions")) == [f"math500_{name}" for name in NAMES[:4]]
+
+
+def test_prompts_differ_only_by_the_filler():
+    (wo,), (mless,) = load("math500_wo").values(), load("math500_mless").values()
+    for plain, filled in zip(prompts(wo), prompts(mless), strict=True):
+        assert filled.replace(" ".join("/" * 55) + SEPARATOR, "") == plain
+
+
+def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):
+    (task,) = load("math500_mless", pretrained=DEMO).values()
+
+    def template(messages, add_generation_prompt=True):
+        return demo_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+
+    text = prompts(task, 1, template)[0]
+    assert f"<|im_start|>user\n{' '.join('/' * 55)}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>" in text
+    assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
+
+
+def test_filler_takes_its_condition_from_metadata():
+    (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=DEMO).values()
+    assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"count": 0}, ConfigError, "whole number of tokens from 1 up, got 0"),
+        ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
+        ({"placement": "middle"}, ConfigError, "placement"),
+        ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
+        ({"layout": "cat", "pretrained": DEMO}, ConfigError, "`layout` must be raw or chat, got 'cat'"),
+    ],
+)
+def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):
+    with pytest.raises(error, match=message):
+        load("math500_filler", **metadata)
+
+
+def test_a_shorter_budget_can_be_stated():
+    load("math500_mless", pretrained=DEMO, max_model_len=1024, max_gen_toks=256)
+
+
+def test_the_random_sentence_has_its_exact_length_when_the_model_is_known(demo_tokenizer):
+    (task,) = load("math500_random", pretrained=DEMO).values()
+    (sentence,) = [s["text"] for s in task.eval_docs[0]["segments"] if s["role"] == "filler"]
+    assert len(demo_tokenizer.encode(sentence, add_special_tokens=False)) == 55
+
+
+def test_grading_through_the_filter_and_process_results():
+    (task,) = load("math500_wo").values()
+    prompts(task, 2)
+    target = task.eval_docs[0]["answer"]
+    task.instances[0].resps = [f"\\boxed{{{target}}}"]
+    task.instances[1].resps = ["no box"]
+    task.apply_filters()
+    graded = [instance.filtered_resps["graded"] for instance in task.instances]
+    assert json.loads(graded[0][0])["verdict"] == "correct"
+    first = task.process_results(task.eval_docs[0], [graded[0]])
+    second = task.process_results(task.eval_docs[1], [graded[1]])
+    right = ("correct", "math_verify", "exact_match_boxed", "authors_rule", "authors_rule_strict", "first_box")
+    wrong = ("no_box", "truncated", "ungraded", "exact_match")
+    assert first == {**dict.fromkeys(right, 1.0), **dict.fromkeys(wrong, 0.0)}
+    # the prompt's own empty box is what the authors' rule calls right
+    assert {name for name, value in second.items() if value} == {"no_box", "authors_rule"}
+    assert set(first) == {metric["metric"] for metric in task.config.metric_list}
+
+
+def test_repeats_are_averaged():
+    (task,) = load("math500_wo").values()
+    doc = task.eval_docs[0]
+    from harness.lm_eval_plugin.hooks import grade_responses
+
+    graded = grade_responses([[f"\\boxed{{{doc['answer']}}}", "none"]], [doc])
+    assert task.process_results(doc, graded)["correct"] == 0.5
+
+
+class Replayed(str):
+    """A completion out of a journal: graded before."""
+
+    graded = json.dumps(
+        {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None, "first_box": True}
+    )
+    finish_reason = "stop"
+
+
+def test_completions_that_are_graded_start_no_grader(monkeypatch):
+    from harness.lm_eval_plugin import hooks
+
+    monkeypatch.setattr(hooks, "GraderPool", None)
+    graded = hooks.grade_responses([[Replayed("a"), Replayed("b")], []], [{}, {}])
+    assert graded == [[Replayed.graded] * 2, []]
+    counted = hooks.metrics({}, graded)
+    assert counted["ungraded"] == 1.0 and counted["first_box"] == 1.0
+    assert "math_verify" not in counted  # unknown is not wrong
+
+
+def as_json(verdict, **columns):
+    answer = None if verdict == "no_box" else "3"
+    return as_text(Grade(verdict=verdict, answer=answer), Audit(**{**dict.fromkeys(COLUMNS, True), **columns}))
+
+
+def test_a_column_counts_only_where_every_repeat_has_it():
+    from harness.lm_eval_plugin.hooks import metrics
+
+    repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match=None)]
+    counted = metrics({}, [repeats])
+    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match"}
+    assert counted["correct"] == 0.5 and counted["first_box"] == 0.5 and counted["authors_rule"] == 1.0
+    not_asked = as_text(Grade(verdict="correct", answer="3"), Audit(reason="not asked for"))
+    assert set(metrics({}, [[not_asked]])) == {"correct", "no_box", "truncated", "ungraded"}
+
+
+class Recorded(LM):
+    """Answers each document with the grades given for it."""
+
+    def __init__(self, texts):
+        super().__init__()
+        self.texts = texts
+
+    def generate_until(self, requests, disable_tqdm=False):
+        """One completion a request."""
+        done = []
+        for request in requests:
+            completion = Replayed("a")
+            completion.graded = self.texts[request.doc_id]
+            done.append(completion)
+        return done
+
+    loglikelihood = loglikelihood_rolling = None
+
+
+def test_lm_evals_mean_is_over_the_documents_that_were_measured(tmp_path):
+    """A column without some documents, one without all, one with a single document; in a task and in a group."""
+    lost = {"math_verify": None, "first_box": None, "exact_match": None}
+    texts = [
+        as_json("correct", **{**lost, "math_verify": True, "exact_match": False}),
+        as_json("incorrect", **{**lost, "math_verify": False}),
+        as_json("correct", **lost),
+        as_json("correct", **{**lost, "math_verify": True}),
+    ]
+    tracker = EvaluationTracker(output_path=str(tmp_path / "results.json"))
+    found = simple_evaluate(
+        model=Recorded(texts),
+        tasks=["math500_conditions"],
+        limit=len(texts),
+        task_manager=TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False),
+        evaluation_tracker=tracker,
+    )
+    result = found["results"]["math500_mless"]
+    assert result["math_verify,graded"] == pytest.approx(2 / 3) and result["math_verify_stderr,graded"] > 0
+    assert (result["exact_match,graded"], result["exact_match_stderr,graded"]) == (0.0, "N/A")
+    assert "first_box,graded" not in result
+    assert result["correct,graded"] == 0.75 and result["sample_len"] == 4
+    table = make_table(found)
+    assert "math_verify" in table and "0.6667" in table and "first_box" not in table
+    samples = found.pop("samples")
+    tracker.save_results_aggregated(results=found, samples=samples)
+    tracker.save_results_samples(task_name="math500_mless", samples=samples["math500_mless"])
+    (log,) = tmp_path.rglob("samples_*.jsonl")
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("math_verify") for line in logged] == [1.0, 0.0, None, 1.0]
+    assert "math_verify" not in logged[2] and "math_verify" not in logged[2]["metrics"]
+    assert [line["filtered_resps"][0][0] for line in logged] == texts
+
+
+def test_only_what_is_not_graded_is_graded_and_truncation_is_known():
+    from harness.lm_eval_plugin.hooks import grade_responses
+
+    class Cut(str):
+        finish_reason = "length"
+
+    doc = {"system": "", "user": "", "answer": "3", "solution": ""}
+    ((first, second),) = grade_responses([[Replayed("a"), Cut("thinking")]], [doc])
+    assert first == Replayed.graded
+    assert json.loads(second)["verdict"] == "truncated"
+
+
+def test_link_writes_loadable_tasks_and_unlink_undoes_it_exactly():
+    folder = links._link_folder().parent
+    before = sorted(folder.iterdir())
+    try:
+        written = links.link()
+        assert links.link() == written
+        manager = TaskManager(include_path=str(written[0].parent), include_defaults=False)
+        assert {f"math500_{name}" for name in NAMES} | {"math500_conditions"} == set(manager.all_tasks)
+        assert len(manager.load(["math500_mless"])["tasks"]) == 1
+        assert list(manager.load(["math500_conditions"])["tasks"]) == [f"math500_{name}" for name in NAMES[:4]]
+    finally:
+        removed = links.unlink()
+    assert removed == written
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_the_bare_name_works_after_link_and_fails_clearly_after_unlink(lm_eval, tmp_path):
+    arguments = ("run", "--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "1")
+    arguments += ("--tasks", "math500_mless", "--gen_kwargs", "max_gen_toks=4", "--output_path", str(tmp_path))
+    try:
+        links.link()
+        assert "|correct" in lm_eval(*arguments).stdout.replace(" ", "")
+    finally:
+        links.unlink()
+    done = lm_eval(*arguments)
+    assert done.returncode != 0
+    assert "math500_mless" in done.stderr.strip().splitlines()[-1]
+
+
+def test_unlink_leaves_foreign_files_alone():
+    folder = links._link_folder()
+    folder.mkdir()
+    try:
+        (folder / "mine.yaml").write_text("task: mine\n")
+        with pytest.raises(ConfigError, match=r"did not write: mine.yaml"):
+            links.unlink()
+        assert (folder / "mine.yaml").exists()
+    finally:
+        (folder / "mine.yaml").unlink()
+        folder.rmdir()

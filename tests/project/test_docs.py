@@ -1,0 +1,80 @@
+"""The documentation's numbers are those that the functions give, and its notebook runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.reference import read_reference
+from harness.experiment.config import load_config
+from harness.runs.parquet import COLUMNS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_python_of_a_page_prints_what_the_page_says():
+    failed, tried = doctest.testfile(str(ROOT / "docs/statistics.md"), module_relative=False)
+    assert tried > 0 and failed == 0
+
+
+def test_what_the_page_on_the_study_tells_to_run_can_be_run():
+    text = (ROOT / "docs/reproduce.md").read_text()
+    paths = set(re.findall(r"configs/\w+/[\w.-]+\.yaml", text))
+    assert len(paths) == 10 and all((ROOT / path).is_file() for path in paths)
+    for name in set(re.findall(r"--reference ([\w-]+)", text)):
+        assert read_reference(name).accuracies
+    blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    commands = re.findall(r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*", blocks, re.MULTILINE)
+    assert len(commands) == 4
+    start = re.search(r'^run="(.*)"$', blocks, re.MULTILINE)[1]
+    runs = {}
+    for command in commands:
+        _, _, config, *rest = shlex.split(command.replace("$run", start))
+        run = load_config(ROOT / config, [word for word in rest if word != "--set"])
+        assert len(run.conditions) >= 3
+        runs[str(run.folder)] = run
+    tables = re.findall(r"^mless table (\S+)(?: --reference (\S+))?", blocks, re.MULTILINE)
+    assert {run for run, _ in tables} == runs.keys(), "every run's table is shown"
+    compared = {run: read_reference(reference) for run, reference in tables if reference}
+    assert len(compared) == 2
+    for run, reference in compared.items():
+        names = {condition.name for condition in runs[run].conditions}
+        theirs = {entry.model: entry.conditions.keys() for entry in reference.accuracies}
+        assert theirs[runs[run].model.display_name] == names, "a number finds ours by its condition's name"
+
+
+def test_the_table_of_columns_is_that_of_the_file():
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
+    assert {name: (kind, meaning) for name, kind, meaning in rows} == COLUMNS
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
+    spec = importlib.util.spec_from_file_location("execute", ROOT / "docs/notebooks/execute.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = module.code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    figures = 0
+    for cell, found in zip(cells, module.execute(notebook, path.parent), strict=True):
+        kept = cell["outputs"]
+        again = "it shows other numbers: python docs/notebooks/execute.py docs/notebooks/" + path.name
+        texts = [[one["text"] for one in outputs if "text" in one] for outputs in (kept, found)]
+        assert texts[0] == texts[1], again
+        pictures = [[one for one in outputs if "image/png" in one.get("data", {})] for outputs in (kept, found)]
+        assert len(pictures[0]) == len(pictures[1]), again
+        figures += len(pictures[0])
+    assert figures >= 3 and path.stat().st_size < 300 * 1024
+
+
+def test_the_readmes_tree_names_every_module():
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("## Limits")[0]
+    modules = [path.name for folder in ("harness", "attention_probe") for path in (ROOT / folder).glob("*.py")]
+    assert [name for name in modules if name not in tree and name != "__init__.py"] == []

@@ -1,0 +1,133 @@
+"""The committed example run: it is the config's, its verdicts are the grader's, and what is shown of it is of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness import load_run
+from harness.analysis import compare
+from harness.display.table_pages import make_table
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan, task_version
+from harness.experiment.requests import hash_prompts
+from harness.experiment.rewordings import is_edit
+from harness.grading import GRADER_VERSION, GradeJob, GraderPool
+from harness.runs.folder import read_identity, read_prompts, read_samples, read_scores, scores_version
+from harness.runs.receipts import model_fingerprint
+from tests.test_figures_accuracy import covered, cut_off, drawn
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "results" / "demo"
+VERDICTS = {
+    ("wo", "correct"): 1682,
+    ("wo", "incorrect"): 318,
+    ("mless", "correct"): 844,
+    ("mless", "incorrect"): 156,
+    ("mful", "correct"): 846,
+    ("mful", "incorrect"): 154,
+    ("random", "correct"): 848,
+    ("random", "incorrect"): 152,
+    ("edit", "correct"): 16_746,
+    ("edit", "incorrect"): 3235,
+    ("edit", "no_box"): 19,
+}
+"""Samples by condition and verdict; `wo` was run twice, `edit` are the 20 harmless edits together."""
+
+
+@pytest.fixture(scope="module")
+def table():
+    return json.loads(make_table([str(EXAMPLE)], form="json"))
+
+
+def test_the_example_is_the_run_of_its_config():
+    config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
+    assert identity["config"] == config.identity()
+    assert identity["task_version"] == task_version()
+    assert len(load_run(EXAMPLE, replicates=True, rewordings=True)) == 25_000
+    name = config.model_arguments()["pretrained"]
+    assert identity["model"] == json.loads(json.dumps(model_fingerprint(name)))
+    rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
+    assert rows[: len(plan.prompts)] == json.loads(json.dumps(plan.prompts))
+    assert identity["prompts_sha256"] == hash_prompts(rows)
+
+
+def test_the_example_has_problems_of_all_kinds():
+    docs = [row["doc"] for row in read_prompts(EXAMPLE) if row["condition"] == "wo"]
+    for key, kinds in (("subject", 7), ("level", 5)):
+        counts = Counter(doc[key] for doc in docs)
+        assert len(counts) == kinds and min(counts.values()) >= 24
+
+
+def test_its_verdicts_are_what_todays_grader_says():
+    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(EXAMPLE)}
+    scores = read_scores(EXAMPLE)
+    assert scores_version(EXAMPLE) == GRADER_VERSION
+    counts = Counter()
+    with GraderPool() as pool:
+        verdicts = {}
+        for sample in read_samples(EXAMPLE):
+            target = targets[sample["problem_id"]]
+            job = GradeJob(completion=sample["completion"], target=target, finish_reason=sample["finish_reason"])
+            pool.submit((sample["key"], sample["task"].removeprefix("demo_").partition("-")[0]), job)
+        for (key, condition), grade in pool.drain():
+            verdicts[key] = grade.verdict
+            counts[condition, grade.verdict] += 1
+    assert verdicts == {key: score["verdict"] for key, score in scores.items()}
+    assert counts == VERDICTS
+
+
+def test_its_table_is_what_the_command_prints(table):
+    kept = json.loads((EXAMPLE / "table.json").read_text(encoding="utf-8"))
+    assert kept["rows"] == table["rows"]
+    assert {is_edit(row["condition"]) for row in kept["rows"]} == {True, False}
+
+
+def test_the_readme_shows_its_table():
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").partition("```\nmless-demo, raw")[2].partition("```")[0]
+    printed = make_table([str(EXAMPLE)]).partition("mless-demo, raw")[2]
+    before, receipt = (text.partition("receipt: ")[0] for text in (shown, printed))
+    assert before == receipt and "w/ Mless" in shown
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return load_run(EXAMPLE, replicates=True, rewordings=True)
+
+
+def test_a_mean_over_its_frame_is_the_accuracy_of_its_table(table):
+    frame = load_run(EXAMPLE)
+    shown = {row["condition"]: row["accuracy"] for row in table["rows"]}
+    compared = [name for name in shown if not is_edit(name)]
+    assert (100 * frame.groupby("condition")["correct"].mean()).to_dict() == pytest.approx(
+        {name: shown[name] for name in compared}
+    )
+    assert list(frame["condition"].cat.categories) == compared and list(frame.index) == list(range(len(frame)))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].map(is_edit).astype(bool)),
+        ({"replicates": True}, lambda frame: ~frame["condition"].map(is_edit).astype(bool)),
+        ({"rewordings": True}, lambda frame: frame["replicate"] == 0),
+    ],
+)
+def test_replicates_and_rewordings_are_loaded_on_request(everything, options, kept):
+    loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
+    assert 0 < len(loaded) < len(everything)
+    columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
+    assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_every_word_of_its_figures_is_on_the_page(everything, width):
+    edits = [name for name in everything["condition"].unique() if is_edit(name)]
+    table, kept = compare(everything, draws=1000, edits=edits), everything[~everything["condition"].isin(edits)]
+    splits = {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
+    for kind, figure in drawn(table, splits, kept, width).items():
+        assert not cut_off(figure), kind
+        assert kind == "bars" or not covered(figure), kind

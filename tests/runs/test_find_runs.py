@@ -1,0 +1,152 @@
+"""Runs named on a command line: folders of them, lm-eval's folders, logs by condition; the same for every command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.display.table_pages import make_leaderboard_page, make_table
+from harness.errors import ComparisonError, ConfigError, RunError
+from harness.runs.find_runs import locate, locate_folder, locate_one
+from tests.example_runs import GREEDY_RUN, right, write_run
+
+LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A user's results folder: a run, a begun one, what lm-eval wrote for two models, and other things."""
+    folder = tmp_path / "results"
+    shutil.copytree(GREEDY_RUN, folder / "demo")
+    (folder / "begun").mkdir()
+    shutil.copy(GREEDY_RUN / "journal.jsonl", folder / "begun")
+    for model in ("a", "b"):
+        (folder / "stock" / model).mkdir(parents=True)
+        for file in LOGS:
+            shutil.copy(file, folder / "stock" / model)
+    (folder / "reference").mkdir()
+    (folder / "reference" / "x.yaml").write_text("x")
+    return folder
+
+
+def test_a_folder_stands_for_the_finished_runs_in_it(results):
+    stock = results / "stock"
+    assert locate([str(results)]) == [results / "demo", stock / "a", stock / "b"]
+    assert locate([str(stock)]) == [stock / "a", stock / "b"]
+    for one in (results / "demo", results / "begun", stock / "a", LOGS[0], results / "reference", results / "nowhere"):
+        assert locate([str(one)]) == [one], "its reader says what is wrong with it, if anything is"
+    for file in LOGS:
+        shutil.copy(file, results / "begun")
+    assert results / "begun" not in locate([str(results)]), "logs of a run that did not end are none"
+
+
+def test_a_link_beside_its_run_is_no_second_run(results):
+    there = locate([str(results)])
+    (results / "a-latest").symlink_to(results / "demo")
+    (results / "latest-logs").symlink_to(results / "stock")
+    assert locate([str(results)]) == there
+    elsewhere = results.rename(results.with_name("moved"))
+    results.mkdir()
+    (results / "link").symlink_to(elsewhere / "demo")
+    assert locate([str(results)]) == [results / "link"]
+    with pytest.raises(ComparisonError, match=r"demo is given twice: expected every run once\. Leave one out"):
+        make_table([str(results), str(elsewhere / "demo")])
+
+
+def test_logs_named_by_condition_are_one_run(results):
+    assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [
+        results / "demo",
+        {"wo": Path("a"), "mless": Path("b")},
+    ]
+    odd = results / "x=y"
+    odd.mkdir()
+    assert locate([str(odd)]) == [odd], "what exists is a path"
+    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a\. Name each once"):
+        locate(["wo=a", "wo=b"])
+    with pytest.raises(ConfigError, match="xxx: expected a run's path, got none: File name too long"):
+        locate(["x" * 5000])
+
+
+def test_one_run_is_one(results):
+    assert locate_one([str(results / "demo")]) == locate_folder(str(results / "demo")) == results / "demo"
+    shutil.rmtree(results / "stock")
+    assert locate_folder(str(results)) == results / "demo"
+    with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun. Take them one after another"):
+        locate_one([str(results / "demo"), str(results / "begun")])
+    with pytest.raises(ConfigError, match="expected a folder that `mless run` made, got sample logs"):
+        locate_folder("wo=x")
+    shutil.copytree(GREEDY_RUN, results / "logs", ignore=shutil.ignore_patterns("run.json", "journal.jsonl"))
+    with pytest.raises(ConfigError, match="logs: expected a folder that `mless run` made, got sample logs"):
+        locate_folder(str(results / "logs"))
+
+
+def test_a_folder_holding_one_log_is_that_log(results):
+    one = results / "one"
+    for condition in ("wo", "mless"):
+        (one / condition / "model").mkdir(parents=True)
+        for file in GREEDY_RUN.glob(f"samples_demo_{condition}_*"):
+            shutil.copy(file, one / condition / "model")
+    rows = json.loads(make_table([f"wo={one / 'wo'}", f"mless={one / 'mless'}"], form="json"))["rows"]
+    assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [("wo", 86.8), ("mless", 87.0)]
+    with pytest.raises(
+        Exception, match=r"one is a folder with 2 sample logs, such as .*jsonl: expected one. Name the file"
+    ):
+        make_table([f"wo={one}", f"mless={one / 'mless'}"])
+    with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
+        make_table([f"wo={results / 'reference'}"])
+
+
+@pytest.fixture
+def two_datasets(tmp_path):
+    """Runs of one model on the bundled problems and on a file of others."""
+    (tmp_path / "runs").mkdir()
+    data = tmp_path / "own.jsonl"
+    data.write_text(
+        "".join(
+            json.dumps({"problem": f"What is {i}?", "answer": str(i), "unique_id": str(i)}) + "\n" for i in range(4)
+        )
+    )
+    for name, dataset in (("first", "demo"), ("second", {"path": str(data)})):
+        write_run(tmp_path / "runs" / name, right, dataset=dataset, limit=4, audit=False)
+    return tmp_path / "runs"
+
+
+def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
+    page = make_leaderboard_page([str(two_datasets)])
+    titles = [line for line in page.splitlines() if line.startswith(("demo: ", "own: "))]
+    assert titles == ["demo: made, raw, 4 problems, 1 sample each", "own: made, raw, 4 problems, 1 sample each"]
+    assert page.count("receipt: ") == 2
+    boards = json.loads(make_leaderboard_page([str(two_datasets)], form="json"))
+    assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
+    with pytest.raises(ConfigError, match="CSV holds one table: expected the runs of one, got tables of demo; own"):
+        make_leaderboard_page([str(two_datasets)], form="csv")
+    one = json.loads(make_leaderboard_page([str(two_datasets / "first")], form="json"))
+    assert one["schema"] == boards[0]["schema"] and "demo: " not in make_leaderboard_page([str(two_datasets / "first")])
+
+
+def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_another(results):
+    shutil.rmtree(results / "stock")
+    shutil.copytree(GREEDY_RUN, results / "again")
+    shutil.copytree(GREEDY_RUN, results / "sampled")
+    receipt = json.loads((GREEDY_RUN / "run.json").read_text())
+    receipt["generation"] = {**receipt["generation"], "until": ["x"]}
+    (results / "sampled" / "run.json").write_text(json.dumps(receipt))
+    page = make_leaderboard_page([str(results)])
+    blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title
+    titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
+    said = "mless-demo, raw, 500 problems, 1 sample each"
+    assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
+    with pytest.raises(ComparisonError, match=r"is given twice: expected every run once"):
+        make_leaderboard_page([str(results), str(results / "demo")])
+    with pytest.raises(ComparisonError, match=r"other sampling, .* Leave one out, or make two tables"):
+        make_table([str(results / "demo"), str(results / "sampled")])
+
+
+def test_a_table_of_two_datasets_is_refused(two_datasets):
+    with pytest.raises(
+        ComparisonError, match=r"second has another dataset than .*first: .* Compare runs on one dataset"
+    ):
+        make_table([str(two_datasets)])

@@ -1,0 +1,476 @@
+"""A run folder: one writer, one run, clear refusals; shards, regrading and lm-eval's files, all without a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas
+import pytest
+
+from harness import load_run, resources
+from harness.display.table_pages import make_table
+from harness.errors import ConfigError, HarnessError, JournalError, RunError
+from harness.execution.merge_shards import merge
+from harness.execution.regrade import regrade
+from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.experiment.config import load_config
+from harness.experiment.plan import Shard, make_plan
+from harness.experiment.requests import hash_setting
+from harness.grading import COLUMNS as GRADERS
+from harness.runs import receipts
+from harness.runs.evaluations import read_evaluation
+from harness.runs.folder import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    RunFolder,
+    beside,
+    changes,
+    pack,
+    read_identity,
+    read_prompts,
+    read_samples,
+)
+from harness.runs.journal import Journal
+from harness.runs.lm_eval_logs import find_logs
+from tests.conftest import needs_vllm
+from tests.example_runs import GREEDY_RUN, small_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"), limit=5)
+
+
+@pytest.fixture(scope="module")
+def identity(plan):
+    return run_identity(plan, plan.config.resolve_sampling({}))
+
+
+@pytest.fixture(scope="module")
+def regraded(tmp_path_factory):
+    run = small_run(tmp_path_factory.mktemp("small") / "demo")
+    assert regrade(run).endswith("0 verdicts changed")
+    return run
+
+
+@pytest.fixture
+def demo_run(regraded, tmp_path):
+    """A part of the committed greedy run, with lm-eval's files."""
+    return Path(shutil.copytree(regraded, tmp_path / "demo"))
+
+
+@pytest.fixture(scope="module")
+def finished(plan, tmp_path_factory):
+    return filled(plan, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def own_run(finished, tmp_path):
+    """A finished run of the plan."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def begun(path, identity, plan):
+    """A run with one sample: without any it would protect nothing."""
+    with RunFolder(path, identity, plan.prompts) as folder:
+        folder.journal.append({"key": "k", "task": "t"})
+
+
+def filled(plan, folder):
+    """The run of a plan, its samples taken from the committed greedy run: keys do not depend on limit and shard."""
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed, and its version is part of each sample's key")
+    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
+    identity = run_identity(plan, sampling)
+    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
+    setting = hash_setting(sampling=sampling, **parts)
+    recorded = {(s["task"], s["problem_id"]): s for s in read_samples(GREEDY_RUN)}
+    with RunFolder(folder, identity, plan.prompts) as opened:
+        opened.begin_session(_session(plan))
+        for request in plan.requests(sampling):
+            sample = recorded[request.task, request.problem_id]
+            assert sample["key"] == request.key(setting), "the example was made with these very settings"
+            opened.journal.append(sample)
+    return execute(plan, output=folder, quiet=True)
+
+
+@needs_vllm
+def test_the_committed_greedy_run_can_be_continued_under_todays_config():
+    plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"))
+    assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+
+
+def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
+    assert identity["config"]["family"] == ["mless", "mful", "random"]
+    begun(tmp_path / "run", identity, plan)
+    other = {**identity, "config": {**identity["config"], "family": ["mless"]}}
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.family: .* -> \[\"mless\"\]"):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+    before = {k: v for k, v in identity["config"].items() if k not in ("primary", "family")}
+    begun(tmp_path / "old", {**identity, "config": before}, plan)
+    RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
+    assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
+
+
+def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
+    typo = {**identity, "config": {**identity["config"], "max_gen_toks": 9}}
+    with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
+        folder.begin_session(_session(plan))
+    assert changes(tmp_path / "run", identity) == []
+    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
+        assert not folder.journal.keys
+        folder.journal.append({"key": "k", "task": "t"})
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks"):
+        RunFolder(tmp_path / "run", typo, plan.prompts)
+
+
+@needs_vllm
+def test_samples_of_a_cpu_are_not_continued_on_a_gpu(plan, identity, tmp_path):
+    assert identity["engine"]["device"] == "cpu"
+    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
+        folder.journal.append({"key": "k", "task": "t"})
+    other = {**identity, "engine": {**identity["engine"], "device": "cuda"}}
+    with pytest.raises(JournalError, match=r'Changed: engine.device: "cpu" -> "cuda"'):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+
+
+def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
+    files = json.loads((demo_run / RECEIPT).read_text())["files"]
+    assert files == {name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files}
+    assert set(files) == {JOURNAL, PROMPTS, SCORES}
+    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
+    forged = [line.replace('"completion":"', '"completion":"so ') for line in lines]
+    (demo_run / JOURNAL).write_text("".join(forged))
+    regrade(demo_run)
+    again = json.loads((demo_run / RECEIPT).read_text())["files"]
+    assert again[JOURNAL] != files[JOURNAL] and again[PROMPTS] == files[PROMPTS]
+    assert f"samples {again[JOURNAL][:8]}" in " ".join(make_table([str(demo_run)]).split())
+
+
+def test_large_files_are_hashed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(receipts, "REMEMBERED_BYTES", 4)
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        (model / name).write_bytes(name.encode())
+    first = receipts.model_fingerprint(str(model))
+    assert first["sha256"]["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
+    with monkeypatch.context() as patched:
+        patched.setattr(receipts, "_digest", None)  # a second computation would fail
+        assert receipts.model_fingerprint(str(model)) == first
+    (model / "a.safetensors").write_bytes(b"other weights")
+    assert receipts.model_fingerprint(str(model))["sha256"] != first["sha256"]
+    for garbage in ("torn {", "[]", '{"a": 3}', json.dumps({str((model / "b.safetensors").resolve()): 3})):
+        (tmp_path / "cache" / "mless" / "file-hashes.json").write_text(garbage)
+        assert receipts.model_fingerprint(str(model))["sha256"]["b.safetensors"] == first["sha256"]["b.safetensors"]
+
+
+def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
+    monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
+    assert receipts.model_fingerprint("any-name", served=True) == {"name": "any-name", "revision": None}
+    (tmp_path / "config.json").write_text("{}")
+    assert receipts.model_fingerprint(str(tmp_path), served=True)["sha256"].keys() == {"config.json"}
+    assert receipts.engine_identity("local-completions", {})["device"] == "server"
+
+
+def test_a_folder_has_one_writer(plan, identity, tmp_path):
+    with RunFolder(tmp_path / "run", identity, plan.prompts):
+        with pytest.raises(JournalError, match=r"is in use by another mless process. Wait for it, or choose another"):
+            RunFolder(tmp_path / "run", identity, plan.prompts)
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp_path):
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(JournalError, match=r"already holds files, and none is a run's journal.jsonl"):
+        RunFolder(tmp_path, identity, plan.prompts)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(JournalError, match=r"cannot be written: .*Choose an --output that can"):
+        RunFolder(tmp_path / "file", identity, plan.prompts)
+
+
+def test_a_packed_run_is_read_as_it_is_and_unpacked_to_be_written(demo_run):
+    before, files = load_run(demo_run), {p.name for p in demo_run.glob("*.jsonl")}
+    pack(demo_run)
+    assert {p.name for p in demo_run.glob("*.jsonl*")} == {f"{name}.xz" for name in files}
+    pandas.testing.assert_frame_equal(load_run(demo_run), before)
+    logged = {"wo": next(demo_run.glob("samples_demo_wo_*.xz"))}
+    assert read_evaluation(logged).frame["correct"].tolist() == before[before["condition"] == "wo"]["correct"].tolist()
+    assert "0 verdicts changed" in regrade(demo_run)
+    assert {p.name for p in demo_run.glob("*.xz")} == set()
+    ours = [name for name in before if name not in GRADERS]  # on a busy machine another grader may take too long
+    pandas.testing.assert_frame_equal(load_run(demo_run)[ours], before[ours])
+
+
+def test_a_damaged_packed_file_is_named(demo_run):
+    pack(demo_run)
+    for name in (JOURNAL, SCORES):
+        file = demo_run / f"{name}.xz"
+        whole = file.read_bytes()
+        for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
+            file.write_bytes(bad)
+            for read in (load_run, lambda run: make_table([str(run)])):
+                with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
+                    read(demo_run)
+        with pytest.raises(JournalError, match=rf"{name}.xz is damaged"):
+            regrade(demo_run)
+        assert not list(demo_run.glob("*.part"))
+        file.write_bytes(whole)
+        pack(demo_run)
+    (log,) = demo_run.glob("samples_demo_wo_*.jsonl.xz")
+    whole = log.read_bytes()
+    log.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(HarnessError, match=r"samples_demo_wo_.*.xz is damaged"):
+        read_evaluation(log)
+    log.write_bytes(whole)
+    (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        load_run(demo_run)
+
+
+def test_a_file_beside_its_packed_form_is_refused(demo_run):
+    """A copy restored beside the other, or `xz -k`: which of the two is the run's, nobody but its owner can tell."""
+    pack(demo_run)
+    (demo_run / JOURNAL).write_text("older")
+    for change in (pack, regrade):
+        with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz are both there, .*delete the one"):
+            change(demo_run)
+    assert (demo_run / JOURNAL).read_text() == "older" and (demo_run / f"{JOURNAL}.xz").exists()
+
+
+def test_copies_beside_the_logs_are_no_logs(demo_run):
+    (log,) = demo_run.glob("samples_demo_wo_*.jsonl")
+    for ending in (".bak", ".xz.bak", ".part"):
+        shutil.copy(log, f"{log}{ending}")
+    assert len(find_logs(demo_run)) == 4
+
+
+def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
+    folder = tmp_path / "run"
+    RunFolder(folder, identity, plan.prompts).__exit__()
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        with pytest.raises(JournalError, match="cannot be written"):
+            RunFolder(folder, identity, plan.prompts)
+        return
+    # root passes every permission, but not a read-only file system
+    mounted = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    if not mounted:
+        pytest.skip("root without the right to mount cannot meet a read-only folder")
+    code = (
+        "import sys; from pathlib import Path; from harness.runs.journal import Journal; Journal(Path(sys.argv[1]), {})"
+    )
+    script = f'mount --bind -o ro "{folder}" "{folder}" 2>/dev/null; mount -o remount,ro,bind "{folder}" && '
+    script += f'"{sys.executable}" -c "{code}" "{folder / JOURNAL}"'
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True)
+    assert "JournalError" in done.stderr and "cannot be written: Read-only file system" in done.stderr
+
+
+def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
+    begun(tmp_path / "run", identity, plan)
+    other = {**identity, "config": {**identity["config"], "max_gen_toks": 7}, "generation": {}}
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
+        RunFolder(tmp_path / "run", other, plan.prompts)
+    assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
+    assert beside(tmp_path / "run", other).name == "run-2"
+    RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
+    assert beside(tmp_path / "run", other).name == "run-3"
+    RunFolder(tmp_path / "run-3", other, plan.prompts).__exit__()
+    assert beside(tmp_path / "run", other).name == "run-3", "an interrupted fork is continued"
+
+
+def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
+    begun(tmp_path / "run", identity, plan)
+    (tmp_path / "run" / SCORES).unlink()
+    Journal(tmp_path / "run" / SCORES, {"grader_version": 1}).close()
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    assert (tmp_path / "run" / "scores-grader-1.jsonl").exists()
+
+
+def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
+    shorter = make_plan(plan.config, limit=2)
+    other = run_identity(shorter, plan.config.resolve_sampling({}))
+    RunFolder(tmp_path / "run", other, shorter.prompts).__exit__()
+    assert len(read_prompts(tmp_path / "run")) == 8
+
+
+def test_a_kill_while_the_prompts_are_written_locks_nobody_out(plan, identity, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    assert len(read_prompts(tmp_path / "run")) == 20
+
+
+def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path):
+    begun(tmp_path / "run", identity, plan)
+    path = tmp_path / "run" / PROMPTS
+    whole = path.read_text()
+    for damaged in (whole[:-9], whole.replace("expert", "novice", 1), ""):
+        path.write_text(damaged)
+        with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+            RunFolder(tmp_path / "run", identity, plan.prompts)
+
+
+def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
+    with (own_run / JOURNAL).open("a") as journal:
+        journal.write('{"key":"0123","task":"demo_wo"}\n')
+    with pytest.raises(JournalError, match=r"holds 1 samples that are none of this run's, such as 0123"):
+        execute(plan, output=own_run, quiet=True)
+
+
+@pytest.mark.parametrize("lost", ["run.json", "samples_demo_wo_*.jsonl"])
+def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, lost):
+    (gone,) = own_run.glob(lost)
+    gone.unlink()
+    execute(plan, output=own_run, quiet=True)
+    assert len(list(own_run.glob(lost))) == 1 and len(load_run(own_run)) == 20
+
+
+def test_a_torn_receipt_is_made_again(plan, own_run):
+    (own_run / "run.json").write_text('{"tasks": [')
+    execute(plan, output=own_run, quiet=True)
+    assert json.loads((own_run / "run.json").read_text())["problems"] == 5
+
+
+def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
+    """lm-eval itself would only warn, and leave a log that is cut in the middle of a line."""
+    (own_run / "run.json").unlink()
+    code = (
+        "import resource, sys; from pathlib import Path; from harness.execution.run import finish\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1)); finish(Path(sys.argv[1]))"
+    )
+    largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
+    command = [sys.executable, "-c", code, str(own_run), str(largest - 1000)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "JournalError" in done.stderr and "could not be written whole, probably for want of space" in done.stderr
+    assert not (own_run / "run.json").exists(), "it does not count as finished"
+    execute(plan, output=own_run, quiet=True)
+    assert len(load_run(own_run)) == 20
+
+
+def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
+    RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
+    with pytest.raises(RunError, match=r"holds no finished run: expected run.json"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("text", "ok"), [("1/4", True), ("4/4", True), ("0/4", False), ("5/4", False), ("x", False)])
+def test_shards_are_parsed(text, ok):
+    if ok:
+        assert str(Shard.parse(text)) == text
+    else:
+        with pytest.raises(ConfigError, match=r"--shard expects I/N with I from 1 to N, such as 2/4, got"):
+            Shard.parse(text)
+
+
+def test_shards_hold_every_problem_once_with_all_conditions():
+    config = load_config(resources.folder("configs") / "runs" / "demo.yaml")
+    shards = [make_plan(config, limit=7, shard=Shard(index=i, count=3)) for i in (1, 2, 3)]
+    problems = [row["doc"]["id"] for shard in shards for row in shard.prompts]
+    whole = [row["doc"]["id"] for row in make_plan(config, limit=7).prompts]
+    assert sorted(problems) == sorted(whole) and len(set(problems)) == 7
+    with pytest.raises(ConfigError, match=r"Shard 3/3 holds no problem"):
+        make_plan(config, limit=2, shard=Shard(index=3, count=3))
+
+
+def test_shards_of_other_data_or_unfinished_ones_are_not_merged(plan, tmp_path):
+    shards = [make_plan(plan.config, limit=4, shard=Shard(index=i, count=2)) for i in (1, 2)]
+    folders = [filled(shard, tmp_path / f"shard{shard.shard.index}") for shard in shards]
+    journal = folders[1] / JOURNAL
+    whole = journal.read_text()
+    data = json.loads(whole.split("\n")[0])["dataset"]["sha256"]
+    journal.write_text(whole.replace(data, "0" * 64, 1))
+    with pytest.raises(JournalError, match=r"is a shard of another run than .*dataset.sha256"):
+        merge(folders, tmp_path / "merged")
+    journal.write_text("\n".join(whole.split("\n")[:4]) + "\n")
+    with pytest.raises(JournalError, match=r"shard2 holds 2 of 8 samples: continue it with the command that began it"):
+        merge(folders, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_merged_shards_are_the_whole_run(plan, finished, tmp_path):
+    shards = []
+    for index in (1, 2):
+        part = make_plan(plan.config, limit=5, shard=Shard(index=index, count=2))
+        shards.append(filled(part, tmp_path / f"shard{index}"))
+    with pytest.raises(JournalError, match=r"merge needs all 2 shards of the run. Missing: 1/2"):
+        merge([shards[1]], tmp_path / "merged")
+    with pytest.raises(JournalError, match=r"Missing: none, but one is given twice"):
+        merge([*shards, shards[1]], tmp_path / "merged")
+    with pytest.raises(JournalError, match=r"is no shard. Expected folders that `mless run --shard I/N` made"):
+        merge([finished], tmp_path / "merged")
+    merge([shards[1], shards[0]], tmp_path / "merged")
+    merged = load_run(tmp_path / "merged")
+    assert merged.equals(load_run(finished))
+    assert read_identity(tmp_path / "merged") == read_identity(finished), "as if it had been run in one piece"
+    assert [s["shard"] for s in json.loads((tmp_path / "merged" / "run.json").read_text())["sessions"]] == [
+        *("1/2", "1/2", "2/2", "2/2")
+    ]
+    with pytest.raises(JournalError, match="already holds files"):
+        merge(shards, tmp_path / "merged")
+
+
+def test_a_finished_run_is_not_run_again(plan, own_run, capsys):
+    before = {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"}
+    execute(plan, output=own_run, quiet=True)
+    assert "is finished, nothing was left to do" in capsys.readouterr().err
+    assert {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"} == before
+
+
+def test_regrading_the_example_changes_no_verdict(tmp_path):
+    run = shutil.copytree(GREEDY_RUN, tmp_path / "demo")
+    before = load_run(run)
+    told = regrade(run)
+    assert told.startswith(f"{len(before)} samples graded by version") and told.endswith("0 verdicts changed")
+    assert load_run(run).equals(before)
+
+
+def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
+    lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
+    wrong = [line.replace('"verdict":"correct"', '"verdict":"no_box"') for line in lines[:11]]
+    (demo_run / SCORES).write_text("".join([*wrong, *lines[11:-5]]))
+    with pytest.raises(RunError, match=r"the score of problem .* is missing. Run `mless regrade` on the folder"):
+        load_run(demo_run)
+    told = regrade(demo_run)
+    changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
+    assert changed > 0 and f"{changed} verdicts changed" in told and "no_box -> correct" in told
+    assert len(load_run(demo_run)) == len(lines) - 1
+
+
+def test_lm_evals_files_say_what_the_journal_says(demo_run):
+    frame = load_run(demo_run)
+    receipt = json.loads((demo_run / "run.json").read_text())
+    for task in receipt["tasks"]:
+        results = json.loads((demo_run / task["results"]).read_text())
+        chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
+        assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
+        assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+
+
+def test_a_damaged_journal_is_named(demo_run):
+    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
+    (demo_run / JOURNAL).write_text("".join([*lines[:5], "garbage\n", *lines[5:]]))
+    with pytest.raises(JournalError, match=r"journal.jsonl, line 6: damaged"):
+        load_run(demo_run)
+    (demo_run / JOURNAL).write_text("".join(lines))
+    (demo_run / PROMPTS).unlink()
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        load_run(demo_run)

@@ -1,0 +1,94 @@
+"""A run as a Parquet file: the same samples, described columns, the receipt inside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pandas
+import pyarrow.parquet
+import pytest
+
+from harness import load_run
+from harness.errors import ConfigError, RunError
+from harness.runs.parquet import COLUMNS, export_parquet, read_receipt_of
+from harness.runs.sample_frame import read_receipt
+from tests.example_runs import GREEDY_RUN, right, write_run
+from tests.test_cli import here, refused
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parquet") / "samples.parquet"
+    assert export_parquet(GREEDY_RUN, path) == len(load_run(GREEDY_RUN))
+    assert [file.name for file in path.parent.iterdir()] == ["samples.parquet"]
+    return path
+
+
+def test_the_file_holds_what_load_run_gives(exported):
+    ours, theirs = load_run(GREEDY_RUN), pandas.read_parquet(exported)
+    assert list(ours.columns) == list(theirs.columns) == list(COLUMNS)
+    for name in COLUMNS:
+        assert theirs[name].isna().tolist() == ours[name].isna().tolist(), name
+        there = ours[name].notna()
+        assert theirs[name][there].tolist() == ours[name][there].tolist(), name
+    assert list(theirs["condition"].cat.categories) == list(ours["condition"].cat.categories)
+
+
+def test_the_file_holds_replicates_and_rewordings_too(tmp_path):
+    run = write_run(tmp_path / "run", right, replicates=2, prompt_null=2, sampling={"temperature": 1}, limit=3)
+    assert export_parquet(run, tmp_path / "samples.parquet") == 3 * (2 + 1 + 2)
+    found = pandas.read_parquet(tmp_path / "samples.parquet")
+    assert set(found["replicate"]) == {0, 1} and {"edit-01", "edit-02"} <= set(found["condition"])
+
+
+def test_every_column_says_what_it_is_and_the_receipt_is_inside(exported):
+    schema = pyarrow.parquet.read_schema(exported)
+    assert {field.name: field.metadata[b"description"].decode() for field in schema} == {
+        name: meaning for name, (_, meaning) in COLUMNS.items()
+    }
+    assert read_receipt_of(exported) == read_receipt(GREEDY_RUN)
+
+
+def test_half_a_surrogate_pair_is_spelt_out(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(GREEDY_RUN, run)
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    place = next(n for n, line in enumerate(lines) if b'"completion":' in line)
+    sample = json.loads(lines[place])
+    sample["completion"] = "half \ud800 a pair, \N{GREEK SMALL LETTER PI}"
+    lines[place] = json.dumps(sample).encode() + b"\n"
+    (run / "journal.jsonl").write_bytes(b"".join(lines))
+    export_parquet(run, tmp_path / "s.parquet")
+    found = pandas.read_parquet(tmp_path / "s.parquet")
+    assert "half \\ud800 a pair, \N{GREEK SMALL LETTER PI}" in found["completion"].tolist()
+
+
+def test_what_cannot_be_read_or_written_is_said(tmp_path, exported):
+    with pytest.raises(RunError, match="holds no finished run"):
+        export_parquet(tmp_path, tmp_path / "s.parquet")
+    with pytest.raises(ConfigError, match=r"s\.parquet cannot be written: No such file or directory\. Choose another"):
+        export_parquet(GREEDY_RUN, tmp_path / "nowhere" / "s.parquet")
+    with pytest.raises(ConfigError, match=r"README\.md is no Parquet file: .* Expected one of `mless export`"):
+        read_receipt_of(GREEDY_RUN / "README.md")
+    pandas.DataFrame({"a": [1]}).to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(ConfigError, match=r"other\.parquet holds no receipt: expected a file of `mless export`"):
+        read_receipt_of(tmp_path / "other.parquet")
+
+
+def test_a_folder_is_no_file_and_nothing_is_left_in_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for output in (".", "/", "folder", ".."):
+        done = here(capsys, monkeypatch, "export", str(GREEDY_RUN), "-o", output)
+        refused(done, f"{output} cannot be written: Is a directory. Choose another file.")
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_the_command_says_how_many_samples_and_where(capsys, monkeypatch, tmp_path):
+    done = here(capsys, monkeypatch, "export", str(GREEDY_RUN), "-o", str(tmp_path / "s.parquet"))
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"{len(load_run(GREEDY_RUN)):,} samples  {tmp_path / 's.parquet'}\n",
+    )
+    refused(here(capsys, monkeypatch, "export", str(tmp_path)), "holds no finished run")

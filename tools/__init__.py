@@ -1,0 +1,1 @@
+"""What makes the shipped data; not part of the packages."""
