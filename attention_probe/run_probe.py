@@ -40,7 +40,7 @@ CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
 
 
-def probe(
+def run_probe(
     source: Source,
     selection: Selection,
     settings: ProbeSettings,

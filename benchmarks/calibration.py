@@ -28,16 +28,10 @@ from scipy.special import ndtri
 
 from benchmarks import calibration_page, report
 from benchmarks.runs import ROOT
-from harness.analysis import (
-    bootstrap_interval,
-    difference_bounds,
-    equivalence_p,
-    holm,
-    mcnemar_test,
-    minimal_detectable_effect,
-    score_statistic,
-    sign_flip_test,
-)
+from harness.analysis.intervals import bootstrap_interval, difference_bounds, equivalence_p, score_statistic
+from harness.analysis.multiple_testing import holm
+from harness.analysis.paired_tests import mcnemar_test, sign_flip_test
+from harness.analysis.power import minimal_detectable_effect
 from harness.verification.sides import say
 
 Floats = npt.NDArray[np.float64]

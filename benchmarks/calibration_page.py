@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.analysis import detection_power
+from harness.analysis.power import detection_power
 
 if TYPE_CHECKING:
     from benchmarks.calibration import Rates

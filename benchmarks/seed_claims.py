@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from attention_probe.analysis.curve import Definition, View
 from attention_probe.figures.config import PromptsConfig
-from attention_probe.probe import probe
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
+from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import work_folder
@@ -124,7 +124,7 @@ def load(model: Model, folder: Path) -> StandIn:
     selection = choose(prompts, source)
     path = folder / f"{model.architecture or 'bundled'}-{source.prompts_sha256[:8]}.traces"
     say(f"{model.name}: {path}")
-    probe(source, selection, settings, path)
+    run_probe(source, selection, settings, path)
     ids = [problem.problem_id for problem in selection.problems]
     with AttentionTraces.open(path) as traces:
         read = {name: [traces.get(problem_id, name) for problem_id in ids] for name in settings.conditions}

@@ -30,7 +30,7 @@ SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
 MODELS = 20
 CHARACTERS = 2_000
 SECONDS, GIGABYTES = 20.0, 1.0
-EXAMPLE = ROOT / "tests" / "greedy_run"
+EXAMPLE = ROOT / "tests" / "data" / "greedy_run"
 
 
 def main() -> None:

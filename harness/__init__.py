@@ -1,5 +1,16 @@
 """mless: does a run of meaningless tokens before a maths question make a language model answer better?"""
 
-from harness.runs.sample_frame import load_run
+from harness.faces import lazy_face
 
-__all__ = ["load_run"]
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "experiment.config": ["RunConfig", "load_config"],
+        "experiment.plan": ["make_plan"],
+        "grading": ["grade"],
+        "runs.sample_frame": ["load_run"],
+        "runs.evaluations": ["read_evaluation"],
+        "analysis.comparison": ["compare"],
+        "execution.run": ["execute"],
+    },
+)

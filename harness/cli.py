@@ -51,15 +51,18 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
+    from harness.display.describe_plan import describe_plan
+    from harness.engines.vllm import check_arguments
     from harness.execution.run import execute
     from harness.experiment.config import load_config
     from harness.experiment.plan import Shard, make_plan
 
-    plan = make_plan(load_config(config, overrides or ()), limit=limit, shard=Shard.parse(shard) if shard else None)
+    settings = load_config(config, overrides or ())
+    check_arguments(settings)
+    plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
+    typer.echo(describe_plan(plan), err=not dry_run)
     if dry_run:
-        typer.echo(plan.describe())
         return
-    typer.echo(plan.describe(), err=True)
     _show(execute(plan, output=output, fork=fork, quiet=quiet))
 
 

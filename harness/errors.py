@@ -6,6 +6,8 @@ line prints the message alone and exits with code 2; a traceback therefore alway
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class HarnessError(Exception):
     """Base of every error that a user can cause and mend."""
@@ -53,3 +55,8 @@ class RunInterrupted(HarnessError):
 
 class GraderError(HarnessError):
     """The grader pool cannot start its workers, or was given limits that no worker can live with."""
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -39,7 +39,7 @@ def _unpacked(folder: Path) -> Path:
 
 
 ROOT = Path(__file__).resolve().parent.parent
-GREEDY_RUN = _unpacked(ROOT / "tests" / "greedy_run")
+GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
 
 

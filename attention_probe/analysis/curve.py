@@ -20,6 +20,9 @@ View = Literal["aligned", "full"]
 
 DRAWS, SEED, BAND = 2000, 1234, 0.95
 
+_FIRST_TOKEN_SINKS = ("llama", "gemma")
+"""Families whose first token takes most of the attention; the study leaves it out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curve:
@@ -130,3 +133,8 @@ def as_frame(curves: Iterable[Curve]) -> pandas.DataFrame:
             )
         )
     return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+
+def leaves_out_first_token(model_type: str) -> bool:
+    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
+    return model_type.startswith(_FIRST_TOKEN_SINKS)

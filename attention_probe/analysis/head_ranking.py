@@ -44,7 +44,7 @@ def rank_heads(
 
     Args:
         traces: Where from.
-        measure: A name of `measures.MEASURES`.
+        measure: A name of `definitions.MEASURES`.
         baseline: What is subtracted; another filler, as a rule.
         condition: What it is subtracted from.
         problem_ids: Which prompts; all but controls that were traced under both conditions by default.

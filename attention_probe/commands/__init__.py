@@ -89,11 +89,10 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head; one trace file."""
     from attention_probe.analysis.summary import summary, told
-    from attention_probe.figures.config import prompts_config
     from attention_probe.measure.measure import Record
     from attention_probe.model.memory import keep_freed_memory
-    from attention_probe.probe import probe as run_probe
-    from attention_probe.prompts.choose_prompts import choose, open_source
+    from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
+    from attention_probe.run_probe import run_probe
     from attention_probe.settings import ProbeSettings
     from attention_probe.traces import AttentionTraces
     from harness.analysis.selection import Selection
@@ -166,7 +165,7 @@ def curves(
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
     from attention_probe.analysis.averaging import aligned_curve, as_frame, chosen_problems, full_curve
-    from attention_probe.figures.config import leaves_out_first_token
+    from attention_probe.analysis.curve import leaves_out_first_token
     from attention_probe.traces import AttentionTraces
 
     curve = aligned_curve if _one_of("--view", view, ("aligned", "full")) == "aligned" else full_curve

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, ValidationError, model_validator
 
-from attention_probe.analysis.curve import Definition, View
+from attention_probe.analysis.curve import Definition, View, leaves_out_first_token
+from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
 from harness.errors import ConfigError
-from harness.experiment.conditions import DEFAULT_SEED, named_conditions
+from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
-from harness.experiment.prompt import Layout
-from harness.experiment.yaml_settings import explain, read_values
+from harness.experiment.yaml_settings import Strict, explain, read_values
 
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
@@ -23,15 +23,9 @@ BASELINE = "wo"
 Colour = Literal["blue", "red", "green", "orange"]
 
 _COLOURS: tuple[Colour, ...] = ("blue", "red", "green", "orange")
-_FIRST_TOKEN_SINKS = ("llama", "gemma")
-"""Families whose first token takes most of the attention; the study leaves it out."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SeriesConfig(_Strict):
+class SeriesConfig(Strict):
     """One line of a panel: what the legend calls it, and its colour (left out: blue, red, green, orange in turn)."""
 
     label: str = Field(min_length=1)
@@ -43,7 +37,7 @@ def _as_series(value: Any) -> Any:
     return {"label": value} if isinstance(value, str) else value
 
 
-class RowConfig(_Strict):
+class RowConfig(Strict):
     """What the panels of one row compare: one line a condition, in the order written.
 
     `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
@@ -75,47 +69,7 @@ class RowConfig(_Strict):
         return self
 
 
-class PromptsConfig(_Strict):
-    """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
-
-    `run` is a run folder of ours, an lm-eval output folder, or a sample log; `logs` are the sample logs of any task by
-    condition, `metric` what of theirs says right from wrong. The rest selects as `mless probe` does:
-    `flip` between `baseline` and `condition` is a selection on outcome, which the figure then says; `controls` adds
-    matched problems that did not flip.
-    """
-
-    run: Path | None = None
-    logs: dict[str, Path] | None = None
-    dataset: Literal["math500", "demo"] | DatasetConfig | None = None
-    metric: str | None = None
-    layout: Layout | None = None
-    instruction: str | None = None
-    n: int | None = Field(default=None, ge=1)
-    seed: int = DEFAULT_SEED
-    ids: tuple[str, ...] = ()
-    subject: str | None = None
-    level: int | None = None
-    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong", "changed"] | None = None
-    baseline: str = BASELINE
-    condition: str = "mless"
-    controls: bool = False
-    repeats: Literal["first", "majority", "any"] = "first"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
-            )
-        if self.flip and self.dataset is not None:
-            raise ValueError("`flip` selects by what a model answered: it needs `run` or `logs`, not `dataset`")
-        if self.controls and not self.flip:
-            raise ValueError("`controls` are matched to problems that flipped: they need `flip`")
-        return self
-
-
-class HeadConfig(_Strict):
+class HeadConfig(Strict):
     """Where one column of panels is measured.
 
     `layer` and `head` are indices from 0; `label` says the same for people, counting from 1. What is left out is the
@@ -143,7 +97,7 @@ class HeadConfig(_Strict):
         return self
 
 
-class BarsConfig(_Strict):
+class BarsConfig(Strict):
     """Accuracy bars beside the panels: of finished runs, or of reference numbers, which the figure then says."""
 
     title: str
@@ -197,7 +151,7 @@ class Panel:
         return leaves_out_first_token(model_type)
 
 
-class FigureConfig(_Strict):
+class FigureConfig(Strict):
     """One figure.
 
     `model` is a hub id, a folder or `demo`; `architecture` the file with its exact shape, for `--random-weights`.
@@ -318,20 +272,3 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
         return FigureConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path), FigureConfig, _NESTED)) from None
-
-
-def prompts_config(**values: Any) -> PromptsConfig:
-    """The prompts that a command's options describe.
-
-    Raises:
-        ConfigError: the options contradict each other.
-    """
-    try:
-        return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
-    except ValidationError as error:
-        raise ConfigError(explain(error, "mless probe", PromptsConfig, _NESTED)) from None
-
-
-def leaves_out_first_token(model_type: str) -> bool:
-    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
-    return model_type.startswith(_FIRST_TOKEN_SINKS)

@@ -12,8 +12,8 @@ from attention_probe.figures.config import FigureConfig, Probe
 from attention_probe.figures.data import PanelCurves, panel_curves, read_bars
 from attention_probe.figures.draw import write_figure
 from attention_probe.figures.layout import Width
-from attention_probe.probe import probe
 from attention_probe.prompts.choose_prompts import choose, open_source
+from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
@@ -98,7 +98,7 @@ def _measure(
     ]
     name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     path = folder / f"{name}.traces"
-    probe(source, selection, settings, path, advance=advance)
+    run_probe(source, selection, settings, path, advance=advance)
     return path, settings
 
 

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.analysis.averaging import aligned_curves, chosen_problems
-from attention_probe.analysis.curve import Curve, Definition
-from attention_probe.figures.config import leaves_out_first_token
+from attention_probe.analysis.curve import Curve, Definition, leaves_out_first_token
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
-from harness.display.report import AttentionFile, MeanCurve, PromptCurves
+from harness.display.report.attention import AttentionFile, MeanCurve, PromptCurves
 
 _EXPLAINED = {
     "common": "Mean attention that each token gets from later tokens of the prompt without filler (common queries).",

@@ -27,7 +27,9 @@ from typing import Annotated
 import numpy as np
 import yaml
 from jaxtyping import Int8
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
+
+from harness.experiment.yaml_settings import Strict
 
 CLASSES = ("digits", "operators", "conjunctions", "other")
 """In the order of precedence."""
@@ -52,25 +54,21 @@ _Word = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
 _Symbols = Annotated[str, StringConstraints(pattern=r"^[^\w\s]+$")]
 
 
-class Operators(BaseModel):
+class Operators(Strict):
     """Characters, and LaTeX commands without their backslash."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     characters: _Symbols
     commands: frozenset[_Command]
 
 
-class Conjunctions(BaseModel):
+class Conjunctions(Strict):
     """English words in small letters, and LaTeX commands without their backslash."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     words: frozenset[_Word]
     commands: frozenset[_Command]
 
 
-class Lexicon(BaseModel):
+class Lexicon(Strict):
     """The committed lists.
 
     Attributes:
@@ -78,8 +76,6 @@ class Lexicon(BaseModel):
         conjunctions: What is a conjunction.
         sha256: Of the file, for receipts.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     operators: Operators
     conjunctions: Conjunctions

@@ -1,7 +1,7 @@
 """The attention function in Hugging Face's registry: the normal output, and each asked layer reduced on the way.
 
 Hugging Face models ask a registry for their attention function and another for their mask. Ours are in both under one
-name: the function computes the weights of a few queries at a time and reduces them (`reduction`); the mask stays a
+name: the function computes the weights of a few queries at a time and reduces them (`column_means`); the mask stays a
 rule, evaluated a block at a time. What is asked travels with the call, as a keyword argument that models hand through
 to their attention. The pass ends as soon as the last thing asked is recorded.
 

@@ -3,17 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attention_probe.figures.config import PromptsConfig
+from pydantic import Field, ValidationError, model_validator
+
 from harness.analysis.selection import Selection, select
 from harness.analysis.selection_criterion import Criterion
-from harness.experiment.conditions import named_condition, named_conditions
-from harness.experiment.config import open_dataset
+from harness.errors import ConfigError
+from harness.experiment.conditions import DEFAULT_SEED, named_condition, named_conditions
+from harness.experiment.config import DatasetConfig, open_dataset
+from harness.experiment.prompt import Layout
+from harness.experiment.yaml_settings import Strict, explain
 from harness.runs.prompt_source import BASELINE, Source, build_source, read_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class PromptsConfig(Strict):
+    """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
+
+    `run` is a run folder of ours, an lm-eval output folder, or a sample log; `logs` are the sample logs of any task by
+    condition, `metric` what of theirs says right from wrong. The rest selects as `mless probe` does:
+    `flip` between `baseline` and `condition` is a selection on outcome, which the figure then says; `controls` adds
+    matched problems that did not flip.
+    """
+
+    run: Path | None = None
+    logs: dict[str, Path] | None = None
+    dataset: Literal["math500", "demo"] | DatasetConfig | None = None
+    metric: str | None = None
+    layout: Layout | None = None
+    instruction: str | None = None
+    n: int | None = Field(default=None, ge=1)
+    seed: int = DEFAULT_SEED
+    ids: tuple[str, ...] = ()
+    subject: str | None = None
+    level: int | None = None
+    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong", "changed"] | None = None
+    baseline: str = BASELINE
+    condition: str = "mless"
+    controls: bool = False
+    repeats: Literal["first", "majority", "any"] = "first"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
+            )
+        if self.flip and self.dataset is not None:
+            raise ValueError("`flip` selects by what a model answered: it needs `run` or `logs`, not `dataset`")
+        if self.controls and not self.flip:
+            raise ValueError("`controls` are matched to problems that flipped: they need `flip`")
+        return self
+
+
+def prompts_config(**values: Any) -> PromptsConfig:
+    """The prompts that a command's options describe.
+
+    Raises:
+        ConfigError: the options contradict each other.
+    """
+    try:
+        return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(explain(error, "mless probe", PromptsConfig, {"dataset": DatasetConfig})) from None
 
 
 def open_source(

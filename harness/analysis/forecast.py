@@ -145,8 +145,7 @@ def _ways(config: RunConfig) -> list[tuple[str, int]]:
 
 
 def _gain(problems: int, samples: int, discordance: float, tests: int) -> str:
-    from harness.analysis import minimal_detectable_effect
-    from harness.analysis.power import ALPHA
+    from harness.analysis.power import ALPHA, minimal_detectable_effect
 
     effect = minimal_detectable_effect(n=problems, k=samples, discordance=discordance, alpha=ALPHA / tests)
     return NONE if math.isnan(effect) else f"{100 * effect:.1f}"

@@ -29,7 +29,7 @@ class Leaderboard:
     """Everything that the tables of some runs say.
 
     Attributes:
-        comparison: `statistics.compare`.
+        comparison: `analysis.compare`.
         mediators: `mediators.mediator_table`.
         audit: `audit_table`.
         baseline: The condition that others are compared with.
@@ -73,14 +73,13 @@ def make_leaderboard(
     Args:
         evaluations: From `evaluations.read_evaluation`.
         baseline: The condition that others are compared with.
-        margin: Equivalence margin in points; by default that of `statistics.compare`.
+        margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
 
     Raises:
-        ComparisonError: the evaluations cannot be compared; see `evaluations.join` and `statistics.compare`.
+        ComparisonError: the evaluations cannot be compared; see `evaluations.join` and `analysis.compare`.
     """
-    from harness.analysis import compare
-    from harness.analysis.comparison import MARGIN
+    from harness.analysis.comparison import MARGIN, compare
     from harness.analysis.mediators import mediator_table
     from harness.experiment.conditions import BASELINE, DEFAULT_SEED
 
@@ -164,7 +163,7 @@ def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Accuracy in percent with its error and interval, and what the rest was, per model, layout and condition.
 
-    The columns n to majority_ties are those of `statistics.compare`, for runs that it cannot compare as well: without
+    The columns n to majority_ties are those of `analysis.compare`, for runs that it cannot compare as well: without
     the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.
     Replicates of the baseline are left out.
     """

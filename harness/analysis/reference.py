@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
-from harness.experiment.yaml_settings import explain
+from harness.experiment.yaml_settings import Strict, explain
 
 if TYPE_CHECKING:
     import pandas
@@ -37,11 +37,7 @@ COLUMNS = {
 """What each column of `reference_table` is."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Setup(_Strict):
+class Setup(Strict):
     """How the numbers were made, in the reference's words."""
 
     sampling: str
@@ -49,14 +45,14 @@ class Setup(_Strict):
     grader: str
 
 
-class ModelAccuracies(_Strict):
+class ModelAccuracies(Strict):
     """One model's accuracies in percent, by condition."""
 
     model: str
     conditions: dict[str, float]
 
 
-class Reference(_Strict):
+class Reference(Strict):
     """One table of published numbers.
 
     Attributes:
@@ -110,7 +106,7 @@ def reference_table(
     another dataset neither agree nor differ.
 
     Args:
-        comparison: `statistics.compare`, not split any further.
+        comparison: `analysis.compare`, not split any further.
         audit: `leaderboard.audit_table`, for the study's own rule.
         reference: The published numbers.
         receipts: Our runs' facts, as of `evaluations.Evaluation`.

@@ -1,1 +1,1 @@
-"""harness/commands."""
+"""The commands: one file each, with its options and one call into a stage of the work."""

@@ -105,7 +105,7 @@ def flips(
 
 def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
     """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
-    from harness.analysis import compare
+    from harness.analysis.comparison import compare
     from harness.display.words import LEVEL, MINUS, signed
 
     both = frame["condition"].isin([criterion.baseline, criterion.condition])

@@ -29,7 +29,7 @@ def report(
 ) -> None:
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
     from attention_probe.figures.report_curves import read_attention
-    from harness.display.report import write_report
+    from harness.display.report.page import write_report
     from harness.runs.find_runs import locate
 
     chosen = _definition(definition)

@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
-from harness.display.figures import (
-    Width,
-    draw_accuracy_bars,
-    draw_flip_matrix,
-    draw_forest,
-    draw_lengths,
-    draw_split_differences,
-    length_shares,
-    save_figure,
-)
-from harness.display.figures.style import without_edits
+from harness.display.figures.bars import draw_accuracy_bars
+from harness.display.figures.flip_matrix import draw_flip_matrix
+from harness.display.figures.forest import draw_forest
+from harness.display.figures.lengths import draw_lengths, length_shares
+from harness.display.figures.saving import save_figure
+from harness.display.figures.splits import draw_split_differences
+from harness.display.figures.style import Width, without_edits
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.comparable import join
 from harness.runs.evaluations import Evaluation, read_evaluation
@@ -61,7 +57,7 @@ def make_plots(
     """Draw figures of some runs: PNG, SVG, PDF and the table that is shown as CSV, each named after its kind.
 
     Args:
-        runs: See `run_paths.locate`.
+        runs: See `find_runs.locate`.
         folder: Where the files go.
         kinds: Of `KINDS`; none for all.
         width: `page` is 7 inches, `column` 3.3, which the names of the files then say.

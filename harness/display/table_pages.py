@@ -12,8 +12,8 @@ from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
 from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid
 from harness.display.table_formats import Format, check_format, render_grids
-from harness.errors import ConfigError
-from harness.runs.comparable import by_table, listed
+from harness.errors import ConfigError, listed
+from harness.runs.comparable import by_table
 from harness.runs.evaluations import Evaluation, read_evaluation
 from harness.runs.find_runs import locate
 from harness.runs.receipts import receipt_line
@@ -44,8 +44,8 @@ def make_table(
     """The page of `mless table`.
 
     Args:
-        runs: See `run_paths.locate`.
-        form: One of `rendering.FORMATS`.
+        runs: See `find_runs.locate`.
+        form: One of `table_formats.FORMATS`.
         by: Further columns to split by, of `SPLITS`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.

@@ -1,6 +1,6 @@
 """How numbers and verdicts are worded, wherever people read them: tables, figures, the report, `mless flips`.
 
-Minus signs and dashes are print's; a writer of plain text has its own for them (`rendering`).
+Minus signs and dashes are print's; a writer of plain text has its own for them (`table_formats`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Completion(str):
 
     Attributes:
         finish_reason: vLLM's: `stop`, `length` or `abort`; None where unknown.
-        graded: The grades as JSON text, where they are known already; see `lm_eval_hooks.grade_responses`.
+        graded: The grades as JSON text, where they are known already; see `hooks.grade_responses`.
     """
 
     finish_reason: str | None
@@ -54,7 +54,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
     """A loaded vLLM engine as an lm-eval model. Generation only: no task of ours asks for likelihoods.
 
     Args:
-        arguments: lm-eval's model arguments; see `vllm_adapter.VLLMEngine`.
+        arguments: lm-eval's model arguments; see `vllm.VLLMEngine`.
         sampled: Whether any request will be sampled.
         seed: From which every sample's own seed is derived when lm-eval is the caller.
     """

@@ -22,6 +22,7 @@ from harness.engines.gpus import gpus
 from harness.engines.lifetime import OWNER_VARIABLE, PLUGIN, TOLD_BY_WORKERS, WORKER_EXTENSION, known, process_identity
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
+from harness.experiment.config import RunConfig
 from harness.experiment.sampling import Sampling
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -359,6 +360,16 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and name != "data_parallel_size"}
 
 
+def check_arguments(config: RunConfig) -> None:
+    """Refuse what vLLM must not be given, before any prompt is built; other backends have rules of their own.
+
+    Raises:
+        ConfigError: see `engine_arguments`.
+    """
+    if config.model.backend == "vllm":
+        engine_arguments(config.model_arguments())
+
+
 def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     """Fill in what vLLM on a CPU needs; refuse what would kill the engine in the middle of a run."""
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
@@ -402,7 +413,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _dying_with_us() -> Iterator[None]:
-    """What vLLM starts meanwhile ends with this process: see `vllm_plugin`."""
+    """What vLLM starts meanwhile ends with this process: see `lifetime`."""
     chosen = os.environ.get("VLLM_PLUGINS")
     os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if chosen is not None and PLUGIN not in chosen.split(","):

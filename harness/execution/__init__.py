@@ -1,1 +1,12 @@
-"""harness/execution."""
+"""It is done: a plan is run or continued, shards are merged, a finished run is graded again."""
+
+from harness.faces import lazy_face
+
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "run": ["execute", "finish"],
+        "merge_shards": ["merge"],
+        "regrade": ["regrade"],
+    },
+)

@@ -145,7 +145,8 @@ def finish(path: Path) -> None:
 def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
     """Draw the bar chart of a run into its folder."""
     from harness.analysis.leaderboard import accuracy_table
-    from harness.display.figures import draw_accuracy_bars, save_figure
+    from harness.display.figures.bars import draw_accuracy_bars
+    from harness.display.figures.saving import save_figure
     from harness.experiment.rewordings import is_edit
     from harness.runs.sample_frame import read_frame
 

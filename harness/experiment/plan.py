@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from harness import resources
-from harness.analysis.forecast import describe_outlook, describe_power
-from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.conditions import BASELINE, Condition
 from harness.experiment.config import RunConfig
@@ -155,49 +152,6 @@ class Plan:
             return None
         return encode(document["solution"] or document["answer"], self.model.tokenizer)[0]
 
-    def describe(self) -> str:
-        """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
-        config = self.config
-        part = f", shard {self.shard}" if self.shard else ""
-        extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
-        extra += [f"prompt null of {config.prompt_null} edits"] if config.prompt_null else []
-        lines = [
-            f"model     {config.model.display_name} through {config.model.backend}",
-            f"dataset   {self.dataset.name}, {len(self.dataset.problems)} problems{part}, {self.dataset.source}",
-            f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
-            f"requests  {self.size}" + (f": {', '.join(extra)}" if extra else ""),
-            *describe_power(config, len(self.whole.problems[: self.limit])),
-        ]
-        rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
-        total = 0
-        for (name, layout), arms in _shown_together(self.arms).items():
-            checks = [arm.check for arm in arms if arm.check is not None]
-            if not checks:
-                rows.append((name, layout, "?", "?", "?", "?", "?"))
-                continue
-            lengths = [size for check in checks for size in check.prompt_tokens]
-            total += sum(lengths) * config.samples_per_problem * arms[0].replicates
-            low, high = checks[0].filler_span or (0, 0)
-            rows.append(
-                (
-                    name,
-                    layout,
-                    str(checks[0].filler_tokens[1]),
-                    f"{low}-{high}" if high else "-",
-                    str(min(lengths)),
-                    f"{statistics.median(lengths):.0f}",
-                    str(max(lengths)),
-                )
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        if total:
-            lines.append(f"tokens    {total:,} in prompts, at most {self.size * config.max_gen_toks:,} generated")
-        else:
-            lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
-        lines.append(describe_outlook(config, len(self.whole.problems[: self.limit]), self.size))
-        return "\n".join(lines)
-
     def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
         documents = build_documents(
             self.dataset, arm.condition, arm.layout, model=self.model, instruction=self.config.instruction
@@ -240,8 +194,6 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
     Raises:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
-    if config.model.backend == "vllm":
-        engine_arguments(config.model_arguments())
     whole = config.load_dataset()
     problems = whole.problems[:limit]
     if shard is not None:
@@ -267,15 +219,6 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             again = config.replicates if condition.name == BASELINE else 1
             arms.append(Arm(task=task, condition=condition, layout=layout, check=check, replicates=again))
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
-
-
-def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
-    """The arms by the name that the plan gives them, and layout: all edits of a prompt null are one line."""
-    shown: dict[tuple[str, str], list[Arm]] = {}
-    for arm in arms:
-        name = "prompt null" if arm.condition.edit else arm.condition.name
-        shown.setdefault((name, str(arm.layout)), []).append(arm)
-    return shown
 
 
 def task_version() -> float:

@@ -109,7 +109,7 @@ def build_prompt(
     Args:
         problem: The problem's text, unchanged.
         condition: Which filler, and where.
-        filler_text: The filler's text, from `tokenization.fit_filler`; empty for none.
+        filler_text: The filler's text, from `tokens.fit_filler`; empty for none.
         layout: `as_published` drops the separators and takes the authors' instruction.
         key: The problem's id; with the condition's seed it draws a random placement.
         system_turn: False for chat templates that refuse a system role: everything goes into the user turn, and

@@ -1,1 +1,21 @@
-"""harness/runs."""
+"""What is kept of a run, and how runs and lm-eval's logs are read again.
+
+journal + scores + prompts + receipt = a run folder -> one frame of samples
+"""
+
+from harness.faces import lazy_face
+
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "journal": ["Journal"],
+        "folder": ["RunFolder", "pack"],
+        "find_runs": ["locate", "locate_folder"],
+        "evaluations": ["Evaluation", "read_evaluation"],
+        "comparable": ["by_table", "join"],
+        "sample_frame": ["load_run", "read_receipt"],
+        "lm_eval_logs": ["read_log"],
+        "parquet": ["export_parquet"],
+        "prompt_source": ["Source", "read_source"],
+    },
+)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ComparisonError
-from harness.runs.journal import differences
+from harness.errors import ComparisonError, listed
+from harness.runs.evaluations import Evaluation
+from harness.runs.journal import other_settings
 
 if TYPE_CHECKING:
     import pandas
-
-    from harness.runs.evaluations import Evaluation
 
 _ALL = {
     "task_version": ("another task version", "Run the older one again"),
@@ -82,17 +81,6 @@ def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
         else:
             home.append(one)
     return groups
-
-
-def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """What differs between settings, in words, of that what both say; empty if nothing does."""
-    both = ours.keys() & theirs.keys()
-    return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _refuse_twice(evaluations: Sequence[Evaluation]) -> None:

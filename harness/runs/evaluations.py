@@ -10,16 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ComparisonError, RunError
+from harness.errors import ComparisonError, RunError, listed
 from harness.experiment.conditions import BASELINE, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import hash_problem
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.rewordings import is_edit
 from harness.grading import COLUMNS as GRADERS
-from harness.runs.comparable import listed, other_settings
 from harness.runs.folder import JOURNAL, RECEIPT, SCORES, read_identity, read_prompts
-from harness.runs.journal import is_stored
+from harness.runs.journal import is_stored, other_settings
 from harness.runs.lm_eval_logs import LoggedSample, SampleLog, find_logs, read_log
 from harness.runs.outcome_columns import loops, read_outcomes
 from harness.runs.receipts import hash_stored
@@ -36,7 +35,7 @@ class Evaluation:
 
     Attributes:
         name: The path that it was read from.
-        frame: One row a sample, with the columns of `outcomes.read_outcomes`.
+        frame: One row a sample, with the columns of `outcome_columns.read_outcomes`.
         facts: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
             not known is None, and then agrees with anything.
         problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
@@ -54,7 +53,7 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
     Args:
         path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for any
             task a mapping of condition to sample log.
-        metric: What in logs of other tasks says right or wrong; see `sample_log.read_log`.
+        metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
 
     Raises:
         RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.

@@ -241,3 +241,9 @@ def _unwritable(path: Path, error: OSError) -> JournalError:
             "file-size limit) and run the same command again to continue."
         )
     return JournalError(f"{path} cannot be written: {error.strerror}. Choose a writable --output.")
+
+
+def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What differs between settings, in words, of that what both say; empty if nothing does."""
+    both = ours.keys() & theirs.keys()
+    return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))

@@ -55,12 +55,12 @@ def loops(completion: str) -> bool:
 
 
 def read_outcomes(folder: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The samples of a finished run with their verdicts, in the order of `records.read_frame`.
+    """The samples of a finished run with their verdicts, in the order of `sample_frame.read_frame`.
 
     Args:
         folder: A run folder.
-        receipt: `records.read_receipt` of it.
-        prompts: `run_folder.read_prompts` of it.
+        receipt: `sample_frame.read_receipt` of it.
+        prompts: `folder.read_prompts` of it.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are

@@ -49,7 +49,7 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
-    `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `statistics.compare` makes
+    `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
     the A/A columns and the prompt null of a frame with both options.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,

@@ -4,6 +4,12 @@
 again from the files, without a GPU, and names what does not fit together.
 """
 
-from harness.verification.verifier import PAGE, Settings, check, verify
+from harness.faces import lazy_face
 
-__all__ = ["PAGE", "Settings", "check", "verify"]
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "verifier": ["PAGE", "Settings", "check", "verify"],
+        "doctor": ["diagnose"],
+    },
+)

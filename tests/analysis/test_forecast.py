@@ -11,6 +11,7 @@ import yaml
 from harness import resources
 from harness.analysis import minimal_detectable_effect
 from harness.analysis.forecast import describe_outlook, describe_power, find_speed
+from harness.display.describe_plan import describe_plan
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.example_runs import CONFIG, GREEDY_RUN
@@ -107,6 +108,6 @@ def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can
 
 def test_the_plan_ends_with_the_outlook(tmp_path):
     plan = make_plan(config(tmp_path), limit=3)
-    lines = plan.describe().splitlines()
+    lines = describe_plan(plan).splitlines()
     assert lines[-1] == describe_outlook(plan.config, 3, plan.size)
     assert all(line in lines for line in describe_power(plan.config, 3))

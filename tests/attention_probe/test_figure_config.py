@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attention_probe.figures.config import load_figure_config, prompts_config
+from attention_probe.figures.config import load_figure_config
 from attention_probe.model.architectures import read_architecture
+from attention_probe.prompts.choose_prompts import prompts_config
 from harness import resources
 from harness.errors import ConfigError
 

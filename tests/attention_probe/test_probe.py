@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from attention_probe.analysis.summary import MASSES, summary, told
 from attention_probe.commands import register
 from attention_probe.measure.measure import Record
-from attention_probe.probe import probe
 from attention_probe.prompts.token_roles import ROLES
+from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness import resources
@@ -60,7 +60,7 @@ def settings():
 @pytest.fixture(scope="module")
 def traced(source, selection, settings, tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "demo.traces"
-    receipt = probe(source, selection, settings, path)
+    receipt = run_probe(source, selection, settings, path)
     with AttentionTraces.open(path) as traces:
         yield traces, receipt
 
@@ -203,7 +203,7 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
 
 
 def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):
-    monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
+    monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
     path = tmp_path / "again.traces"
 
     def stop(done, total):
@@ -211,11 +211,11 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, setti
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe(source, selection, settings, path, advance=stop)
+        run_probe(source, selection, settings, path, advance=stop)
     with AttentionTraces.open(path) as part:
         assert len(part.problem_ids) == 2
     seen = []
-    probe(source, selection, settings, path, advance=lambda done, total: seen.append((done, total)))
+    run_probe(source, selection, settings, path, advance=lambda done, total: seen.append((done, total)))
     assert seen[0] == (2, 5) and seen[-1] == (5, 5)
     with AttentionTraces.open(path) as again:
         for trace in traced[0]:
@@ -227,7 +227,7 @@ def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, setti
 
 def test_completion_queries_are_those_of_the_recorded_answer(source, selection, whole_model, tmp_path):
     record = Record(completion=True)
-    probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
+    run_probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert traces.header.queries == "completion"
         for trace in traces.select("mless"):
@@ -243,7 +243,9 @@ def test_completion_queries_are_those_of_the_recorded_answer(source, selection, 
 
 
 def test_another_dtype_reports_its_difference_from_float32(source, selection, tmp_path):
-    receipt = probe(source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces")
+    receipt = run_probe(
+        source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces"
+    )
     assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
     assert "dtype" in told(receipt["self_check"])
 
@@ -252,7 +254,7 @@ def test_random_weights_are_stamped_and_seeded(source, tmp_path):
     chosen = select(source, Criterion(n=2))
     settings = ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",))
     for name in ("a", "b"):
-        probe(source, chosen, settings, tmp_path / name)
+        run_probe(source, chosen, settings, tmp_path / name)
     with AttentionTraces.open(tmp_path / "a") as one, AttentionTraces.open(tmp_path / "b") as other:
         assert one.header.random_weights and one.header.head_count == 12
         assert "random weights" in summary(one)
@@ -268,7 +270,7 @@ def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see
     settings = ProbeSettings(
         architecture=architecture, layers=(4, 5), conditions=("mless",), record=Record(visible=True)
     )
-    probe(source, select(source, Criterion(n=1)), settings, tmp_path / "t.traces")
+    run_probe(source, select(source, Criterion(n=1)), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         (trace,) = traces.select("mless")
     later = np.arange(len(trace.tokens))[::-1]
@@ -278,9 +280,9 @@ def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see
 
 def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
     path = tmp_path / "t.traces"
-    probe(source, selection, ProbeSettings(conditions=("mless",)), path)
+    run_probe(source, selection, ProbeSettings(conditions=("mless",)), path)
     with pytest.raises(JournalError, match=r"traces of another kind, nothing was added\. Changed: "):
-        probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
+        run_probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
 
 
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
@@ -290,19 +292,19 @@ def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, t
         build_source(open_dataset("demo"), conditions, tokenizer, "raw", instruction=instruction)
         for instruction in (None, "Solve it.")
     ]
-    probe(built[0], select(built[0], Criterion(n=2)), settings, path)
+    run_probe(built[0], select(built[0], Criterion(n=2)), settings, path)
     with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt: expected SHA"):
-        probe(built[1], select(built[1], Criterion(n=4)), settings, path)
+        run_probe(built[1], select(built[1], Criterion(n=4)), settings, path)
     judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
     with pytest.raises(PromptMismatchError, match=r"from another selection: expected the outcome both_\w+, got None"):
-        probe(source, select(source, Criterion(ids=judged)), settings, path)
+        run_probe(source, select(source, Criterion(ids=judged)), settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
 
 
 def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tmp_path):
     settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
-    probe(source, selection, settings, tmp_path / "t.traces")
+    run_probe(source, selection, settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         for trace in traces.select("mless"):
             assert "bias" in trace.measures and trace.self_check == {}
@@ -395,7 +397,7 @@ def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
     prompts = {name: replace(prompt, completions=("",)) for name, prompt in first.prompts.items()}
     emptied = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+    run_probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert "NaN" in summary(traces, heads=(0,))
 
@@ -412,14 +414,14 @@ def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
 )
 def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path, chosen, error, message):
     with pytest.raises(error, match=message):
-        probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
+        run_probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
 
 
 def test_a_source_without_the_baseline_says_how_to_add_it(source, selection, tmp_path):
     without = replace(source, conditions=("mless", "mful"))
     with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo', .* with --log wo=FILE"):
-        probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
+        run_probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
 
 
 def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
@@ -428,7 +430,7 @@ def test_a_problem_over_the_context_is_named_before_anything_is_measured(source,
     talkative = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
     with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo', reaches position \d+, and"):
-        probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
+        run_probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
 
 
@@ -438,7 +440,7 @@ def test_another_tokenizer_is_refused(source, selection, tmp_path):
     build_tokenizer("llama3", bos=True).save_pretrained(tmp_path / "tokenizer")
     settings = ProbeSettings(tokenizer=str(tmp_path / "tokenizer"))
     with pytest.raises(PromptMismatchError, match="this tokenizer makes other token ids"):
-        probe(source, selection, settings, tmp_path / "t.traces")
+        run_probe(source, selection, settings, tmp_path / "t.traces")
 
 
 def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):

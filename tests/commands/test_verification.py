@@ -67,7 +67,9 @@ def put_curves(bench, folder):
 
 
 def put_sides(bench, folder):
-    shutil.copytree(ROOT / "tests" / "greedy_run", folder / "run")  # its speed counts: it has over 1,000 samples
+    shutil.copytree(
+        ROOT / "tests" / "data" / "greedy_run", folder / "run"
+    )  # its speed counts: it has over 1,000 samples
     timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
     raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
     stock = {"generation_seconds": 1.1 * timing["generation_seconds"], "wall_seconds": 60.0}

@@ -20,8 +20,8 @@ from harness.display.words import signed
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompt_source import read_source
 from harness.runs.run_prompts import Problem, RunPrompt
+from tests.commands.test_cli import here, refused
 from tests.example_runs import GREEDY_RUN, passing_folder, small_run
-from tests.test_cli import here, refused
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""

@@ -445,7 +445,7 @@ def test_what_does_not_belong_together_is_refused(demo_run, changes, message):
 
 
 def test_one_line_and_exit_code_2(demo_run, capsys, monkeypatch):
-    from tests.test_cli import here, refused
+    from tests.commands.test_cli import here, refused
 
     def table(*arguments):
         return here(capsys, monkeypatch, "table", *arguments)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from harness.display.describe_plan import describe_plan
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_condition
 from harness.experiment.config import load_config
@@ -13,7 +14,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
 from harness.experiment.rewordings import all_edits, first_edits, is_edit
 from harness.experiment.token_checks import check_condition
-from tests.test_prompt_checks import PROBLEMS, layouts
+from tests.experiment.test_token_checks import PROBLEMS, layouts
 
 EDITS = all_edits()
 
@@ -63,5 +64,5 @@ CONFIG = "{name: n, model: {arguments: {pretrained: %s}}, dataset: demo, conditi
 def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
     plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 2"))
     assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
-    said = plan.describe()
+    said = describe_plan(plan)
     assert "requests  21: wo 2 times, prompt null of 4 edits" in said and said.count("prompt null") == 2

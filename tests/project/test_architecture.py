@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,70 +17,132 @@ from harness.runs.receipts import package_version
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
-LIGHT = [
-    "attention_probe.commands",
-    "attention_probe.analysis.averaging",
-    "attention_probe.figures.config",
-    "attention_probe.figures.draw",
-    "harness.commands.flips",
-    "harness.display.flips_side_by_side",
-    "attention_probe.analysis.link",
-    "attention_probe.analysis.head_ranking",
-    "harness.analysis.selection",
-    "harness.runs.prompt_source",
-    "attention_probe.prompts.token_roles",
-    "attention_probe.traces",
-    "harness",
-    "harness.cli",
-    "harness.experiment.conditions",
-    "harness.experiment.condition_schema",
-    "harness.experiment.config",
-    "harness.experiment.yaml_settings",
-    "harness.experiment.problems",
-    "harness.display.figures",
-    "harness.engines.gpus",
-    "harness.grading",
-    "harness.runs.journal",
-    "harness.analysis.leaderboard",
-    "harness.runs.parquet",
-    "harness.experiment.plan",
-    "harness.display.plots",
-    "harness.display.progress",
-    "harness.experiment.token_checks",
-    "harness.experiment.prompt",
-    "harness.runs.sample_frame",
-    "harness.display.report",
-    "harness.runs.folder",
-    "harness.experiment.requests",
-    "harness.experiment.sampling",
-    "harness.execution.scoring",
-    "harness.engines.start_errors",
-    "harness.display.table_pages",
-    "harness.lm_eval_plugin.links",
-    "harness.experiment.tokens",
-    "harness.engines.vllm",
-    "harness.engines.lifetime",
-]
+FOLDERS = {
+    "harness": (
+        "errors faces resources experiment engines grading runs analysis lm_eval_plugin display execution verification "
+        "commands cli"
+    ).split(),
+    "attention_probe": (
+        "prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis figures "
+        "commands"
+    ).split(),
+}
+"""The stages of the work. A folder imports only folders before it."""
+
+NEED_HEAVY = {
+    "attention_probe.capture_beside_eager",
+    "attention_probe.figures.make_figure",
+    "attention_probe.measure.decomposition",
+    "attention_probe.measure.measure",
+    "attention_probe.model",
+    "attention_probe.run_probe",
+    "attention_probe.settings",
+    "harness.engines.lm_eval_models",
+    "harness.engines.lm_eval_vllm",
+    "harness.lm_eval_plugin.write_results",
+}
+"""Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def modules():
+    """Every module's name with its file."""
+    for package in FOLDERS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def imported(path, names):
+    """The modules of ours that a file imports, anywhere in it, for types too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            yield from (alias.name for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module in names:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in names else node.module
 
 
-def test_harness_imports_neither_tasks_nor_the_probe():
-    for path in (ROOT / "harness").rglob("*.py"):
-        assert not {name.split(".")[0] for name in imported(path)} & {"attention_probe", "tasks", "tests"}, path
+@pytest.fixture(scope="module")
+def graph():
+    """What each module imports."""
+    names = dict(modules())
+    return {name: set(imported(path, names)) - {name} for name, path in names.items()}
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_the_light_half_imports_nothing_heavy(module):
-    code = f"import sys, {module}; print(*sorted(set(sys.modules) & {HEAVY!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+def stage(module):
+    """The module's package and the place of its folder in the order of work; a face stands for its folder."""
+    package, _, inner = module.partition(".")
+    return package, FOLDERS[package].index(inner.split(".")[0]) if inner else -1
+
+
+def test_every_folder_has_its_place_in_the_order(graph):
+    assert {stage(name)[0] for name in graph} == set(FOLDERS)  # `stage` finds each, or raises
+
+
+def test_a_folder_imports_only_folders_before_it(graph):
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in graph.items()
+        for other in others
+        if other.split(".")[0] == name.split(".")[0] and "." in name and stage(other) > stage(name)
+    ]
+    assert wrong == []
+
+
+def test_harness_never_imports_the_probe(graph):
+    assert [name for name, others in graph.items() if name.startswith("harness") and any(map(probes, others))] == []
+
+
+def probes(module):
+    return module.startswith("attention_probe")
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_what_needs_no_torch_imports_none():
+    light = [name for name, path in modules() if not needs_heavy(name) and path.name != "__main__.py"]
+    code = (
+        "import sys\nfrom importlib import import_module\n"
+        f"for name in {light!r}:\n"
+        "    import_module(name)\n"
+        f"    assert not set(sys.modules) & {HEAVY!r}, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-300:]
+
+
+def needs_heavy(module):
+    return any(module == name or module.startswith(f"{name}.") for name in NEED_HEAVY)
+
+
+@pytest.mark.parametrize("face", [name for name, path in modules() if "lazy_face(" in path.read_text(encoding="utf-8")])
+def test_a_face_shows_what_it_names(face):
+    if face == "harness.faces":
+        pytest.skip("it makes the others")
+    package = import_module(face)
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"module '{face}' has no attribute 'nothing'"):
+        _ = package.nothing
+
+
+def test_every_entry_point_loads():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["scripts"], *project["entry-points"].values()]
+    places = [place for group in groups for place in group.values()]
+    assert len(places) >= 4
+    for place in places:
+        module, _, attribute = place.partition(":")
+        assert callable(getattr(import_module(module), attribute)), place
+
+
+def test_mless_is_harness_by_another_name():
+    import harness
+    import mless
+
+    assert mless.load_run is harness.load_run and set(mless.__all__) == set(harness.__all__)
 
 
 def test_load_run_and_help_import_nothing_heavy():

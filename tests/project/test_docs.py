@@ -72,9 +72,3 @@ def test_the_cells_of_a_notebook_run_and_print_what_it_shows(path):
         assert len(pictures[0]) == len(pictures[1]), again
         figures += len(pictures[0])
     assert figures >= 3 and path.stat().st_size < 300 * 1024
-
-
-def test_the_readmes_tree_names_every_module():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree")[1].split("## Limits")[0]
-    modules = [path.name for folder in ("harness", "attention_probe") for path in (ROOT / folder).glob("*.py")]
-    assert [name for name in modules if name not in tree and name != "__init__.py"] == []

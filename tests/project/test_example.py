@@ -18,7 +18,7 @@ from harness.experiment.rewordings import is_edit
 from harness.grading import GRADER_VERSION, GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scores, scores_version
 from harness.runs.receipts import model_fingerprint
-from tests.test_figures_accuracy import covered, cut_off, drawn
+from tests.display.test_figures import covered, cut_off, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "results" / "demo"

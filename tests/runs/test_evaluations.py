@@ -380,7 +380,7 @@ def test_one_dataset_is_the_same_problems():
 
 @pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "flips", "export"])
 def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, capsys, monkeypatch):
-    from tests.test_cli import here, refused
+    from tests.commands.test_cli import here, refused
 
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)

@@ -4,23 +4,17 @@ Tables are those of `harness.analysis.compare`; only the lengths are drawn from 
 column width, colours that the colour-blind tell apart, and below it what its marks mean.
 """
 
-from harness.display.figures.bars import draw_accuracy_bars, plot_accuracy_bars
-from harness.display.figures.flip_matrix import draw_flip_matrix
-from harness.display.figures.forest import draw_forest
-from harness.display.figures.lengths import draw_lengths, length_shares
-from harness.display.figures.saving import save_figure
-from harness.display.figures.splits import draw_split_differences
-from harness.display.figures.style import COLOURS, Width
+from harness.faces import lazy_face
 
-__all__ = [
-    "COLOURS",
-    "Width",
-    "draw_accuracy_bars",
-    "draw_flip_matrix",
-    "draw_forest",
-    "draw_lengths",
-    "draw_split_differences",
-    "length_shares",
-    "plot_accuracy_bars",
-    "save_figure",
-]
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "bars": ["draw_accuracy_bars", "plot_accuracy_bars"],
+        "flip_matrix": ["draw_flip_matrix"],
+        "forest": ["draw_forest"],
+        "lengths": ["draw_lengths", "length_shares"],
+        "saving": ["save_figure"],
+        "splits": ["draw_split_differences"],
+        "style": ["COLOURS", "Width"],
+    },
+)

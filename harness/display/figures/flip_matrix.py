@@ -50,7 +50,7 @@ class FlipMatrix:
 
     @classmethod
     def of(cls, row: dict[str, Any], *, noise: bool = False) -> FlipMatrix:
-        """From a row of `statistics.compare`; with `noise` the baseline's second run against its first."""
+        """From a row of `analysis.compare`; with `noise` the baseline's second run against its first."""
         prefix = "aa_" if noise else ""
         up, down = float(row[f"{prefix}wrong_to_right"]), float(row[f"{prefix}right_to_wrong"])
         n = int(row["n"])

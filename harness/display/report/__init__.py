@@ -6,7 +6,12 @@ What models wrote is hostile text. The template escapes everything, the script b
 page's own policy forbids every script but ours and every connection.
 """
 
-from harness.display.report.attention import AttentionFile, MeanCurve, PromptCurves
-from harness.display.report.page import write_report
+from harness.faces import lazy_face
 
-__all__ = ["AttentionFile", "MeanCurve", "PromptCurves", "write_report"]
+__getattr__, __dir__, __all__ = lazy_face(
+    __name__,
+    {
+        "attention": ["AttentionFile", "MeanCurve", "PromptCurves"],
+        "page": ["write_report"],
+    },
+)

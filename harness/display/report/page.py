@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard, records
 from harness.display.comparison_tables import comparison_notes
-from harness.display.figures import COLOURS
+from harness.display.figures.style import COLOURS
 from harness.display.grid import Grid
 from harness.display.report import drawings, words
 from harness.display.report.attention import AttentionFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from harness.analysis import COLUMNS
+from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import records
 from harness.display.grid import Field, Grid, Row, make_grid, number_field, verdict_field, word_field
 from harness.display.words import LEVEL, count, difference, interval, number, p_value, signed, verdicts
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def comparison_table(compared: pandas.DataFrame, title: str, *, by: Sequence[str] = ()) -> Grid:
-    """The table of `statistics.compare`: accuracies, differences with intervals, adjusted p-values, verdicts."""
+    """The table of `analysis.compare`: accuracies, differences with intervals, adjusted p-values, verdicts."""
     rows = records(compared)
     repeated = any(row["k"] > 1 for row in rows)
     twice = any(row["aa_p"] is not None for row in rows)

@@ -13,7 +13,7 @@ def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()
     """Sentences over all comparisons.
 
     Args:
-        rows: Those of `statistics.compare`, with None for what is missing.
+        rows: Those of `analysis.compare`, with None for what is missing.
         greedy: Models that decoded greedily.
     """
     tested = [row for row in rows if row["verdict"] != "baseline"]
