@@ -50,7 +50,7 @@ def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Itera
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected key=value, such as --set sampling.max_gen_toks=512.")
+        raise ConfigError(f"--set {override!r}: expected key=value, such as --set name=trial.")
     *parents, last = key.split(".")
     target = values
     for parent in parents:

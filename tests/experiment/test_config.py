@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from attention_probe.figures.config import load_figure_config
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.conditions import Filler, Placement
@@ -230,8 +231,16 @@ def test_missing_and_broken_files(tmp_path):
         load_config(write(tmp_path, "a: [1"))
     with pytest.raises(ConfigError, match="expected a mapping"):
         load_config(write(tmp_path, "- 1"))
-    with pytest.raises(ConfigError, match="expected key=value"):
-        load_config(write(tmp_path, MINIMAL), ["nonsense"])
+
+
+def test_the_example_that_a_bad_override_is_answered_with_works(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    with pytest.raises(ConfigError, match=r"--set 'nonsense': expected key=value, such as --set \S+=\S+\.$") as caught:
+        load_config(path, ["nonsense"])
+    example = str(caught.value).rpartition("--set ")[2].removesuffix(".")
+    assert load_config(path, [example]) != load_config(path)
+    figure = resources.folder("configs") / "figures" / "flipped-demo.yaml"
+    assert load_figure_config(figure, [example]) != load_figure_config(figure), "figures have overrides too"
 
 
 def test_every_shipped_config_loads():
