@@ -91,9 +91,10 @@ def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
     """
     path = path.expanduser()
     if not path.is_file():
+        named = ", ".join(filter(None, (fields.problem, fields.answer, fields.id)))
         raise DataError(
-            f"Data file {path} does not exist. Expected a JSONL file with the fields {fields.problem}, "
-            f"{fields.answer} and {fields.id}; check {PATH_VARIABLE} or the config's dataset.path."
+            f"Data file {path} does not exist. Expected a JSONL file with the fields {named}; check {PATH_VARIABLE} or "
+            "the config's dataset.path."
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -150,8 +151,8 @@ def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str
                 id=identity,
                 problem=_text(record, fields.problem, where),
                 answer=_text(record, fields.answer, where),
-                solution=str(record.get("solution") or ""),
-                subject=str(record.get("subject") or ""),
+                solution=_encodable(str(record.get("solution") or ""), "solution", where),
+                subject=_encodable(str(record.get("subject") or ""), "subject", where),
                 level=level if isinstance(level, int) else 0,
             )
         )
@@ -170,4 +171,16 @@ def _text(record: dict[str, object], field: str, where: str) -> str:
         raise DataError(f"{where}, field {field!r}: expected text, got {type(value).__name__} {value!r}.")
     if not value.strip():
         raise DataError(f"{where}, field {field!r}: empty. Every problem needs it.")
+    return _encodable(value, field, where)
+
+
+def _encodable(value: str, field: str, where: str) -> str:
+    """The text itself. JSON can spell half a surrogate pair; no tokenizer takes it and no UTF-8 file holds it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}, field {field!r}: expected text, got half a surrogate pair, {value[error.start]!r}, as character "
+            f"{error.start + 1}. Correct or remove that character."
+        ) from None
     return value

@@ -49,9 +49,21 @@ def test_broken_files_are_refused_by_file_line_and_field(tmp_path, lines, messag
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
+@pytest.mark.parametrize("field", ["unique_id", "problem", "answer", "solution", "subject"])
+def test_half_a_surrogate_pair_is_refused_by_file_line_and_field(tmp_path, field):
+    path = write(tmp_path, {**GOOD, "unique_id": "b"}, {**GOOD, field: "what \ud800?"})
+    with pytest.raises(DataError, match=rf"line 2, field '{field}': expected text, got half a .*'\\ud800'") as caught:
+        load_jsonl(path)
+    assert str(path) in str(caught.value) and str(caught.value).isascii()
+    whole = "\U0001d465"
+    assert load_jsonl(write(tmp_path, {**GOOD, "problem": whole})).problems[0].problem == whole
+
+
+def test_a_missing_file_is_refused_naming_the_fields_that_it_should_have(tmp_path):
+    with pytest.raises(DataError, match=r"does not exist.* with the fields problem, answer, unique_id; check"):
         load_jsonl(tmp_path / "no.jsonl")
+    with pytest.raises(DataError, match=r"does not exist.* with the fields problem, answer; check"):
+        load_jsonl(tmp_path / "no.jsonl", Fields(id=None))
 
 
 def test_binary_is_refused(tmp_path):
