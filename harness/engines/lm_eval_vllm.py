@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +15,7 @@ from lm_eval.api.registry import register_model
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.errors import ConfigError, EngineError
 from harness.experiment.documents import Model
+from harness.experiment.prompt import hash_text
 from harness.experiment.requests import Request
 from harness.experiment.sampling import from_lm_eval, sample_seed
 from harness.experiment.tokens import apply_chat_template, encode, hash_token_ids
@@ -135,7 +135,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
                     seed=None if sampling.greedy else sample_seed(self._seed, problem, index),
                     prompt=text,
                     prompt_token_ids=token_ids,
-                    prompt_sha256=hashlib.sha256(text.encode()).hexdigest(),
+                    prompt_sha256=hash_text(text),
                     prompt_token_sha256=hash_token_ids(token_ids),
                     sampling=sampling,
                 )

@@ -35,12 +35,12 @@ def regrade(path: Path) -> str:
 
     read_receipt(path)
     held = lock(path)
+    part = path / f"{SCORES}.part"
     try:
         with clear_messages(path):
             unpack(path)
         old = islice(read_journal(path / SCORES), 1, None) if is_stored(path / SCORES) else ()
         before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
-        part = path / f"{SCORES}.part"
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
         with (
@@ -59,6 +59,7 @@ def regrade(path: Path) -> str:
             part.replace(path / SCORES)
         finish(path)
     finally:
+        part.unlink(missing_ok=True)
         held.release()
     changed = Counter(
         f"{before[key]} -> {score['verdict']}"

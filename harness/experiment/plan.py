@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from harness.experiment.conditions import BASELINE, Condition
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import Model, build_documents, check_documents, document_prompt
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import Layout, hash_text
 from harness.experiment.requests import Request, hash_prompts
 from harness.experiment.rewordings import first_edits
 from harness.experiment.sampling import Sampling, sample_seed
@@ -174,7 +173,7 @@ class Plan:
                     "condition": arm.condition.name,
                     "layout": str(arm.layout),
                     "prompt": text,
-                    "prompt_sha256": hashlib.sha256(text.encode()).hexdigest(),
+                    "prompt_sha256": hash_text(text),
                     "prompt_token_sha256": token_sha256,
                     "prompt_tokens": None if ids is None else len(ids),
                     "doc": document,

@@ -88,11 +88,6 @@ class Prompt:
         turns = [{"role": "system", "content": self.system}] if self.system else []
         return [*turns, {"role": "user", "content": self.user}]
 
-    @property
-    def sha256(self) -> str:
-        """Hash of the raw text; lm-eval's sample logs carry the same hash for raw prompts."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
 
 def build_prompt(
     problem: str,
@@ -144,7 +139,11 @@ def build_prompt(
 
 
 def hash_text(text: str) -> str:
-    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it."""
+    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it.
+
+    lm-eval hashes the UTF-8 bytes. Text with half a surrogate pair has none, and lm-eval refuses it. Here it has a hash
+    all the same, so that whoever reads such text from a file can name the file.
+    """
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import lzma
 import os
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from harness.errors import JournalError, RunError
 from harness.experiment.conditions import BASELINE
+from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts
 from harness.grading import GRADER_VERSION
 from harness.runs.journal import PACKED, Journal, changed_settings, differences, is_stored, open_stored, read_journal
@@ -235,7 +235,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     try:
         with open_stored(path / PROMPTS) as stream:
             rows = [json.loads(line) for line in stream]
-        whole = all(hashlib.sha256(row["prompt"].encode()).hexdigest() == row["prompt_sha256"] for row in rows)
+        whole = all(hash_text(row["prompt"]) == row["prompt_sha256"] for row in rows)
         if whole and hash_prompts(rows) == begun["prompts_sha256"]:
             for row in rows:
                 fit(PromptForm, row, path / PROMPTS, "Restore it from a copy.")

@@ -22,6 +22,7 @@ from harness.analysis import compare
 from harness.display.report import write_report
 from harness.display.report.details import unpack
 from harness.errors import ComparisonError, JournalError, RunError
+from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts
 from harness.runs.sample_frame import load_run
 from tests.chromium import find_chromium, open_chromium
@@ -109,7 +110,7 @@ def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edi
         if edit:
             edit(row["doc"])
         row["prompt"] = "".join(segment["text"] for segment in row["doc"]["segments"])
-        row["prompt_sha256"] = hashlib.sha256(row["prompt"].encode("utf-8", "surrogatepass")).hexdigest()
+        row["prompt_sha256"] = hash_text(row["prompt"])
     journal, scores = [], []
     known = {(one["task"], one["problem_id"]): one for one in records if "task" in one}
     example = next(iter(known.values()))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from lm_eval.utils import hash_string
 
 from harness import load_run, resources
 from harness.display.table_pages import make_table
@@ -22,7 +23,8 @@ from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Shard, make_plan
-from harness.experiment.requests import hash_setting
+from harness.experiment.prompt import hash_text
+from harness.experiment.requests import hash_prompts, hash_setting
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
 from harness.runs.evaluations import read_evaluation
@@ -38,6 +40,8 @@ from harness.runs.folder import (
     read_identity,
     read_prompts,
     read_samples,
+    whole,
+    write_whole,
 )
 from harness.runs.journal import Journal
 from harness.runs.lm_eval_logs import find_logs
@@ -329,6 +333,18 @@ def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path)
             RunFolder(tmp_path / "run", identity, plan.prompts)
 
 
+def test_a_prompt_has_one_hash_in_all_files_even_with_half_a_surrogate_pair(demo_run):
+    rows = read_prompts(demo_run)
+    assert all(row["prompt_sha256"] == hash_text(row["prompt"]) == hash_string(row["prompt"]) for row in rows)
+    rows[0]["prompt"] += "\ud800"
+    rows[0]["prompt_sha256"] = hash_text(rows[0]["prompt"])
+    header, *lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
+    header = {**json.loads(header), "prompts_sha256": hash_prompts(rows)}
+    (demo_run / JOURNAL).write_text("".join([json.dumps(header) + "\n", *lines]))
+    (demo_run / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_prompts(demo_run) == rows
+
+
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
     with (own_run / JOURNAL).open("a") as journal:
         journal.write('{"key":"0123","task":"demo_wo"}\n')
@@ -364,6 +380,24 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     assert not (own_run / "run.json").exists(), "it does not count as finished"
     execute(plan, output=own_run, quiet=True)
     assert len(load_run(own_run)) == 20
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
+def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error):
+    write_whole(tmp_path / "file", "before")
+    with pytest.raises(error), whole(tmp_path / "file") as part:
+        part.write_text("half")
+        raise error
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
+
+
+def test_regrading_that_fails_leaves_nothing_half(demo_run):
+    before = {path.name: path.read_bytes() for path in demo_run.iterdir()}
+    (demo_run / PROMPTS).write_bytes(before[PROMPTS][:-9])
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
+        regrade(demo_run)
+    assert {path.name for path in demo_run.iterdir()} == before.keys()
+    assert (demo_run / SCORES).read_bytes() == before[SCORES]
 
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
