@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
+
+import pytest
 
 from harness import resources
 from harness.experiment.problems import load_demo
+from tests.conftest import needs_vllm
+from tests.example_runs import GREEDY_RUN, ROOT
 from tools.demo.problems import FAMILIES, demo_problems, draw_problems
 
 FIELDS = {"problem", "solution", "answer", "subject", "level", "unique_id"}
@@ -45,6 +53,25 @@ def test_training_passes_over_the_bundled_problems(demo_tokenizer):
     for prompt_ids, _ in itertools.islice(draw_examples(demo_tokenizer, 5), 2000):
         text = demo_tokenizer.decode(prompt_ids)
         assert not any(text.removesuffix("<|im_end|>\n<|im_start|>assistant\n").endswith(p) for p in held_out)
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
+    other, own = tmp_path / "results" / "bundled", tmp_path / "results" / "bundled-2"
+    for folder in (other, own):
+        shutil.copytree(GREEDY_RUN, folder)
+    journal = (other / "journal.jsonl").read_text()
+    (other / "journal.jsonl").write_text(journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1))
+    before = {path.name for path in other.iterdir()}
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "results/bundled-2 is finished, nothing was left to do" in done.stderr
+    assert {"flipped-demo.png", "report.html"} <= {path.name for path in own.iterdir()}
+    assert {path.name for path in other.iterdir()} - before <= {".lock"}
 
 
 def test_the_model_is_small_and_knows_its_end():
