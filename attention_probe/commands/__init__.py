@@ -32,6 +32,9 @@ Definition = Annotated[
     typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),
 ]
 
+_SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
+"""Options of `mless probe` that select problems, and that a saved selection therefore refuses."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -40,6 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def probe(
+    context: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")
     ] = None,
@@ -97,6 +101,9 @@ def probe(
     from attention_probe.traces import AttentionTraces
     from harness.analysis.selection import Selection
 
+    selecting = [f"--{name}" for name in _SELECTING if _is_given(context, name)]
+    if select is not None and selecting:
+        raise ConfigError(f"--select {select} names the problems: leave out {', '.join(selecting)}.")
     prompts = prompts_config(
         run=source,
         logs=_by_condition(logs),
@@ -131,10 +138,6 @@ def probe(
     )
     over: CurveDefinition = _one_of("--definition", definition, ("common", "published"))
     saved = None if select is None else Selection.load(select)
-    if saved is not None and (flip or subject or level is not None or ids or n is not None or controls):
-        raise ConfigError(
-            f"--select {select} names the problems: leave out --flip, --subject, --level, --ids, --n, ..."
-        )
     # a selection is of prompts under the conditions of its source, which are all proven to be the same ones
     selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
     opened = open_source(prompts, tuple(dict.fromkeys((*settings.conditions, *selected))), settings.load_tokenizer)
@@ -315,6 +318,12 @@ def _indices(text: str, option: str) -> tuple[int, ...]:
     if not found:
         raise ConfigError(f"{option} {text!r}: expected at least one index, such as 0.")
     return tuple(dict.fromkeys(found))
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    """Whether the command line names the option, be it with its default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _one_of(option: str, given: str, allowed: tuple[Word, ...]) -> Word:

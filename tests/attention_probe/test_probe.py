@@ -466,8 +466,24 @@ def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(com
     command(*built, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "b.traces")
     with AttentionTraces.open(tmp_path / "a.traces") as one, AttentionTraces.open(tmp_path / "b.traces") as other:
         assert other.conditions == ("wo", "mless") and other.problem_ids == one.problem_ids
-    with pytest.raises(ConfigError, match=r"--select .*chosen.json names the problems: leave out --flip"):
-        command(*built, "--select", chosen, "--n", 1, "-o", tmp_path / "c.traces")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"--flip": "changed"},
+        {"--baseline": "wo"},
+        {"--condition": "random"},
+        {"--repeats": "any"},
+        {"--subject": "Algebra", "--level": 1},
+        {"--ids": "x"},
+        {"--n": 1, "--seed": 1234},
+    ],
+)
+def test_options_that_select_are_refused_beside_a_saved_selection_by_name(command, options):
+    flags = [part for pair in options.items() for part in pair]
+    with pytest.raises(ConfigError, match=rf"--select s.json names the problems: leave out {', '.join(options)}\."):
+        command("probe", GREEDY_RUN, "--select", "s.json", *flags)
 
 
 def test_controls_are_averaged_with_nothing(command, tmp_path):
