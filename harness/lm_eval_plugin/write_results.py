@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from lm_eval.api.model import LM
 from harness import resources
 from harness.engines.lm_eval_vllm import Completion
 from harness.errors import JournalError
+from harness.runs import receipts
 from harness.runs.folder import read_prompts, read_samples, read_scores, wanted_samples
 
 if TYPE_CHECKING:
@@ -76,10 +78,13 @@ def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any])
         identity: Its journal's first line.
         config: The run config as it was last used.
 
+    While lm-eval evaluates, about a second, the whole process has another `sys.stderr` and lm-eval's logger another
+    level. What another thread writes to stderr meanwhile is lost, and two threads may not export at once. Both are as
+    before afterwards. lm-eval draws a few numbers from `random` and seeds nothing.
+
     Raises:
         JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
     """
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it would tell of settings that only its own CLI has
     prompts = read_prompts(folder)
     everything = list(read_samples(folder))
     scores = read_scores(folder)
@@ -112,34 +117,32 @@ def _evaluate(
     chat: bool,
 ) -> list[dict[str, Any]]:
     """One call for all tasks with, or all without, a chat template; lm-eval's files as its own CLI writes them."""
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import sanitize_model_name
 
-    repeats, seed = config["samples_per_problem"], config["seed"]
+    repeats = config["samples_per_problem"]
     rows_by_task: dict[str, list[Mapping[str, Any]]] = {}
     for row in prompts:
         rows_by_task.setdefault(row["task"], []).append(row)
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    with redirect_stderr(StringIO()):  # progress bars of a second's work
-        results = simple_evaluate(
-            model=replay,
-            tasks=[_task(task, rows, identity, repeats) for task, rows in rows_by_task.items()],
-            apply_chat_template=chat,
-            log_samples=True,
-            evaluation_tracker=tracker,
-            task_manager=TaskManager(include_defaults=False),  # reading all of lm-eval's tasks would take 10 s
-            random_seed=seed,
-            numpy_random_seed=seed,
-            torch_random_seed=seed,
-            fewshot_random_seed=seed,
-        )
+    manager = TaskManager(include_defaults=False)  # reading all of lm-eval's tasks would take 10 s
+    tasks = manager.load([_task(task, rows, identity, repeats) for task, rows in rows_by_task.items()])
+    # not simple_evaluate: it seeds random, numpy and torch for the whole process, and asks git about the working folder
+    with _silence():
+        results = evaluate(lm=replay, task_dict=tasks, apply_chat_template=chat, log_samples=True)
     logged = results.pop("samples")
     label = config["model"]["label"] or identity["model"]["name"]
-    results["config"] |= {
-        "model": config["model"]["backend"],
-        "model_args": {k: str(v) for k, v in config["model"]["arguments"].items()},
+    results |= {
+        "config": {
+            "model": config["model"]["backend"],
+            "model_args": {k: str(v) for k, v in config["model"]["arguments"].items()},
+            "random_seed": config["seed"],
+        },
+        "date": time.time(),
+        "git_hash": receipts.git_revision(),
+        "lm_eval_version": receipts.package_version("lm-eval"),
     }
     tracker.general_config_tracker.model_source = config["model"]["backend"]
     tracker.general_config_tracker.model_name = label
@@ -166,6 +169,19 @@ def _evaluate(
     ]
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Hide what lm-eval would say: a progress bar a task, and warnings of documents that lack a metric."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
 def _check_whole(log: Path, lines: int) -> None:
     """lm-eval only warns when it cannot write."""
     try:
@@ -185,21 +201,14 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    table = Dataset.from_list([row["doc"] for row in prompts])
+    class Recorded(ConfigurableTask):  # type: ignore[misc]
+        """Takes its documents from here; lm-eval warns of a `custom_dataset` in the config, for every task."""
 
-    def custom_dataset(**_metadata: Any) -> dict[str, Any]:
-        return {"test": table}
+        def download(self, *_: Any, **__: Any) -> None:
+            self.dataset = {"test": Dataset.from_list([row["doc"] for row in prompts])}
 
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
-    return ConfigurableTask(
-        config={
-            **template,
-            "task": name,
-            "repeats": repeats,
-            "generation_kwargs": identity["generation"],
-            "custom_dataset": custom_dataset,
-        }
-    )
+    return Recorded(config={**template, "task": name, "repeats": repeats, "generation_kwargs": identity["generation"]})
 
 
 def _completion(sample: Mapping[str, Any], score: Mapping[str, Any]) -> Completion:

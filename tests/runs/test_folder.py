@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy
 import pandas
 import pytest
+import torch
 from lm_eval.utils import hash_string
 
 from harness import load_run, resources
@@ -20,7 +24,7 @@ from harness.display.table_pages import make_table
 from harness.errors import ConfigError, HarnessError, JournalError, RunError
 from harness.execution.merge_shards import merge
 from harness.execution.regrade import regrade
-from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Shard, make_plan
 from harness.experiment.prompt import hash_text
@@ -497,6 +501,30 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
         chosen = frame[(frame["condition"] == task["condition"]) & (frame["layout"] == task["layout"])]
         assert results["results"][task["task"]]["correct,graded"] == pytest.approx(chosen["correct"].mean())
         assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
+
+
+def test_finishing_a_run_leaves_the_process_as_it_was(demo_run):
+    def state():
+        numbers = numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return sys.stderr, logging.getLogger("lm_eval").level, dict(os.environ), *numbers
+
+    logging.getLogger("lm_eval").setLevel(logging.INFO)
+    before, drawn = state(), set()
+    for seed in (1, 2):
+        random.seed(seed)
+        finish(demo_run)
+        drawn.add(random.random())
+    assert state() == before
+    assert len(drawn) == 2, "Python's generator was not seeded anew"
+    assert json.loads(next(demo_run.glob("results_*.json")).read_text())["config"]["random_seed"] == 1234
+
+
+def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
+    code = "import sys; from pathlib import Path; from harness.execution.run import finish; finish(Path(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    command = [sys.executable, "-c", code, str(demo_run)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_damaged_journal_is_named(demo_run):
