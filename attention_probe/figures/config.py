@@ -224,18 +224,18 @@ class FigureConfig(Strict):
         for panel in self.panels:
             key = f"{panel.model}|{panel.architecture}|{panel.prompts.model_dump_json()}"
             groups.setdefault(key, []).append(panel)
-        return {
-            Probe(
-                model=first.model,
-                architecture=first.architecture,
-                prompts=first.prompts,
+        served: dict[Probe, tuple[Panel, ...]] = {}
+        for panels in groups.values():
+            probe = Probe(
+                model=panels[0].model,
+                architecture=panels[0].architecture,
+                prompts=panels[0].prompts,
                 conditions=self.conditions,
                 layers=tuple(sorted({panel.head.layer for panel in panels})),
                 heads=tuple(sorted({panel.head.head for panel in panels})),
-            ): tuple(panels)
-            for panels in groups.values()
-            for first in panels[:1]
-        }
+            )
+            served[probe] = tuple(panels)
+        return served
 
     @property
     def _prompts(self) -> PromptsConfig:

@@ -22,6 +22,7 @@ from attention_probe.figures.layout import Width, columns, lay_out, make_room
 from harness.display.figures.bars import plot_accuracy_bars
 from harness.display.figures.saving import save_figure
 from harness.display.figures.style import PLAIN
+from harness.display.words import plural
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -239,7 +240,8 @@ def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None)
     sentences += [f"Selected on outcome: {flip}." for flip in flips]
     controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
     if controls:
-        sentences.append(f"Dashed: {min(controls)} matched problem{'s' * (min(controls) > 1)} that did not flip.")
+        problems = plural("problem", min(controls))
+        sentences.append(f"Dashed: {min(controls)} matched {problems} that did not flip.")
     notes = [note for d in drawn for note in (d.note, *(c.note for c in (*d.curves, *d.controls))) if note]
     sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
     sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]

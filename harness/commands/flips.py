@@ -96,7 +96,8 @@ def flips(
     within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
     typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
     repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
-    typer.echo(f"{RULES[criterion.repeats]}: " * repeated + count_line(every.outcomes))
+    rule = f"{RULES[criterion.repeats]}: " if repeated else ""
+    typer.echo(rule + count_line(every.outcomes))
     typer.echo(_comparison(read_evaluation(path, metric=metric).frame, source, criterion))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if save is not None:

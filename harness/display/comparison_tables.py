@@ -17,6 +17,7 @@ from harness.display.words import (
     label,
     number,
     p_value,
+    plural,
     signed,
     verdicts,
 )
@@ -59,21 +60,22 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
     accuracy = number_field(f"{label(board.baseline)} %", "accuracy", lambda r: number(r["accuracy"]))
     fields.append(_of(board.baseline, accuracy))
     if main is not None:
+        star = " *" if board.primary else ""
         fields += [
-            _of(main, number_field(f"{label(main)}{' *' * bool(board.primary)} [{LEVEL}]", "difference", difference)),
+            _of(main, number_field(f"{label(main)}{star} [{LEVEL}]", "difference", difference)),
             _of(main, number_field("p adj.", "p_adjusted", lambda r: p_value(r.get("p_adjusted")))),
             _of(main, verdict_field(), absent="not run"),
         ]
     fields += [_of(name, _bare(name)) for name in others if name != main]
     bracketed = any(row["verdict"] == "exploratory" and row["condition"] != main for row in rows)
+    brackets = ", those in brackets exploratory" if bracketed else ""
     return make_grid(
         title,
         fields,
         sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
         (
             "Best baseline first. Every condition's number is its difference from "
-            f"{label(board.baseline)}; only those that passed their test are bold"
-            f"{', those in brackets exploratory' * bracketed}.",
+            f"{label(board.baseline)}; only those that passed their test are bold{brackets}.",
             *comparison_notes(board, [field.column.header for field in fields]),
         ),
     )
@@ -98,7 +100,7 @@ def heading(board: Leaderboard) -> tuple[str, list[str]]:
         values = {row[name] for row in whole}
         if len(values) == 1:
             amount = int(values.pop())
-            said.append(f"{amount} {singular}{'s' * (amount != 1)}" + (" each" if name == "k" else ""))
+            said.append(f"{amount} {plural(singular, amount)}" + (" each" if name == "k" else ""))
         else:
             words.append(name)
     return ", ".join(said) or "Differences from the baseline", words
@@ -133,7 +135,7 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
     test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
     holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
     count = sum(row["p_adjusted"] is not None for row in compared)
-    tests = f"{count} test{'s' * (count != 1)}"
+    tests = f"{count} {plural('test', count)}"
     if board.family is None:
         return f"{holm} {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
     if not count:

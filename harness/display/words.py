@@ -86,7 +86,12 @@ def p_value(value: float | None) -> str:
 
 def points(margin: float) -> str:
     """A margin with its unit."""
-    return f"{margin:g} point{'s' * (margin != 1)}"
+    return f"{margin:g} {plural('point', margin)}"
+
+
+def plural(noun: str, amount: float) -> str:
+    """The noun as it stands after the amount."""
+    return noun if amount == 1 else f"{noun}s"
 
 
 def verdict(row: Mapping[str, Any]) -> str:

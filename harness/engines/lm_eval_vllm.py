@@ -108,14 +108,13 @@ class MlessVLLM(LM):  # type: ignore[misc]
         from tqdm import tqdm
 
         ours = self._requests(requests)
-        place = {id(request): number for number, request in enumerate(ours)}
-        completions: list[str] = [""] * len(ours)
+        completions: dict[tuple[str, str, int], str] = {}
         with tqdm(total=len(ours), disable=disable_tqdm, desc="mless-vllm") as bar:
             for finished in self.stream(ours):
                 for request, done in finished:
-                    completions[place[id(request)]] = Completion(done.text, finish_reason=done.finish_reason)
+                    completions[_place(request)] = Completion(done.text, finish_reason=done.finish_reason)
                 bar.update(len(finished))
-        return completions
+        return [completions[_place(request)] for request in ours]
 
     def _requests(self, instances: list[Instance]) -> list[Request]:
         seen: Counter[tuple[str, str]] = Counter()
@@ -178,3 +177,8 @@ class MlessVLLM(LM):  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _place(request: Request) -> tuple[str, str, int]:
+    """What no two of lm-eval's requests share; see `MlessVLLM._requests`."""
+    return request.task, request.problem_id, request.sample_index

@@ -184,7 +184,6 @@ def _generate_and_grade(
         engine=identity["engine"],
     )
     keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
-    keys = {id(request): key for request, key in keyed}
     lines = plan.lines
     tasks = {key: lines[request.task] for request, key in keyed}
     if strange := folder.sample_keys - tasks.keys():
@@ -229,7 +228,7 @@ def _generate_and_grade(
                     for request, done in finished:
                         sample = Sample.of(
                             request,
-                            keys[id(request)],
+                            request.key(setting),
                             done.text,
                             sampling=parameters,
                             tokens=done.completion_tokens,

@@ -176,8 +176,11 @@ class RunConfig(Strict):
             return family
         conditions = info.data["conditions"]
         names = {condition.name for condition in conditions}
-        spelt = [(name,) if name in names else drawn_names(name, conditions) or (name,) for name in family]
-        return tuple(name for some in spelt for name in some)
+        members: list[str] = []
+        for name in family:
+            drawn = () if name in names else drawn_names(name, conditions)
+            members += drawn or (name,)
+        return tuple(members)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -205,7 +205,7 @@ def _number_in_text(match: re.Match[str], group: str) -> str:
     r"""`\text{5}` is 5 and `\text{5 cm}` is `5\text{cm}`, unless a digit beside it would become one number with it."""
     before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
     if group in ("%", "\\dollar"):
-        return group + " " * (group != "%")
+        return group if group == "%" else f"{group} "
     if _NUMERAL.fullmatch(group):
         if before in ("^", "_"):
             return f"{{{group}}}"

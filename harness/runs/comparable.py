@@ -38,8 +38,9 @@ def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
 
     _refuse_twice(evaluations)
     for place, one in enumerate(evaluations):
-        if message := next(filter(None, (_disagreement(other, one) for other in evaluations[:place])), None):
-            raise ComparisonError(message)
+        for other in evaluations[:place]:
+            if message := _disagreement(other, one):
+                raise ComparisonError(message)
     if len(evaluations) == 1:
         return evaluations[0].frame
     columns: dict[str, Any] = {}

@@ -503,12 +503,12 @@ def test_lm_evals_files_say_what_the_journal_says(demo_run):
         assert results["results"][task["task"]]["authors_rule,graded"] == pytest.approx(chosen["authors_rule"].mean())
 
 
-def test_finishing_a_run_leaves_the_process_as_it_was(demo_run):
+def test_finishing_a_run_leaves_the_process_as_it_was(demo_run, monkeypatch):
     def state():
         numbers = numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         return sys.stderr, logging.getLogger("lm_eval").level, dict(os.environ), *numbers
 
-    logging.getLogger("lm_eval").setLevel(logging.INFO)
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.INFO)
     before, drawn = state(), set()
     for seed in (1, 2):
         random.seed(seed)

@@ -22,7 +22,7 @@ from harness.display.figures.style import (
     without_edits,
     wrap,
 )
-from harness.display.words import interval, p_value, signed
+from harness.display.words import interval, p_value, points, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -199,7 +199,7 @@ def _baseline(table: pandas.DataFrame) -> str:
 def _note(table: pandas.DataFrame, margin: float, alpha: float, kinds: set[str]) -> str:
     sentences = [
         f"Thin: {100 * (1 - alpha):g} % score interval; thick: {100 * (1 - 2 * alpha):g} %, from which equivalence is "
-        f"read. Shaded: the margin of {margin:g} point{'s' * (margin != 1)}. Filled dots: adjusted p < {alpha:g} "
+        f"read. Shaded: the margin of {points(margin)}. Filled dots: adjusted p < {alpha:g} "
         f"({adjustment(table)}).",
     ]
     if "noise" in kinds:

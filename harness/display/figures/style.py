@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.display.visible import visible
-from harness.display.words import LABELS
+from harness.display.words import LABELS, plural
 from harness.display.words import label as whole_label
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def legend_columns(names: Sequence[str], width: Width) -> int:
 def adjustment(table: pandas.DataFrame) -> str:
     """How p-values were adjusted: over how many tests."""
     tests = int(max(table["tests"].dropna(), default=0))
-    return f"Holm, {tests} test{'s' * (tests != 1)}" if tests else "Holm"
+    return f"Holm, {tests} {plural('test', tests)}" if tests else "Holm"
 
 
 NAME = 17
