@@ -57,6 +57,6 @@ class GraderError(HarnessError):
     """The grader pool cannot start its workers, or was given limits that no worker can live with."""
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def list_first(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

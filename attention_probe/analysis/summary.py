@@ -67,7 +67,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     )
 
 
-def told(checks: Mapping[str, Any]) -> str:
+def describe_checks(checks: Mapping[str, Any]) -> str:
     """The self-check in one line, and one for each thing that must be known of the architecture."""
     names = {"eager_error": "eager", "identity_error": "Layer 1 identity", "dtype_error": "dtype"}
     parts = [f"{name} {checks[key]:.1e}" for key, name in names.items() if checks.get(key) is not None]

@@ -92,7 +92,7 @@ def probe(
     ),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head; one trace file."""
-    from attention_probe.analysis.summary import summary, told
+    from attention_probe.analysis.summary import describe_checks, summary
     from attention_probe.measure.measure import Record
     from attention_probe.model.memory import keep_freed_memory
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
@@ -149,7 +149,7 @@ def probe(
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces, heads=settings.heads, definition=over))
-    typer.echo(f"\n{told(receipt['self_check'])}\ntraces  {output}")
+    typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
 
 
 def curves(

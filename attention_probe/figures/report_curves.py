@@ -85,8 +85,8 @@ def _mean(curve: Curve) -> MeanCurve:
         condition=curve.condition,
         x=tuple(curve.x[kept].tolist()),
         mean=tuple(curve.mean[kept].tolist()),
-        low=None if curve.low is None else _listed(curve.low[kept]),
-        high=None if curve.high is None else _listed(curve.high[kept]),
+        low=None if curve.low is None else _to_numbers(curve.low[kept]),
+        high=None if curve.high is None else _to_numbers(curve.high[kept]),
         prompts=curve.prompts,
     )
 
@@ -99,11 +99,11 @@ def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:
         tokens=trace.tokens,
         roles=tuple(ROLES[role] for role in trace.roles.tolist()),
         original_pos=tuple(trace.original_pos.tolist()),
-        values=tuple(_listed(head) for head in weights),
+        values=tuple(_to_numbers(head) for head in weights),
     )
 
 
-def _listed(values: NDArray[np.floating]) -> tuple[float | None, ...]:
+def _to_numbers(values: NDArray[np.floating]) -> tuple[float | None, ...]:
     """Numbers, None for what is not defined."""
     return tuple(None if value != value else float(value) for value in values.tolist())
 

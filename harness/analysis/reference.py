@@ -133,7 +133,7 @@ def reference_table(
                 for pair in ours
                 if (_bare(pair[0]["model"]), pair[0]["condition"]) == (_bare(entry.model), condition)
             ]
-            rows += [theirs | _beside(row, audited, theirs, reference.uncertainty) for row, audited in found] or [
+            rows += [theirs | _our_part(row, audited, theirs, reference.uncertainty) for row, audited in found] or [
                 theirs
             ]
     table = pandas.DataFrame(rows, columns=list(COLUMNS))
@@ -174,7 +174,7 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
     return said
 
 
-def _beside(
+def _our_part(
     row: Mapping[str, Any], audited: Mapping[str, Any], theirs: Mapping[str, Any], error: float
 ) -> dict[str, Any]:
     """Our part of a row."""

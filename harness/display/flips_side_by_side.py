@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.flips import CHANGES
 from harness.analysis.selection_criterion import Criterion
-from harness.display.visible import is_hidden, spelt
+from harness.display.visible import is_hidden, name_character
 from harness.display.words import label
 from harness.runs.run_prompts import Problem, RunPrompt
 
@@ -126,7 +126,7 @@ def spell_out(text: str, encoding: str = "utf-8") -> Text:
         if plain:
             shown.append("".join(characters))
         else:
-            shown.append("".join(map(spelt, characters)), style=_SPELT)
+            shown.append("".join(map(name_character, characters)), style=_SPELT)
     return shown
 
 

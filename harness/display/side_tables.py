@@ -31,7 +31,7 @@ def mediator_grid(board: Leaderboard) -> Grid:
     }
     return make_grid(
         "What else changed: percent of the samples; points of the difference",
-        [*_words(board), *(_written(header, name, write) for header, (name, write) in columns.items())],
+        [*_words(board), *(_value_field(header, name, write) for header, (name, write) in columns.items())],
         without_edits(board, board.mediators),
         (
             "no box, truncated, refused, timed out: without a graded answer, by reason. looping: the last 100 "
@@ -106,7 +106,7 @@ def reference_grid(table: pandas.DataFrame, reference: Reference, differences: S
     fields = [
         *map(word_field, words),
         number_field(f"ours % [{LEVEL}]", "accuracy", _ours),
-        _written("authors'", "authors_rule", number),
+        _value_field("authors'", "authors_rule", number),
         number_field("theirs", "reference", theirs("reference", "agrees", lambda r: number(r["reference"]))),
         number_field(
             "our difference",
@@ -137,7 +137,7 @@ def plain_grid(table: pandas.DataFrame) -> Grid:
             lambda r: f"{number(r['accuracy'])} {interval(r['accuracy_low'], r['accuracy_high'])}",
         ),
         *(
-            _written(header, name, count)
+            _value_field(header, name, count)
             for header, name in (("n", "n"), ("no box", "no_box"), ("truncated", "truncated"), ("ungraded", "ungraded"))
         ),
     ]
@@ -150,7 +150,7 @@ def _words(board: Leaderboard) -> list[Field]:
     return [word_field(name) for name in words if name not in ("n", "k")]
 
 
-def _written(header: str, name: str, write: Callable[[float | None], str]) -> Field:
+def _value_field(header: str, name: str, write: Callable[[float | None], str]) -> Field:
     return number_field(header, name, lambda row: write(row[name]))
 
 

@@ -12,7 +12,7 @@ from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
 from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid
 from harness.display.table_formats import Format, check_format, render_grids
-from harness.errors import ConfigError, listed
+from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table
 from harness.runs.evaluations import Evaluation, read_evaluation
 from harness.runs.find_runs import locate
@@ -130,7 +130,7 @@ def _titles(boards: Sequence[Leaderboard]) -> list[str]:
     """What each table is called: by its dataset and, where others have the same, by its runs."""
     datasets = [_dataset(board) for board in boards]
     return [
-        name if datasets.count(name) == 1 else f"{name}, {listed([str(entry['name']) for entry in board.receipt])}"
+        name if datasets.count(name) == 1 else f"{name}, {list_first([str(entry['name']) for entry in board.receipt])}"
         for name, board in zip(datasets, boards, strict=True)
     ]
 

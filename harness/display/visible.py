@@ -14,7 +14,7 @@ def is_hidden(character: str) -> bool:
     return unicodedata.category(character) in HIDDEN
 
 
-def spelt(character: str) -> str:
+def name_character(character: str) -> str:
     """A character by its number, as `<U+202E>`."""
     return f"<U+{ord(character):04X}>"
 
@@ -24,4 +24,4 @@ def visible(text: object, *, keep: str = "\n\t") -> str:
     shown = str(text)
     if shown.isprintable():  # nearly always
         return shown
-    return "".join(spelt(one) if is_hidden(one) and one not in keep else one for one in shown)
+    return "".join(name_character(one) if is_hidden(one) and one not in keep else one for one in shown)

@@ -14,6 +14,7 @@ from harness.experiment.requests import hash_prompts
 from harness.grading import GRADER_VERSION
 from harness.runs.folder import (
     RunFolder,
+    count_expected_samples,
     read_config,
     read_identity,
     read_prompts,
@@ -21,7 +22,6 @@ from harness.runs.folder import (
     read_scores,
     read_sessions,
     scores_version,
-    wanted_samples,
 )
 from harness.runs.journal import differences
 
@@ -75,7 +75,7 @@ def merge(shards: Sequence[Path], output: Path) -> None:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    wanted = wanted_samples(read_prompts(path), read_config(path))
+    wanted = count_expected_samples(read_prompts(path), read_config(path))
     found = sum(1 for _ in read_samples(path))
     if found != wanted:
         raise JournalError(

@@ -30,9 +30,9 @@ from harness.runs.folder import (
     RECEIPT,
     SCORES,
     RunFolder,
-    beside,
     changes,
     clear_messages,
+    next_free_folder,
     read_config,
     read_identity,
     read_prompts,
@@ -65,9 +65,9 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
     if output is None and plan.shard:
         path = path.with_name(f"{path.name}-shard-{plan.shard.index}-of-{plan.shard.count}")
     if fork and changes(path, identity):
-        path = beside(path, identity)
+        path = next_free_folder(path, identity)
     with RunFolder(path, identity, plan.prompts) as folder:
-        for text in folder.mended:
+        for text in folder.repairs:
             print(f"mless: {text}", file=sys.stderr)
         with termination_as_interrupt():
             try:

@@ -106,7 +106,7 @@ def drawn_names(name: str, conditions: Iterable[Condition]) -> tuple[str, ...]:
     return tuple(found for found in names if re.fullmatch(rf"{re.escape(name)}-\d+", found))
 
 
-def written(condition: Condition) -> str | dict[str, Any]:
+def to_yaml(condition: Condition) -> str | dict[str, Any]:
     """The name or mapping that makes the condition again."""
     if condition.filler is None or condition == named_conditions().get(condition.name):
         return condition.name

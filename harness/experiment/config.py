@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, written
+from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
 from harness.experiment.conditions import (
     BASELINE,
     DEFAULT_SEED,
@@ -295,7 +295,7 @@ class RunConfig(Strict):
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""
         values = self.model_dump(mode="json", exclude={"conditions"})
-        values["conditions"] = [written(condition) for condition in self.conditions]
+        values["conditions"] = [to_yaml(condition) for condition in self.conditions]
         return values
 
     def model_arguments(self) -> dict[str, Any]:

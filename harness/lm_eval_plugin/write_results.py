@@ -23,7 +23,7 @@ from harness import resources
 from harness.engines.lm_eval_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
-from harness.runs.folder import read_prompts, read_samples, read_scores, wanted_samples
+from harness.runs.folder import count_expected_samples, read_prompts, read_samples, read_scores
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -88,7 +88,7 @@ def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any])
     prompts = read_prompts(folder)
     everything = list(read_samples(folder))
     scores = read_scores(folder)
-    wanted = wanted_samples(prompts, config)
+    wanted = count_expected_samples(prompts, config)
     if len(everything) < wanted or any(sample["key"] not in scores for sample in everything):
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only

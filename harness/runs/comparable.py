@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ComparisonError, listed
+from harness.errors import ComparisonError, list_first
 from harness.runs.evaluations import Evaluation
 from harness.runs.journal import other_settings
 
@@ -124,7 +124,7 @@ def _other_problems(one: Evaluation, other: Evaluation) -> str | None:
     shared = one.problems.keys() & other.problems.keys()
     changed = [name for name in one.problems if name in shared and one.problems[name] != other.problems[name]]
     if changed:
-        return f"expected the same text and answer under the same id, got others for {listed(changed)}"
+        return f"expected the same text and answer under the same id, got others for {list_first(changed)}"
     return None if shared else "expected the same problems, got none that is in both"
 
 

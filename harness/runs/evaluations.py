@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ComparisonError, RunError, listed
+from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import BASELINE, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import hash_problem
@@ -241,7 +241,7 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
         if others:
             raise ComparisonError(
                 f"{log.path} asks other problems than {found[others[0]][1].path}: expected the same document and "
-                f"target under the same id, got others for {listed(others)}. Compare logs of the same problems."
+                f"target under the same id, got others for {list_first(others)}. Compare logs of the same problems."
             )
     return {name: sha256 for name, (sha256, _) in found.items()}
 

@@ -59,7 +59,7 @@ class RunFolder:
             self._opened = opened.pop_all()
 
     @property
-    def mended(self) -> list[str]:
+    def repairs(self) -> list[str]:
         """What was dropped at opening, in words."""
         return [text for text in (self.journal.mended, self.scores.mended) if text]
 
@@ -196,12 +196,12 @@ def scores_version(path: Path) -> int | None:
     return header.get("grader_version")
 
 
-def wanted_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
+def count_expected_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
     """How many samples a finished run of these prompts has."""
-    return sum(_wanted(row, config) for row in prompts)
+    return sum(_count_expected(row, config) for row in prompts)
 
 
-def _wanted(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+def _count_expected(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     """The same of one prompt; the baseline may be run more than once."""
     runs = config.get("replicates", 1) if prompt["condition"] == BASELINE else 1
     return int(runs * config["samples_per_problem"])
@@ -215,13 +215,13 @@ def refuse_missing(
     Raises:
         JournalError: naming the problems that lack some.
     """
-    short = [row for row, count in zip(prompts, there, strict=True) if count < _wanted(row, config)]
+    short = [row for row, count in zip(prompts, there, strict=True) if count < _count_expected(row, config)]
     if short:
         named = "; ".join(f"problem {row['doc']['id']}, {row['task']}" for row in short[:3])
         more = f" and {len(short) - 3} more" if len(short) > 3 else ""
         raise JournalError(
-            f"{path}: samples are missing: expected {wanted_samples(prompts, config)}, got {sum(there)}. They lack "
-            f"for {named}{more}. Continue the run by the command that began it, or restore {JOURNAL} from a copy."
+            f"{path}: samples are missing: expected {count_expected_samples(prompts, config)}, got {sum(there)}. They "
+            f"lack for {named}{more}. Continue the run by the command that began it, or restore {JOURNAL} from a copy."
         )
 
 
@@ -248,7 +248,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     )
 
 
-def beside(path: Path, identity: Mapping[str, Any]) -> Path:
+def next_free_folder(path: Path, identity: Mapping[str, Any]) -> Path:
     """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
     number = 2
     while (found := path.with_name(f"{path.name}-{number}")).exists():
@@ -308,7 +308,7 @@ def pack(path: Path) -> None:
     with clear_messages(path), lock(path):
         for file in sorted(path.glob("*.jsonl")):
             packed = _refuse_both(file)
-            with whole(packed) as part, file.open("rb") as source:
+            with write_atomic(packed) as part, file.open("rb") as source:
                 with lzma.open(part, "wb", preset=9) as target:
                     shutil.copyfileobj(source, target)
                 _sync(part)
@@ -325,7 +325,7 @@ def unpack(path: Path) -> None:
         file = packed.with_suffix("")
         if file.exists():
             _refuse_both(file)
-        with whole(file) as part, open_stored(file) as source, part.open("wb") as target:
+        with write_atomic(file) as part, open_stored(file) as source, part.open("wb") as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())
@@ -350,14 +350,14 @@ def _sync(path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is either absent or whole."""
-    with whole(path) as part, part.open("w", encoding="utf-8") as stream:
+    with write_atomic(path) as part, part.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def write_atomic(path: Path) -> Iterator[Path]:
     """Where to write a file that, once this ends well, lies at `path`; otherwise nothing is left."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 
 from harness.errors import ConfigError
-from harness.runs.folder import whole
+from harness.runs.folder import write_atomic
 from harness.runs.sample_frame import load_run, read_receipt
 
 RECEIPT_KEY = b"mless.receipt"
@@ -73,7 +73,7 @@ def export_parquet(run: Path, path: Path) -> int:
     table = pyarrow.Table.from_pandas(frame.reindex(columns=list(COLUMNS)), schema=schema, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     try:
-        with whole(path) as part:
+        with write_atomic(path) as part:
             pyarrow.parquet.write_table(table, part, compression="zstd")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from attention_probe.analysis.summary import MASSES, summary, told
+from attention_probe.analysis.summary import MASSES, describe_checks, summary
 from attention_probe.commands import register
 from attention_probe.measure.measure import Record
 from attention_probe.prompts.token_roles import ROLES
@@ -247,7 +247,7 @@ def test_another_dtype_reports_its_difference_from_float32(source, selection, tm
         source, selection, ProbeSettings(dtype="bfloat16", conditions=("mless",)), tmp_path / "t.traces"
     )
     assert 1e-5 < receipt["self_check"]["dtype_error"] < 0.1
-    assert "dtype" in told(receipt["self_check"])
+    assert "dtype" in describe_checks(receipt["self_check"])
 
 
 def test_random_weights_are_stamped_and_seeded(source, tmp_path):

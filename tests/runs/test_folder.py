@@ -38,13 +38,13 @@ from harness.runs.folder import (
     RECEIPT,
     SCORES,
     RunFolder,
-    beside,
     changes,
+    next_free_folder,
     pack,
     read_identity,
     read_prompts,
     read_samples,
-    whole,
+    write_atomic,
     write_whole,
 )
 from harness.runs.journal import Journal
@@ -296,11 +296,11 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
         RunFolder(tmp_path / "run", other, plan.prompts)
     assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
-    assert beside(tmp_path / "run", other).name == "run-2"
+    assert next_free_folder(tmp_path / "run", other).name == "run-2"
     RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
-    assert beside(tmp_path / "run", other).name == "run-3"
+    assert next_free_folder(tmp_path / "run", other).name == "run-3"
     RunFolder(tmp_path / "run-3", other, plan.prompts).__exit__()
-    assert beside(tmp_path / "run", other).name == "run-3", "an interrupted fork is continued"
+    assert next_free_folder(tmp_path / "run", other).name == "run-3", "an interrupted fork is continued"
 
 
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
@@ -389,7 +389,7 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
 def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error):
     write_whole(tmp_path / "file", "before")
-    with pytest.raises(error), whole(tmp_path / "file") as part:
+    with pytest.raises(error), write_atomic(tmp_path / "file") as part:
         part.write_text("half")
         raise error
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]

@@ -84,7 +84,7 @@ def make_details(
     curves = _find_curves(content, attention, numbers)
     changed = {name for name, counts in right.items() if _has_changed(counts)}
 
-    listed = {name: _listed(content, rows, right[name]) for name, rows in by_problem.items()}
+    listed = {name: _list_entry(content, rows, right[name]) for name, rows in by_problem.items()}
     # what the index takes beside this, places above all, is known only when all places are
     blocks = _Blocks(room - len(pack(list(listed.values()))) - 16 * len(listed) - 4096)
     for name in sorted(by_problem, key=lambda name: name not in changed):  # stable: prompts' order within each
@@ -159,7 +159,9 @@ def _has_changed(counts: Mapping[str, Sequence[int]]) -> bool:
     return any(len(found) > 1 for found in settings.values())
 
 
-def _listed(content: Content, rows: Sequence[Mapping[str, Any]], right: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def _list_entry(
+    content: Content, rows: Sequence[Mapping[str, Any]], right: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
     """What the list shows and filters by."""
     row = rows[0]
     return (
