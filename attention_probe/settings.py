@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 
+from attention_probe.choices import Dtype
 from attention_probe.measure.measure import Record
 from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
@@ -20,8 +21,6 @@ from harness.runs.prompt_source import BASELINE, Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

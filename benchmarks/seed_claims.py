@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import Definition, View
+from attention_probe.choices import Definition, View
 from attention_probe.figures.config import PromptsConfig
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from harness.choices import Format, Kind, Split, Width
 from harness.display.visible import visible
 from harness.errors import HarnessError, RunInterrupted
 
@@ -28,8 +29,8 @@ RunNames = Annotated[
     typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),
 ]
 Metric = Annotated[str | None, typer.Option(help="What in the logs of other tasks says right or wrong.")]
-FormatName = Annotated[str, typer.Option("--format", help="text, markdown, csv, latex or json.")]
-SplitBy = Annotated[list[str] | None, typer.Option("--by", help="Split by subject or level; repeatable.")]
+FormatName = Annotated[Format, typer.Option("--format", help="How it is written.")]
+SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split by this; repeatable.")]
 Baseline = Annotated[str, typer.Option(help="The condition that others are compared with.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 Overrides = Annotated[
@@ -140,11 +141,8 @@ def leaderboard(
 @app.command()
 def plot(
     runs: RunNames,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="bars, forest, flips, levels, subjects or lengths; repeatable; default all."),
-    ] = None,
-    width: Annotated[str, typer.Option(help="page or column.")] = "page",
+    kind: Annotated[list[Kind] | None, typer.Option(help="Which figure; repeatable; default all.")] = None,
+    width: Annotated[Width, typer.Option(help="The whole page's, or one column's.")] = "page",
     baseline: Baseline = "wo",
     margin: Margin = None,
     metric: Metric = None,

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import DRAWS, SEED, Curve, Definition, View, as_frame, bootstrap_band
+from attention_probe.analysis.curve import DRAWS, SEED, Curve, as_frame, bootstrap_band
+from attention_probe.choices import Definition, View
 from attention_probe.traces import AttentionTraces, Trace
 from harness.errors import ConfigError
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attention_probe.choices import Definition, View
+
 if TYPE_CHECKING:
     import pandas
-
-Definition = Literal["common", "published"]
-"""`common`: only queries that the prompt without filler has too. `published`: all later queries, filler included, so
-that instruction tokens fall merely because filler queries join the average."""
-
-View = Literal["aligned", "full"]
 
 DRAWS, SEED, BAND = 2000, 1234, 0.95
 

@@ -7,10 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from attention_probe.choices import Definition, Dtype, View
+from harness.analysis.flips import Choice, Repeats
+from harness.choices import Width
 from harness.commands.flips import flips
 from harness.commands.report import report
 from harness.errors import ConfigError
@@ -18,17 +21,12 @@ from harness.errors import ConfigError
 if TYPE_CHECKING:
     import pandas
 
-    from attention_probe.analysis.curve import Definition as CurveDefinition
-
-Word = TypeVar("Word", bound=str)
-
 TracesPath = Annotated[Path, typer.Argument(help="A trace file, as `mless probe` writes it.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
 ]
-Form = Annotated[str, typer.Option("--format", help="text, csv or json.")]
-Definition = Annotated[
-    str,
+Averaged = Annotated[
+    Definition,
     typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),
 ]
 
@@ -62,12 +60,10 @@ def probe(
     layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
     select: Annotated[Path | None, typer.Option(help="A selection file instead of the options below.")] = None,
     save_selection: Annotated[Path | None, typer.Option(help="Write the selection here.")] = None,
-    flip: Annotated[
-        str | None, typer.Option(help="wrong_to_right, right_to_wrong, changed, both_right, both_wrong.")
-    ] = None,
+    flip: Annotated[Choice | None, typer.Option(help="Only problems that went so; `changed` is either way.")] = None,
     baseline: Annotated[str, typer.Option(help="A flip is from this condition ...")] = "wo",
     condition: Annotated[str, typer.Option(help="... to this one.")] = "mless",
-    repeats: Annotated[str, typer.Option(help="Several samples: right by the first, majority or any.")] = "first",
+    repeats: Annotated[Repeats, typer.Option(help="Which of several samples make a problem right.")] = "first",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
@@ -75,7 +71,7 @@ def probe(
     n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
     queries: Annotated[
-        str, typer.Option(help="prompt, or completion: what the recorded answer attends to.")
+        Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
     ] = "prompt",
     decompose: Annotated[
         bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
@@ -84,8 +80,8 @@ def probe(
     visible: Annotated[
         bool, typer.Option("--visible", help="Sliding windows: average over queries that can still see the key.")
     ] = False,
-    definition: Definition = "common",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    definition: Averaged = "common",
+    dtype: Annotated[Dtype, typer.Option(help="What the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path, typer.Option("--output", "-o", help="The trace file; continued if it is there.")] = Path(
         "probe.traces"
@@ -128,15 +124,14 @@ def probe(
         heads=None if heads is None else _indices(heads, "--heads"),
         conditions=_words(conditions),
         record=Record(
-            completion=_one_of("--queries", queries, ("prompt", "completion")) == "completion",
+            completion=queries == "completion",
             decompose=decompose,
             activations=activations,
             visible=visible,
         ),
-        dtype=_one_of("--dtype", dtype, ("float32", "bfloat16", "float16")),
+        dtype=dtype,
         device=device,
     )
-    over: CurveDefinition = _one_of("--definition", definition, ("common", "published"))
     saved = None if select is None else Selection.load(select)
     # a selection is of prompts under the conditions of its source, which are all proven to be the same ones
     selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
@@ -148,7 +143,7 @@ def probe(
     with _progress(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
-        typer.echo(summary(traces, heads=settings.heads, definition=over))
+        typer.echo(summary(traces, heads=settings.heads, definition=definition))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
 
 
@@ -157,13 +152,13 @@ def curves(
     layer: Annotated[int, typer.Option(help="Index from 0.")] = 0,
     head: Annotated[str, typer.Option(help="Indices from 0, such as 11-13, or all.")] = "all",
     conditions: Annotated[str | None, typer.Option(help="Default: all in the file.")] = None,
-    view: Annotated[str, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
-    definition: Definition = "common",
+    view: Annotated[View, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
+    definition: Averaged = "common",
     exclude_first: Annotated[
         bool | None,
         typer.Option("--exclude-first/--include-first", help="The first token; default: left out for Llama and Gemma."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
+    form: Annotated[Literal["csv", "json"], typer.Option("--format", help="How it is written.")] = "csv",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the screen.")] = None,
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
@@ -171,7 +166,7 @@ def curves(
     from attention_probe.analysis.curve import leaves_out_first_token
     from attention_probe.traces import AttentionTraces
 
-    curve = aligned_curve if _one_of("--view", view, ("aligned", "full")) == "aligned" else full_curve
+    curve = aligned_curve if view == "aligned" else full_curve
     with AttentionTraces.open(traces) as opened:
         header = opened.header
         names = _words(conditions) or opened.conditions
@@ -184,7 +179,7 @@ def curves(
                 condition=name,
                 layer=layer,
                 head=index,
-                definition=_one_of("--definition", definition, ("common", "published")),
+                definition=definition,
                 exclude_first=first if exclude_first is None else exclude_first,
                 problem_ids=problems,
             )
@@ -192,7 +187,7 @@ def curves(
             for name in names
         ]
     frame = as_frame(drawn).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
-    _emit(frame, _one_of("--format", form, ("csv", "json")), output)
+    _emit(frame, form, output)
 
 
 def heads(
@@ -201,7 +196,7 @@ def heads(
     baseline: Annotated[str, typer.Option(help="Subtracted: another filler, as a rule.")] = "random",
     condition: Annotated[str, typer.Option(help="From which it is subtracted.")] = "mless",
     top: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = 20,
-    form: Form = "text",
+    form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="How it is written.")] = "text",
 ) -> None:
     """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them."""
     from attention_probe.analysis.head_ranking import rank_heads
@@ -210,7 +205,7 @@ def heads(
     with AttentionTraces.open(traces) as opened:
         frame = rank_heads(opened, measure, baseline, condition)
     note = frame.attrs["note"]
-    _emit(frame.head(top) if top else frame, _one_of("--format", form, ("text", "csv", "json")), None)
+    _emit(frame.head(top) if top else frame, form, None)
     typer.echo(f"{measure}, {condition} - {baseline}: {note}", err=form != "text")
 
 
@@ -223,7 +218,7 @@ def figure(
         bool,
         typer.Option("--random-weights", help="The exact architecture with drawn weights, where none are at hand."),
     ] = False,
-    width: Annotated[str, typer.Option(help="page or column.")] = "page",
+    width: Annotated[Width, typer.Option(help="The whole page's, or one column's.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default: the config's.")] = None,
 ) -> None:
@@ -237,7 +232,7 @@ def figure(
         files = make_figure(
             load_figure_config(config, overrides or ()),
             random_weights=random_weights,
-            width=_one_of("--width", width, ("page", "column")),
+            width=width,
             device=device,
             folder=output,
             advance=advance,
@@ -251,7 +246,7 @@ def link(
     condition: Annotated[str, typer.Option(help="Against the traces' baseline.")] = "mless",
     layer: Annotated[int | None, typer.Option(help="Index from 0; default: the first recorded.")] = None,
     head: Annotated[int | None, typer.Option(help="Index from 0; default: the mean over heads.")] = None,
-    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    form: Annotated[Literal["text", "json"], typer.Option("--format", help="How it is written.")] = "text",
 ) -> None:
     """Regress which problems gained on what the probe saw in their prompts, beside its null."""
     from attention_probe.analysis.link import link as link_run
@@ -259,8 +254,7 @@ def link(
 
     with AttentionTraces.open(traces) as opened:
         found = link_run(run, opened, condition, layer=layer, head=head)
-    as_json = _one_of("--format", form, ("text", "json")) == "json"
-    typer.echo(json.dumps(found.as_record(), indent=2) if as_json else found.as_text())
+    typer.echo(json.dumps(found.as_record(), indent=2) if form == "json" else found.as_text())
 
 
 @contextmanager
@@ -324,10 +318,3 @@ def _is_given(context: typer.Context, parameter: str) -> bool:
     """Whether the command line names the option, be it with its default."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _one_of(option: str, given: str, allowed: tuple[Word, ...]) -> Word:
-    for word in allowed:
-        if given == word:
-            return word
-    raise ConfigError(f"{option} {given!r}: expected one of {', '.join(allowed)}.")

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from attention_probe.analysis.curve import Curve
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.data import Bars, PanelCurves, figure_table
-from attention_probe.figures.layout import Width, columns, lay_out, make_room
+from attention_probe.figures.layout import columns, lay_out, make_room
+from harness.choices import Width
 from harness.display.figures.bars import plot_accuracy_bars
 from harness.display.figures.saving import save_figure
 from harness.display.figures.style import PLAIN

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.data import PanelCurves
+from harness.choices import Width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
-
-Width = Literal["column", "page"]
 
 
 def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[tuple[int, int], Axes], Axes | None]:

@@ -11,11 +11,11 @@ from typing import Any
 from attention_probe.figures.config import FigureConfig, Probe
 from attention_probe.figures.data import PanelCurves, panel_curves, read_bars
 from attention_probe.figures.draw import write_figure
-from attention_probe.figures.layout import Width
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
+from harness.choices import Width
 from harness.errors import ConfigError
 from harness.runs import receipts
 

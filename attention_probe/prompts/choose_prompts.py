@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from harness.analysis.flips import Choice, Repeats
 from harness.analysis.selection import Selection, select
 from harness.analysis.selection_criterion import Criterion
 from harness.errors import ConfigError
@@ -41,11 +42,11 @@ class PromptsConfig(Strict):
     ids: tuple[str, ...] = ()
     subject: str | None = None
     level: int | None = None
-    flip: Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong", "changed"] | None = None
+    flip: Choice | None = None
     baseline: str = BASELINE
     condition: str = "mless"
     controls: bool = False
-    repeats: Literal["first", "majority", "any"] = "first"
+    repeats: Repeats = "first"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -14,9 +14,8 @@ Repeats = Literal["first", "majority", "any"]
 FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
-Choice = Flip | Literal["changed"]
+Choice = Literal[Flip, "changed"]
 """What can be chosen: an outcome, or a change in either direction."""
-CHOICES: tuple[Choice, ...] = (*FLIPS, "changed")
 UNDECIDED = "undecided"
 """The outcome of a problem without a verdict in one of the two conditions: it was not asked there."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from harness.analysis.flips import CHANGED, CHANGES, CHOICES, Choice, Repeats, outcome
+from harness.analysis.flips import CHANGED, CHANGES, Choice, Repeats, outcome
 from harness.errors import ConfigError
 from harness.experiment.conditions import DEFAULT_SEED
 from harness.runs.prompt_source import BASELINE
@@ -31,7 +31,7 @@ class Criterion:
         controls: Add for each flipped problem one that did not flip: see `flips.match_controls`.
 
     Raises:
-        ConfigError: an unknown flip or rule, a condition compared with itself, n below 1, or controls without a flip.
+        ConfigError: a condition compared with itself, n below 1, or controls without a flip.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -48,10 +48,6 @@ class Criterion:
     controls: bool = False
 
     def __post_init__(self) -> None:
-        if self.flip is not None and self.flip not in CHOICES:
-            raise ConfigError(f"Unknown flip {self.flip!r}: expected one of {', '.join(CHOICES)}.")
-        if self.repeats not in get_args(Repeats):
-            raise ConfigError(f"Unknown rule {self.repeats!r} for repeats: expected {', '.join(get_args(Repeats))}.")
         if self.flip is not None and self.baseline == self.condition:
             raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice. Name another condition.")
         if self.n is not None and self.n < 1:

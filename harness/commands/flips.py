@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.errors import ConfigError
+from harness.analysis.flips import Choice, Repeats
 
 if TYPE_CHECKING:
     import pandas
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from harness.analysis.selection_criterion import Criterion
     from harness.runs.prompt_source import Source
 
-FORMATS = ("text", "json")
 RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
 SHOWN = 1200
 """About so many characters of a completion are printed unless all are asked for."""
@@ -32,14 +31,10 @@ def flips(
     ],
     baseline: Annotated[str, typer.Option("--from", help="A change is from this condition ...")] = "wo",
     condition: Annotated[str, typer.Option("--to", help="... to this one.")] = "mless",
-    direction: Annotated[
-        str, typer.Option(help="changed (either way), wrong_to_right, right_to_wrong, both_right or both_wrong.")
-    ] = "changed",
+    direction: Annotated[Choice, typer.Option(help="Which problems; `changed` is either way.")] = "changed",
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
-    repeats: Annotated[
-        str, typer.Option(help="Of several samples a problem is judged by the first, the majority, or any right one.")
-    ] = "first",
+    repeats: Annotated[Repeats, typer.Option(help="Which of several samples make a problem right.")] = "first",
     n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
     controls: Annotated[
@@ -48,7 +43,7 @@ def flips(
     layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
     metric: Annotated[str | None, typer.Option(help="Of a sample log: what says right or wrong.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Whole completions, however long.")] = False,
-    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    form: Annotated[Literal["text", "json"], typer.Option("--format", help="How it is written.")] = "text",
     save: Annotated[
         Path | None, typer.Option(help="Write the selection here, for `mless probe RUN --select FILE`.")
     ] = None,
@@ -63,15 +58,13 @@ def flips(
     from harness.runs.find_runs import locate_one
     from harness.runs.prompt_source import read_source
 
-    if form not in FORMATS:
-        raise ConfigError(f"--format {form!r}: expected one of {', '.join(FORMATS)}.")
     path = locate_one(run)
     source = read_source(path, layout=layout, metric=metric)
     criterion = Criterion(
-        flip=direction,  # type: ignore[arg-type]
+        flip=direction,
         baseline=baseline,
         condition=condition,
-        repeats=repeats,  # type: ignore[arg-type]
+        repeats=repeats,
         subject=subject,
         level=level,
         n=n,

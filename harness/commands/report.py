@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated
 
 import typer
 
+from attention_probe.choices import Definition
 from harness.cli import Baseline, Margin, Metric, RunNames
-from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    from attention_probe.analysis.curve import Definition
 
 
 def report(
@@ -25,24 +22,13 @@ def report(
     metric: Metric = None,
     layer: Annotated[int | None, typer.Option(help="Index from 0; default: the first of the traces.")] = None,
     head: Annotated[list[int] | None, typer.Option(help="Index from 0; repeatable; default: all.")] = None,
-    definition: Annotated[str, typer.Option(help="Of the curves: common or published queries.")] = "common",
+    definition: Annotated[Definition, typer.Option(help="Queries that the curves average over.")] = "common",
 ) -> None:
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
     from attention_probe.figures.report_curves import read_attention
     from harness.display.report.page import write_report
     from harness.runs.find_runs import locate
 
-    chosen = _definition(definition)
-    curves = [read_attention(path, layer=layer, heads=head, definition=chosen) for path in traces or ()]
+    curves = [read_attention(path, layer=layer, heads=head, definition=definition) for path in traces or ()]
     size = write_report(locate(runs), output, attention=curves, baseline=baseline, margin=margin, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")
-
-
-def _definition(given: str) -> Definition:
-    from attention_probe.analysis.curve import Definition
-
-    allowed: tuple[Definition, ...] = get_args(Definition)
-    for one in allowed:
-        if given == one:
-            return one
-    raise ConfigError(f"--definition {given!r}: expected one of {', '.join(allowed)}.")

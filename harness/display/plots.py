@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.choices import Kind, Width
 from harness.display.figures.bars import draw_accuracy_bars
 from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
 from harness.display.figures.lengths import draw_lengths, length_shares
 from harness.display.figures.saving import save_figure
 from harness.display.figures.splits import draw_split_differences
-from harness.display.figures.style import Width, without_edits
+from harness.display.figures.style import without_edits
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.comparable import join
 from harness.runs.evaluations import Evaluation, read_evaluation
@@ -25,9 +26,6 @@ from harness.runs.find_runs import locate
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-KINDS = ("bars", "forest", "flips", "levels", "subjects", "lengths")
-WIDTHS: tuple[Width, ...] = ("page", "column")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +47,7 @@ def make_plots(
     folder: Path,
     *,
     kinds: Sequence[str] = (),
-    width: str = "page",
+    width: Width = "page",
     baseline: str = "wo",
     margin: float | None = None,
     metric: str | None = None,
@@ -59,21 +57,17 @@ def make_plots(
     Args:
         runs: See `find_runs.locate`.
         folder: Where the files go.
-        kinds: Of `KINDS`; none for all.
+        kinds: Values of `Kind`; none for all.
         width: `page` is 7 inches, `column` 3.3, which the names of the files then say.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.
         metric: What in the logs of other tasks says right or wrong.
 
     Raises:
-        ConfigError: a kind or width is not known, or the files cannot be written.
+        ValueError: there is no such kind.
+        ConfigError: the files cannot be written.
         HarnessError: the runs cannot be read or compared.
     """
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"--kind {unknown[0]!r}: expected one of {', '.join(KINDS)}.")
-    chosen = next((known for known in WIDTHS if known == width), None)
-    if chosen is None:
-        raise ConfigError(f"--width {width!r}: expected page or column.")
     evaluations = [read_evaluation(run, metric=metric) for run in locate(runs)]
     board = partial(make_leaderboard, evaluations, baseline=baseline, margin=margin)
     whole = board()
@@ -83,14 +77,14 @@ def make_plots(
             "beside it. Run one, or merge the runs that hold them."
         )
     files = []
-    for kind in dict.fromkeys(kinds or KINDS):
+    for kind in dict.fromkeys(map(Kind, kinds or Kind)):
         plot = _plot(kind, evaluations, whole, board)
-        stem = kind if chosen == "page" else f"{kind}-column"
-        files += _write(plot, folder / stem, chosen, _receipt(kind, whole))
+        stem = kind if width == "page" else f"{kind}-column"
+        files += _write(plot, folder / stem, width, _receipt(kind, whole))
     return files
 
 
-def _plot(kind: str, evaluations: Sequence[Evaluation], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
+def _plot(kind: Kind, evaluations: Sequence[Evaluation], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
     if kind in ("levels", "subjects"):
         by = kind.removesuffix("s")
         return Plot(draw=partial(draw_split_differences, by=by), table=board(by=(by,)).comparison)

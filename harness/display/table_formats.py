@@ -7,31 +7,16 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
-from typing import Literal
 
+from harness.choices import Format
 from harness.display.grid import Cell, Grid
 from harness.display.visible import visible
 from harness.display.words import MINUS, NONE
-from harness.errors import ConfigError
 
-Format = Literal["text", "markdown", "csv", "latex", "json"]
-FORMATS: tuple[Format, ...] = ("text", "markdown", "csv", "latex", "json")
 WIDTH = 100
 """Notes are folded at so many characters; tables are kept below."""
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """A program that is given plain text knows no other minus."""
-
-
-def check_format(form: str) -> Format:
-    """The format of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for known in FORMATS:
-        if form == known:
-            return known
-    raise ConfigError(f"Unknown table format {form!r}: expected one of {', '.join(FORMATS)}.")
 
 
 def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = (), *, colour: bool = False) -> str:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard, records
 from harness.analysis.reference import read_reference, reference_table, setup_differences
+from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
 from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid
-from harness.display.table_formats import Format, check_format, render_grids
+from harness.display.table_formats import render_grids
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table
 from harness.runs.evaluations import Evaluation, read_evaluation
 from harness.runs.find_runs import locate
 from harness.runs.receipts import receipt_line
-
-SPLITS = ("subject", "level")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class Parts:
 def make_table(
     runs: Sequence[str],
     *,
-    form: str = "text",
+    form: Format = "text",
     by: Sequence[str] = (),
     baseline: str = "wo",
     margin: float | None = None,
@@ -45,8 +44,8 @@ def make_table(
 
     Args:
         runs: See `find_runs.locate`.
-        form: One of `table_formats.FORMATS`.
-        by: Further columns to split by, of `SPLITS`.
+        form: How it is written.
+        by: Further columns to split by: values of `Split`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.
         metric: What in the logs of other tasks says right or wrong.
@@ -54,10 +53,10 @@ def make_table(
         lenient: Where the runs have no baseline, show accuracies alone instead of refusing.
 
     Raises:
-        HarnessError: the runs cannot be read or compared, or an argument is not known.
+        ValueError: there is no such split.
+        HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
-    chosen, parts = check_format(form), parts or Parts()
-    _check_splits(by)
+    by, parts = [Split(name).value for name in by], parts or Parts()
     evaluations = _read(runs, metric)
     if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
         frame = evaluations[0].frame
@@ -70,12 +69,12 @@ def make_table(
     if published is not None:
         beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-    if chosen == "json":
+    if form == "json":
         if published is None or beside is None:
             return as_json(board)
         said = {**published.model_dump(exclude={"accuracies"}), "rows": records(beside), "differences": differences}
         return as_json(board, reference={"name": parts.reference, **said})
-    if chosen == "csv":
+    if form == "csv":
         tables = {"--mediators": board.mediators, "--audit": board.audit, "--reference": beside}
         asked = [name for name in tables if getattr(parts, name.removeprefix("--"))]
         if len(asked) > 1:
@@ -90,13 +89,13 @@ def make_table(
     grids += [audit_grid(board)] if parts.audit else []
     if published is not None and beside is not None:
         grids.append(reference_grid(beside, published, differences))
-    return _page(grids, chosen, board)
+    return _page(grids, form, board)
 
 
 def make_leaderboard_page(
     runs: Sequence[str],
     *,
-    form: str = "text",
+    form: Format = "text",
     by: Sequence[str] = (),
     baseline: str = "wo",
     margin: float | None = None,
@@ -106,24 +105,23 @@ def make_leaderboard_page(
 
     Args and Raises: see `make_table`.
     """
-    chosen = check_format(form)
-    _check_splits(by)
+    by = [Split(name).value for name in by]
     groups = by_table(_read(runs, metric))
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
     names = _titles(boards)
-    if chosen == "json":
+    if form == "json":
         return as_json(boards[0]) if len(boards) == 1 else f"[{', '.join(map(as_json, boards))}]"
-    if chosen == "csv":
+    if form == "csv":
         if len(boards) > 1:
             raise ConfigError(
                 f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
             )
         return as_csv(boards[0].comparison, boards[0])
     if len(boards) == 1:
-        return _page([leaderboard_grid(boards[0])], chosen, boards[0])
+        return _page([leaderboard_grid(boards[0])], form, boards[0])
     grids = [leaderboard_grid(board) for board in boards]
     titled = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
-    return "\n\n".join(_page([grid], chosen, board) for grid, board in zip(titled, boards, strict=True))
+    return "\n\n".join(_page([grid], form, board) for grid, board in zip(titled, boards, strict=True))
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
@@ -147,8 +145,3 @@ def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
 
 def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
     return [read_evaluation(run, metric=metric) for run in locate(runs)]
-
-
-def _check_splits(by: Sequence[str]) -> None:
-    if unknown := [name for name in by if name not in SPLITS]:
-        raise ConfigError(f"--by expects {' or '.join(SPLITS)}, got {unknown[0]!r}.")

@@ -525,7 +525,6 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
             ["probe", GREEDY_RUN, "--layers", "0,3-1"],
             r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
         ),
-        (["probe", GREEDY_RUN, "--dtype", "int8"], "--dtype 'int8': expected one of float32, bfloat16, float16"),
         (["curves", "none.traces"], "none.traces does not exist"),
         (["probe", "nowhere"], "nowhere"),
     ],

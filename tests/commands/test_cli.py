@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 import yaml
 
 from harness import resources
@@ -51,6 +52,54 @@ def test_help_lists_the_commands(mless):
     done = mless("--help")
     assert done.returncode == 0
     assert {"run", "merge", "regrade", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
+
+
+FIXED = {
+    ("table", "--format"): "text markdown csv latex json",
+    ("table", "--by"): "subject level",
+    ("leaderboard", "--format"): "text markdown csv latex json",
+    ("plot", "--kind"): "bars forest flips levels subjects lengths",
+    ("plot", "--width"): "page column",
+    ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
+    ("probe", "--repeats"): "first majority any",
+    ("probe", "--queries"): "prompt completion",
+    ("probe", "--definition"): "common published",
+    ("probe", "--dtype"): "float32 bfloat16 float16",
+    ("curves", "--view"): "aligned full",
+    ("curves", "--format"): "csv json",
+    ("heads", "--format"): "text csv json",
+    ("figure", "--width"): "page column",
+    ("link", "--format"): "text json",
+    ("flips", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
+    ("flips", "--repeats"): "first majority any",
+    ("flips", "--format"): "text json",
+    ("report", "--definition"): "common published",
+}
+"""Options with a fixed set of values."""
+
+
+@pytest.fixture(scope="module")
+def built():
+    """All commands, built once: that takes a second."""
+    from harness import cli
+
+    cli.add_commands()
+    return typer.main.get_command(cli.app)
+
+
+@pytest.mark.parametrize(("command", "option"), FIXED)
+def test_a_value_out_of_a_fixed_set_is_listed_and_another_refused(built, capsys, monkeypatch, command, option):
+    monkeypatch.setenv("COLUMNS", "200")
+    values = FIXED[command, option].split()
+    with pytest.raises(SystemExit) as ended:
+        built.main([command, "run", option, "other"])
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out) == (2, "")
+    said = printed.err.splitlines()[-1]
+    assert option in said and said.endswith(f"'other' is not one of {', '.join(map(repr, values))}.")
+    with pytest.raises(SystemExit):
+        built.main([command, "--help"])
+    assert "|".join(values) in capsys.readouterr().out
 
 
 def test_tasks_prints_the_include_path(mless):

@@ -340,13 +340,7 @@ def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):
             ("--to", "nope"),
             "has no condition 'nope', so nothing flips from 'wo' to 'nope'. It has wo, mless, mful, random",
         ),
-        (
-            ("--direction", "up"),
-            "Unknown flip 'up': expected one of wrong_to_right, right_to_wrong, both_right, both_wr",
-        ),
         (("--from", "mless"), "A flip compares two conditions, got 'mless' twice"),
-        (("--format", "csv"), "--format 'csv': expected one of text, json"),
-        (("--repeats", "best"), "Unknown rule 'best' for repeats"),
         (("--subject", "Botany"), "has no problem of the subject 'Botany': expected one of Algebra"),
         (("--layout", "chat"), "holds the layouts raw, not chat"),
         (("--to", "mless", "--n", "499"), "Expected 499 problems with changed from wo to mless"),

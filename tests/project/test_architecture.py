@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "errors faces resources experiment engines grading runs analysis lm_eval_plugin display execution verification "
+        "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution verification "
         "commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis figures "
+        "choices prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis figures "
         "commands"
     ).split(),
 }

@@ -15,6 +15,6 @@ __getattr__, __dir__, __all__ = lazy_face(
         "lengths": ["draw_lengths", "length_shares"],
         "saving": ["save_figure"],
         "splits": ["draw_split_differences"],
-        "style": ["COLOURS", "Width"],
+        "style": ["COLOURS"],
     },
 )

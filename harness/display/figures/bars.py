@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from harness.choices import Width
 from harness.display.figures.style import (
     GRID,
     INCHES,
     INK,
-    Width,
     about_edits,
     add_note,
     colour,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.choices import Width
 from harness.display.figures.style import (
     GAINED,
     INCHES,
     INK,
     LOST,
     MUTED,
-    Width,
     about_edits,
     add_note,
     label,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.choices import Width
 from harness.display.figures.style import (
     GRID,
     INCHES,
     INK,
     MUTED,
-    Width,
     adjustment,
     colour,
     in_order,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.choices import Width
 from harness.display.figures.style import (
     GRID,
     INCHES,
-    Width,
     add_note,
     colour,
     in_order,

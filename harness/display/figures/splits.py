@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.choices import Width
 from harness.display.figures.style import (
     GRID,
     INCHES,
     INK,
     MUTED,
-    Width,
     about_edits,
     add_note,
     adjustment,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from harness.choices import Width
 from harness.display.visible import visible
 from harness.display.words import LABELS, plural
 from harness.display.words import label as whole_label
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-Width = Literal["page", "column"]
 INCHES: dict[Width, float] = {"page": 7.0, "column": 3.3}
 FONT: dict[Width, float] = {"page": 7.5, "column": 6.5}
 

@@ -1,0 +1,30 @@
+"""Values out of fixed sets that a command line lists and checks; apart, so that its help imports nothing heavy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+Format = Literal["text", "markdown", "csv", "latex", "json"]
+"""How a page of tables is written."""
+
+Width = Literal["page", "column"]
+"""How wide a figure is: the whole page, or one of two columns."""
+
+
+class Split(StrEnum):
+    """What of a problem a comparison is split by. An enumeration, since typer takes no list of literals."""
+
+    SUBJECT = "subject"
+    LEVEL = "level"
+
+
+class Kind(StrEnum):
+    """Which figure of accuracies and differences."""
+
+    BARS = "bars"
+    FOREST = "forest"
+    FLIPS = "flips"
+    LEVELS = "levels"
+    SUBJECTS = "subjects"
+    LENGTHS = "lengths"
