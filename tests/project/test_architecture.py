@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution verification "
-        "commands cli"
+        "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution "
+        "verification commands cli"
     ).split(),
     "attention_probe": (
-        "choices prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis figures "
-        "commands"
+        "choices prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis "
+        "figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
