@@ -150,17 +150,9 @@ class VLLMEngine:
         Raises:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm import TokensPrompt
 
-        parameters = SamplingParams(
-            **sampling.vllm(),
-            **({} if replay is None else {"trace_decode_token_ids": list(replay)}),
-            seed=seed,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        parameters = sampling_parameters(sampling, seed, replay)
         prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
         self._call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
@@ -173,19 +165,8 @@ class VLLMEngine:
         """
         if self._aborted:
             raise self._stopped(_EngineDied())
-        outputs = self._call(self._engine.step)
-        self._aborted = any(o.finished and o.outputs[0].finish_reason not in FINISHED for o in outputs)
-        return [
-            Finished(
-                request_id=output.request_id,
-                text=output.outputs[0].text,
-                completion_tokens=len(output.outputs[0].token_ids),
-                finish_reason=output.outputs[0].finish_reason,
-                cached_tokens=output.num_cached_tokens or 0,
-            )
-            for output in outputs
-            if output.finished and output.outputs[0].finish_reason in FINISHED
-        ]
+        finished, self._aborted = read_outputs(self._call(self._engine.step))
+        return finished
 
     def _call(self, method: Callable[[], Any]) -> Any:
         """Call vLLM in its thread and wait for the answer; raise EngineError if its process dies or hangs meanwhile.
@@ -368,6 +349,38 @@ def check_arguments(config: RunConfig) -> None:
     """
     if config.model.backend == "vllm":
         engine_arguments(config.model_arguments())
+
+
+def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
+    """The completions among vLLM's RequestOutputs, and whether a request ended without one."""
+    ended = [output for output in outputs if output.finished]
+    finished = [
+        Finished(
+            request_id=output.request_id,
+            text=output.outputs[0].text,
+            completion_tokens=len(output.outputs[0].token_ids),
+            finish_reason=output.outputs[0].finish_reason,
+            cached_tokens=output.num_cached_tokens or 0,
+        )
+        for output in ended
+        if output.outputs[0].finish_reason in FINISHED
+    ]
+    return finished, len(finished) < len(ended)
+
+
+def sampling_parameters(sampling: Sampling, seed: int | None, replay: Sequence[int] | None = None) -> Any:
+    """One request's parameters as vLLM's SamplingParams; see `VLLMEngine.add`."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        **sampling.vllm(),
+        **({} if replay is None else {"trace_decode_token_ids": list(replay)}),
+        seed=seed,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:

@@ -15,6 +15,7 @@ from scipy.special import ndtr
 
 from harness import load_run
 from harness.analysis import COLUMNS, compare, holm, mcnemar_test, noise_floor, score_interval, verdict
+from harness.analysis.intervals import difference_bounds
 from harness.analysis.verdicts import judge
 from harness.errors import ComparisonError
 from tests.example_runs import GREEDY_RUN
@@ -108,6 +109,15 @@ def test_equal_conditions_are_equivalent_if_there_are_enough_problems():
         table = by_condition(compare(pandas.concat([samples(right), samples(right, condition="mless")])))
         assert table.loc["mless", "verdict"] == word
         assert table.loc["mless", "p"] == 1
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1])
+def test_the_equivalence_interval_is_of_level_1_less_2_alpha(run, alpha):
+    row = by_condition(compare(run, alpha=alpha)).loc["mful"]
+    right = run.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="sum").astype(int)
+    changes = right["mful"] - right["wo"]
+    low, high = score_interval(changes / 4, bounds=difference_bounds(changes, 4), level=1 - 2 * alpha)
+    assert (row["equivalence_low"], row["equivalence_high"]) == pytest.approx((100 * low, 100 * high))
 
 
 def test_verdicts_in_words():

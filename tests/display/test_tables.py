@@ -355,6 +355,13 @@ def test_the_audit_has_each_graders_difference():
     assert "Most at odds with ours: authors_rule, w/o: 9 samples are right by ours only, 4 by it only." in notes
 
 
+def test_a_grader_that_judged_nothing_does_not_disagree():
+    frame = evaluation({"wo": [["correct"], ["correct"], ["incorrect"], ["timeout"]]}).frame
+    frame["math_verify"] = pandas.array([None, False, None, True], dtype="boolean")
+    (wo,) = audit_table(frame).to_dict("records")
+    assert (wo["math_verify_only_ours"], wo["math_verify_only_theirs"]) == (1, 0)
+
+
 def test_lm_evals_output_gives_the_same_table(tmp_path):
     for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
         shutil.copy(file, tmp_path)
@@ -509,6 +516,8 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"
+    assert (run / "journal.jsonl").read_text().count("no such answer") == 6
+    assert not any("no such answer" in line for line in logged), "and nothing of the second"
 
 
 def test_a_run_without_a_baseline_ends_with_its_accuracies(tmp_path):

@@ -23,7 +23,7 @@ from harness.experiment.conditions import named_condition
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import check_condition
-from harness.runs.folder import read_identity
+from harness.runs.folder import read_identity, read_prompts, read_samples
 from tests.conftest import BUDGET, LIMIT
 
 pytestmark = pytest.mark.engine
@@ -94,6 +94,17 @@ def test_the_run_folder_is_complete(our_run):
         assert results["results"][f"demo_{condition}"]["correct,graded"] == pytest.approx(chosen["correct"].mean())
 
 
+def test_the_engine_takes_requests_in_the_plans_order(our_run):
+    """A request begins when one before it has ended, so none ends before its turn."""
+    folder, _ = our_run
+    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    at_once = session["engine"]["max_num_seqs"]
+    turns = {(row["task"], row["doc"]["id"]): turn for turn, row in enumerate(read_prompts(folder))}
+    ended = [turns[sample["task"], sample["problem_id"]] for sample in read_samples(folder)]
+    assert at_once < len(ended)
+    assert [(before, turn) for before, turn in enumerate(ended) if turn >= at_once + before] == []
+
+
 def test_truncated_is_told_from_no_box(our_run):
     frame = load_run(our_run[0])
     assert (frame["verdict"] == "truncated").any()
@@ -133,6 +144,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
 def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
     flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
+    flags += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
     done = mless(
         *("run", "demo.yaml", "--limit", "25", "--output", str(tmp_path / "run"), "--quiet"),
         *(part for flag in flags for part in ("--set", flag)),
@@ -145,6 +157,8 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     assert frame["seed"].nunique() == 125
     several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
     assert (several > 1).mean() > 0.1, "samples of one problem differ, for a model that is so sure of itself"
+    places = frame.set_index(["condition", "problem_id", "sample_index"])["completion"].sort_index()
+    assert places["twin"].equals(places["mless"]), "the same prompt under the same seed"
     header = read_identity(tmp_path / "run")
     assert header["sampling"] | {"source": "explicit", "temperature": 1.2, "top_p": 0.95} == header["sampling"]
     logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()

@@ -9,6 +9,7 @@ import yaml
 
 from attention_probe.figures.config import load_figure_config
 from harness import resources
+from harness.engines.vllm import fit_to_cpu
 from harness.errors import ConfigError
 from harness.experiment.conditions import Filler, Placement
 from harness.experiment.config import load_config
@@ -217,6 +218,13 @@ def test_the_family_is_all_conditions_unless_named(tmp_path, change, primary, fa
 
 def test_the_seed_reaches_the_engine(tmp_path):
     assert load_config(write(tmp_path, {**MINIMAL, "seed": 7})).model_arguments()["seed"] == 7
+
+
+@pytest.mark.parametrize("given", [{}, {"max_num_batched_tokens": 512}])
+def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(given):
+    arguments = {"max_model_len": 32768, **given}
+    fit_to_cpu(arguments, sampled=True)
+    assert arguments["max_num_batched_tokens"] == 32768 and arguments["enable_chunked_prefill"] is False
 
 
 def test_a_wrong_folder_does_not_fall_back_to_a_shipped_config(tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.engines.vllm import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
 from harness.experiment.sampling import Sampling, from_lm_eval, refuse_repeated_greedy, resolve_sampling, sample_seed
+from tests.conftest import needs_vllm
 
 SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
 
@@ -88,3 +92,27 @@ def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(run_seed, 
 def test_seeds_differ_by_problem_sample_and_replicate():
     seeds = {sample_seed(1, f"p{p}", i, r) for p in range(500) for i in range(5) for r in range(2)}
     assert len(seeds) == 5000
+
+
+@needs_vllm
+def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
+    sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
+    with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
+        given = [sampling_parameters(sampling, seed) for seed in (7, 8)]
+    assert [one.seed for one in given] == [7, 8]
+    for one in given:
+        assert {name: getattr(one, name) for name in sampling.vllm()} == sampling.vllm()
+
+
+@needs_vllm
+def test_an_aborted_request_is_no_sample():
+    with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
+        from vllm.outputs import CompletionOutput, RequestOutput
+
+    def output(reason):
+        completion = CompletionOutput(0, "half", [5, 6], None, None, finish_reason=reason)
+        return RequestOutput(reason or "running", "prompt", [1], None, [completion], reason is not None)
+
+    finished, aborted = read_outputs([output(reason) for reason in ("stop", "abort", None, "length", "error")])
+    assert [one.request_id for one in finished] == ["stop", "length"] and aborted
+    assert read_outputs([output("stop"), output(None)])[1] is False

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Filler, Placement, Sentence, named_conditions
 from harness.experiment.problems import load_demo
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import check_condition, check_context
+from harness.experiment.tokens import fit_filler, measure
 
 PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
     "digit": "2",
@@ -74,6 +75,22 @@ def test_a_unit_of_several_tokens_is_refused(any_tokenizer):
     check = check_condition(PROBLEMS, condition, Layout.RAW, any_tokenizer)
     with pytest.raises(PromptMismatchError, match=r"splits the unit 'qxzvkj': 5 units became \d+ tokens, expected 5"):
         check.refuse("model")
+
+
+def test_other_ids_of_the_problem_are_a_violation_even_if_they_are_as_many():
+    from tests.conftest import build_tokenizer
+
+    tokenizer = build_tokenizer("gpt2", bos=False)
+    tokenizer.add_tokens([". \n\nWhat", "/ \n\nWhat"])  # what precedes the problem is then part of its first token
+    problem, mless = "What is $2$?", named_conditions()["mless"]
+    without, filled = (
+        measure(build_prompt(problem, one, filler_text=fit_filler(one, tokenizer)), Layout.RAW, tokenizer)
+        for one in (named_conditions()["wo"], mless)
+    )
+    assert len(without.problem_token_ids) == len(filled.problem_token_ids)
+    check = check_condition({"p": problem}, mless, Layout.RAW, tokenizer)
+    assert check.same_problem_ids == 0
+    assert "problem p: its token ids differ from those without a filler." in check.violations
 
 
 def test_as_published_reports_and_does_not_refuse(any_tokenizer):

@@ -82,7 +82,11 @@ def test_its_verdicts_are_what_todays_grader_says():
 
 def test_its_table_is_what_the_command_prints(table):
     kept = json.loads((EXAMPLE / "table.json").read_text(encoding="utf-8"))
-    assert kept["rows"] == table["rows"]
+    for expected, row in zip(kept["rows"], table["rows"], strict=True):
+        numbers = {name: value for name, value in expected.items() if isinstance(value, float)}
+        # another machine may round the last digits differently
+        assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
+        assert {**row, **numbers} == expected
     assert {is_edit(row["condition"]) for row in kept["rows"]} == {True, False}
 
 

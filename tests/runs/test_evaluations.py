@@ -15,7 +15,8 @@ from harness.experiment.documents import hash_problem
 from harness.runs.comparable import by_table, join
 from harness.runs.evaluations import read_evaluation
 from harness.runs.folder import read_prompts
-from tests.example_runs import GREEDY_RUN, evaluation
+from harness.runs.lm_eval_logs import find_logs, read_log
+from tests.example_runs import GREEDY_RUN, evaluation, right, write_run
 
 DATE = "2026-01-0{}T00-00-00.0"
 
@@ -112,6 +113,13 @@ def test_a_run_and_its_logs_have_the_same_problems():
     other = {**docs["wo"], "problem": "Another?"}
     assert hash_problem(other, other["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
     assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), "another task's own field"
+
+
+def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
+    layouts = {"raw", "chat", "as_published"}
+    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), audit=False, limit=2)
+    found = {layout for log in find_logs(run) for _, layout in read_log(log).arms}
+    assert found == layouts
 
 
 @pytest.mark.parametrize(

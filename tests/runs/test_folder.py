@@ -53,11 +53,12 @@ from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run
 
 ROOT = Path(__file__).resolve().parents[2]
+CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"), limit=5)
+    return make_plan(load_config(CONFIG), limit=5)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def filled(plan, folder):
 
 @needs_vllm
 def test_the_committed_greedy_run_can_be_continued_under_todays_config():
-    plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml"))
+    plan = make_plan(load_config(CONFIG))
     assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 
 
@@ -129,6 +130,43 @@ def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
     begun(tmp_path / "old", {**identity, "config": before}, plan)
     RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
     assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
+
+
+def test_first_samples_of_all_problems_come_before_second_ones():
+    config = load_config(CONFIG, ["sampling={temperature: 0.7}", "samples_per_problem=3"])
+    plan = make_plan(config, limit=4)
+    asked = [(one.sample_index, one.problem_id, one.task) for one in plan.requests(config.resolve_sampling({}))]
+    prompts = [(row["doc"]["id"], row["task"]) for row in plan.prompts]
+    assert asked == [(index, *prompt) for index in range(3) for prompt in prompts]
+
+
+def test_greedy_replicates_have_keys_of_their_own():
+    config = load_config(CONFIG, ["replicates=2"])
+    plan = make_plan(config, limit=4)
+    requests = list(plan.requests(config.resolve_sampling({})))
+    assert {(one.replicate, one.seed) for one in requests} == {(0, None), (1, None)}
+    assert len({one.key("setting") for one in requests}) == plan.size == 4 * (4 + 1)
+
+
+def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):
+    begun(tmp_path / "run", identity, plan)
+    tokenizer = shutil.copytree(resources.demo_model(), tmp_path / "tokenizer")
+    state = json.loads((tokenizer / "tokenizer.json").read_text())
+    vocabulary = state["model"]["vocab"]
+    vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
+    (tokenizer / "tokenizer.json").write_text(json.dumps(state))
+    other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
+    assert [row["prompt"] for row in other.prompts] == [row["prompt"] for row in plan.prompts]
+    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})))
+    assert changed.startswith("prompts_sha256: ")
+
+
+def test_a_continued_run_has_the_config_of_its_last_session(own_run):
+    (own_run / SCORES).unlink()  # so that something is left to do
+    execute(make_plan(load_config(CONFIG, ["model.label=renamed"]), limit=5), output=own_run, quiet=True)
+    receipt = json.loads((own_run / RECEIPT).read_text())
+    assert [session["config"]["model"]["label"] for session in receipt["sessions"]][-1] == "renamed"
+    assert receipt["config"]["model"]["label"] == "renamed" and set(load_run(own_run)["model"]) == {"renamed"}
 
 
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
@@ -420,7 +458,7 @@ def test_shards_are_parsed(text, ok):
 
 
 def test_shards_hold_every_problem_once_with_all_conditions():
-    config = load_config(resources.folder("configs") / "runs" / "demo.yaml")
+    config = load_config(CONFIG)
     shards = [make_plan(config, limit=7, shard=Shard(index=i, count=3)) for i in (1, 2, 3)]
     problems = [row["doc"]["id"] for shard in shards for row in shard.prompts]
     whole = [row["doc"]["id"] for row in make_plan(config, limit=7).prompts]
