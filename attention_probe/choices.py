@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-Definition = Literal["common", "published"]
-"""`common`: only queries that the prompt without filler has too. `published`: all later queries, filler included, so
-that instruction tokens fall merely because filler queries join the average."""
-
 View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 

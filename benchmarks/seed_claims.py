@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.choices import Definition, View
+from attention_probe.choices import View
 from attention_probe.figures.config import PromptsConfig
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
@@ -29,6 +29,7 @@ from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import work_folder
 from harness import resources
+from harness.choices import Definition
 from harness.errors import DataError, HarnessError
 from harness.runs import receipts
 from harness.verification.sides import say

@@ -12,6 +12,11 @@ Width = Literal["page", "column"]
 """How wide a figure is: the whole page, or one of two columns."""
 
 
+Definition = Literal["common", "published"]
+"""Which queries an attention curve averages over. `common`: those that the prompt without filler has too. `published`:
+all later ones, filler included, so that instruction tokens fall merely because filler queries join the average."""
+
+
 class Split(StrEnum):
     """What of a problem a comparison is split by. An enumeration, since typer takes no list of literals."""
 

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curve import DRAWS, SEED, Curve, as_frame, bootstrap_band
-from attention_probe.choices import Definition, View
+from attention_probe.choices import View
 from attention_probe.traces import AttentionTraces, Trace
+from harness.choices import Definition
 from harness.errors import ConfigError
 
 __all__ = [

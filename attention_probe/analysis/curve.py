@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.choices import Definition, View
+from attention_probe.choices import View
+from harness.choices import Definition
 
 if TYPE_CHECKING:
     import pandas

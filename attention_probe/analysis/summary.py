@@ -9,8 +9,8 @@ import numpy as np
 
 from attention_probe.analysis.averaging import aligned_curve, chosen_problems, shared_problems
 from attention_probe.analysis.curve import leaves_out_first_token
-from attention_probe.choices import Definition
 from attention_probe.traces import AttentionTraces
+from harness.choices import Definition
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other")
 

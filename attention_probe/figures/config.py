@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.analysis.curve import leaves_out_first_token
-from attention_probe.choices import Definition, View
+from attention_probe.choices import View
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
+from harness.choices import Definition
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig

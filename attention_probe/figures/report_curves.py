@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from attention_probe.analysis.averaging import aligned_curves, chosen_problems
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
-from attention_probe.choices import Definition
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.trace import Trace, TraceHeader
 from attention_probe.traces import AttentionTraces
+from harness.choices import Definition
 from harness.display.report.attention import AttentionFile, MeanCurve, PromptCurves
 
 _EXPLAINED = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attention_probe.choices import Definition
-from harness.cli import Baseline, Margin, Metric, RunNames
+from harness.choices import Definition
+from harness.commands.options import Baseline, Margin, Metric, RunNames
 
 
 def report(
@@ -25,10 +26,10 @@ def report(
     definition: Annotated[Definition, typer.Option(help="Queries that the curves average over.")] = "common",
 ) -> None:
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
-    from attention_probe.figures.report_curves import read_attention
     from harness.display.report.page import write_report
     from harness.runs.find_runs import locate
 
-    curves = [read_attention(path, layer=layer, heads=head, definition=definition) for path in traces or ()]
+    (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
+    curves = [reader.load()(path, layer=layer, heads=head, definition=definition) for path in traces or ()]
     size = write_report(locate(runs), output, attention=curves, baseline=baseline, margin=margin, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -1,0 +1,54 @@
+"""`mless curves`: average attention weights as numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from attention_probe.choices import View
+from attention_probe.commands.options import Averaged, TracesPath, parse_indices, split_words, write_frame
+
+
+def curves(
+    traces: TracesPath,
+    layer: Annotated[int, typer.Option(help="Index from 0.")] = 0,
+    head: Annotated[str, typer.Option(help="Indices from 0, such as 11-13, or all.")] = "all",
+    conditions: Annotated[str | None, typer.Option(help="Default: all in the file.")] = None,
+    view: Annotated[View, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
+    definition: Averaged = "common",
+    exclude_first: Annotated[
+        bool | None,
+        typer.Option("--exclude-first/--include-first", help="The first token; default: left out for Llama and Gemma."),
+    ] = None,
+    form: Annotated[Literal["csv", "json"], typer.Option("--format", help="How it is written.")] = "csv",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the screen.")] = None,
+) -> None:
+    """Print average attention weights as numbers, with bands over prompts and their count."""
+    from attention_probe.analysis.averaging import aligned_curve, as_frame, chosen_problems, full_curve
+    from attention_probe.analysis.curve import leaves_out_first_token
+    from attention_probe.traces import AttentionTraces
+
+    curve = aligned_curve if view == "aligned" else full_curve
+    with AttentionTraces.open(traces) as opened:
+        header = opened.header
+        names = split_words(conditions) or opened.conditions
+        chosen = range(header.head_count) if head == "all" else parse_indices(head, "--head")
+        problems = chosen_problems(opened, names)
+        first = leaves_out_first_token(str(header.options.get("model_type", "")))
+        drawn = [
+            curve(
+                opened,
+                condition=name,
+                layer=layer,
+                head=index,
+                definition=definition,
+                exclude_first=first if exclude_first is None else exclude_first,
+                problem_ids=problems,
+            )
+            for index in chosen
+            for name in names
+        ]
+    frame = as_frame(drawn).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
+    write_frame(frame, form, output)

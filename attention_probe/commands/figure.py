@@ -1,0 +1,43 @@
+"""`mless figure`: measure what is missing and draw a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attention_probe.commands.options import progress
+from harness.choices import Width
+from harness.commands.options import Overrides
+
+
+def figure(
+    config: Annotated[
+        Path, typer.Argument(help="A figure config, e.g. configs/figures/qwen-heads-12-13-14-demo.yaml.")
+    ],
+    overrides: Overrides = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="The exact architecture with drawn weights, where none are at hand."),
+    ] = False,
+    width: Annotated[Width, typer.Option(help="The whole page's, or one column's.")] = "page",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default: the config's.")] = None,
+) -> None:
+    """Measure what is missing and draw a figure: PNG, SVG, PDF and its numbers as CSV."""
+    from attention_probe.figures.config import load_figure_config
+    from attention_probe.figures.make_figure import make_figure
+    from attention_probe.model.memory import keep_freed_memory
+
+    keep_freed_memory()
+    with progress("figure") as advance:
+        files = make_figure(
+            load_figure_config(config, overrides or ()),
+            random_weights=random_weights,
+            width=width,
+            device=device,
+            folder=output,
+            advance=advance,
+        )
+    typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))

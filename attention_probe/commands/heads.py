@@ -1,0 +1,28 @@
+"""`mless heads`: rank heads by a measure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from attention_probe.commands.options import TracesPath, write_frame
+
+
+def heads(
+    traces: TracesPath,
+    measure: Annotated[str, typer.Option(help="Which measure; see the trace file's documentation.")] = "mass_filler",
+    baseline: Annotated[str, typer.Option(help="Subtracted: another filler, as a rule.")] = "random",
+    condition: Annotated[str, typer.Option(help="From which it is subtracted.")] = "mless",
+    top: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = 20,
+    form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="How it is written.")] = "text",
+) -> None:
+    """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them."""
+    from attention_probe.analysis.head_ranking import rank_heads
+    from attention_probe.traces import AttentionTraces
+
+    with AttentionTraces.open(traces) as opened:
+        frame = rank_heads(opened, measure, baseline, condition)
+    note = frame.attrs["note"]
+    write_frame(frame.head(top) if top else frame, form, None)
+    typer.echo(f"{measure}, {condition} - {baseline}: {note}", err=form != "text")

@@ -1,0 +1,72 @@
+"""Options that the probe's commands share, and what is done with their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.choices import Definition
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas
+
+TracesPath = Annotated[Path, typer.Argument(help="A trace file, as `mless probe` writes it.")]
+Averaged = Annotated[
+    Definition,
+    typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),
+]
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time that is left, on stderr; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None:
+    """Print a frame, or write it."""
+    if form == "text":
+        text = frame.to_string(index=False, float_format="{:.5f}".format)
+    else:
+        text = frame.to_csv(index=False).rstrip("\n") if form == "csv" else frame.to_json(orient="records", indent=1)
+    if output is None:
+        typer.echo(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}. Choose another file.") from None
+
+
+def split_words(text: str | None) -> tuple[str, ...]:
+    """Words between commas; none of nothing."""
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
+
+
+def parse_indices(text: str, option: str) -> tuple[int, ...]:
+    """Indices such as 0,2 or 11-13."""
+    found: list[int] = []
+    for part in split_words(text):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            raise ConfigError(f"{option} {text}: expected ranges from low to high such as 11-13, got {part!r}.")
+        found += range(low, high + 1)
+    if not found:
+        raise ConfigError(f"{option} {text!r}: expected at least one index, such as 0.")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,138 @@
+"""`mless probe`: rerun chosen prompts through the first layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from attention_probe.choices import Dtype
+from attention_probe.commands.options import Averaged, parse_indices, progress, split_words
+from harness.analysis.flips import Choice, Repeats
+from harness.errors import ConfigError
+
+_SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
+"""Options of `mless probe` that select problems, and that a saved selection therefore refuses."""
+
+
+def probe(
+    context: typer.Context,
+    source: Annotated[
+        Path | None, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")
+    ] = None,
+    logs: Annotated[
+        list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="What in the logs says right from wrong, if several do.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
+    random_weights: Annotated[
+        Path | None, typer.Option("--random-weights", metavar="ARCH", help="An architecture's YAML, weights drawn.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="Indices from 0, such as 0,1,2 or 0-2.")] = "0",
+    heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
+    conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
+    layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
+    select: Annotated[Path | None, typer.Option(help="A selection file instead of the options below.")] = None,
+    save_selection: Annotated[Path | None, typer.Option(help="Write the selection here.")] = None,
+    flip: Annotated[Choice | None, typer.Option(help="Only problems that went so; `changed` is either way.")] = None,
+    baseline: Annotated[str, typer.Option(help="A flip is from this condition ...")] = "wo",
+    condition: Annotated[str, typer.Option(help="... to this one.")] = "mless",
+    repeats: Annotated[Repeats, typer.Option(help="Which of several samples make a problem right.")] = "first",
+    controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
+    subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
+    level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
+    queries: Annotated[
+        Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
+    ] = "prompt",
+    decompose: Annotated[
+        bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
+    ] = False,
+    activations: Annotated[bool, typer.Option("--activations", help="Also the first MLP.")] = False,
+    visible: Annotated[
+        bool, typer.Option("--visible", help="Sliding windows: average over queries that can still see the key.")
+    ] = False,
+    definition: Averaged = "common",
+    dtype: Annotated[Dtype, typer.Option(help="What the layers are computed in.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file; continued if it is there.")] = Path(
+        "probe.traces"
+    ),
+) -> None:
+    """Rerun chosen prompts through the first layers and record every head; one trace file."""
+    from attention_probe.analysis.summary import describe_checks, summary
+    from attention_probe.measure.measure import Record
+    from attention_probe.model.memory import keep_freed_memory
+    from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
+    from attention_probe.run_probe import run_probe
+    from attention_probe.settings import ProbeSettings
+    from attention_probe.traces import AttentionTraces
+    from harness.analysis.selection import Selection
+
+    selecting = [f"--{name}" for name in _SELECTING if _is_given(context, name)]
+    if select is not None and selecting:
+        raise ConfigError(f"--select {select} names the problems: leave out {', '.join(selecting)}.")
+    prompts = prompts_config(
+        run=source,
+        logs=_by_condition(logs),
+        metric=metric,
+        dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
+        layout=layout,
+        flip=flip,
+        baseline=baseline,
+        condition=condition,
+        repeats=repeats,
+        controls=controls,
+        subject=subject,
+        level=level,
+        ids=split_words(ids),
+        n=n,
+        seed=seed,
+    )
+    settings = ProbeSettings(
+        model=model,
+        architecture=random_weights,
+        layers=parse_indices(layers, "--layers"),
+        heads=None if heads is None else parse_indices(heads, "--heads"),
+        conditions=split_words(conditions),
+        record=Record(
+            completion=queries == "completion",
+            decompose=decompose,
+            activations=activations,
+            visible=visible,
+        ),
+        dtype=dtype,
+        device=device,
+    )
+    saved = None if select is None else Selection.load(select)
+    # a selection is of prompts under the conditions of its source, which are all proven to be the same ones
+    selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
+    opened = open_source(prompts, tuple(dict.fromkeys((*settings.conditions, *selected))), settings.load_tokenizer)
+    selection = saved or choose(prompts, opened)
+    if save_selection is not None:
+        selection.save(save_selection)
+    keep_freed_memory()
+    with progress(f"probe {len(selection.problems)} problems") as advance:
+        receipt = run_probe(opened, selection, settings, output, advance=advance)
+    with AttentionTraces.open(output) as traces:
+        typer.echo(summary(traces, heads=settings.heads, definition=definition))
+    typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
+
+
+def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
+    """Sample logs by condition."""
+    pairs = [log.partition("=") for log in logs or ()]
+    for condition, _, path in pairs:
+        if not condition or not path:
+            raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
+    return {condition: path for condition, _, path in pairs} or None
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    """Whether the command line names the option, be it with its default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"

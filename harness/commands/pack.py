@@ -1,0 +1,14 @@
+"""`mless pack`: compress a run."""
+
+from __future__ import annotations
+
+from harness.commands.options import RunPath
+
+
+def pack(
+    run: RunPath,
+) -> None:
+    """Compress a run's files to a tenth or less, to commit or send them; every command reads them so."""
+    from harness.runs.folder import pack as pack_run
+
+    pack_run(run)

@@ -1,0 +1,31 @@
+"""`mless table`: every condition against the baseline."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+
+
+def table(
+    runs: RunNames,
+    form: FormatName = "text",
+    by: SplitBy = None,
+    baseline: Baseline = "wo",
+    margin: Margin = None,
+    metric: Metric = None,
+    mediators: Annotated[
+        bool, typer.Option("--mediators", help="Also what else changed: missing boxes, truncation, length, loops.")
+    ] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Also what every other grader says.")] = False,
+    reference: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Also published numbers: a name in results/reference, or a file.")
+    ] = None,
+) -> None:
+    """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
+    from harness.display.table_pages import Parts, make_table
+
+    parts = Parts(mediators=mediators, audit=audit, reference=reference)
+    typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric, parts=parts))

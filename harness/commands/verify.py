@@ -1,0 +1,43 @@
+"""`mless verify`: show what is claimed on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.options import Overrides
+
+
+def verify(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The verification's folder.")] = Path("results/verify"),
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model folder or hub name; default Qwen2.5-Math-1.5B, `demo` for the bundled one."),
+    ] = None,
+    random_weights: Annotated[
+        bool,
+        typer.Option("--random-weights", help="Qwen2.5-Math-1.5B's exact shape with random weights; no hub needed."),
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N problems of each run: a rehearsal.")
+    ] = None,
+    overrides: Overrides = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Derive every number of a folder again; no GPU needed.")
+    ] = None,
+) -> None:
+    """Show on this machine, in about an hour on one GPU, what is claimed of runs; or check what another one showed."""
+    from harness import verification
+
+    if check is not None:
+        folder, wrong = check, verification.check(check)
+    else:
+        settings = verification.Settings(
+            model=model, random_weights=random_weights, limit=limit, overrides=tuple(overrides or ())
+        )
+        folder, wrong = output, verification.verify(output, settings)
+    typer.echo("\n".join([*wrong, f"page  {folder / verification.PAGE}: {len(wrong) or 'nothing'} not as expected"]))
+    if wrong:
+        raise typer.Exit(2)
