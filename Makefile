@@ -9,17 +9,17 @@ OLDEST_VLLM = 0.28.0
 
 .PHONY: demo example example-anew test test-long test-oldest bench calibrate lint lock demo-model wheel clean
 
-# The figure and the report are of the folder that the run names in its last line. With --fork that is results/bundled-2
-# where results/bundled holds a run with other settings.
+# The figure and the report are of the folder that the run names in its last line. With --fork that is results/demo-2
+# where results/demo holds a run with other settings.
 demo: .venv/installed
 	set -e; shown="$$(.venv/bin/mless run configs/runs/demo.yaml --fork)"; echo "$$shown"; \
 	folder="$$(echo "$$shown" | sed -n '$$s/^run  *//p')"; \
 	.venv/bin/mless figure configs/figures/flipped-demo.yaml --set prompts.run="$$folder" -o "$$folder"; \
 	.venv/bin/mless report "$$folder" -o "$$folder/report.html"
 
-# The committed example run, results/demo: generated where it is not whole (6 minutes on two cores; an interruption is
+# The committed example run, results/example: generated where it is not whole (6 minutes on two cores; an interruption is
 # continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
-EXAMPLE = results/demo
+EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --format
 PROBE = .venv/bin/mless probe $(EXAMPLE) --layers 0-3 --conditions mless,mful,random --decompose
 

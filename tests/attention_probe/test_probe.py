@@ -59,7 +59,7 @@ def settings():
 
 @pytest.fixture(scope="module")
 def traced(source, selection, settings, tmp_path_factory):
-    path = tmp_path_factory.mktemp("probe") / "demo.traces"
+    path = tmp_path_factory.mktemp("probe") / "example.traces"
     receipt = run_probe(source, selection, settings, path)
     with AttentionTraces.open(path) as traces:
         yield traces, receipt

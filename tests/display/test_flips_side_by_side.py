@@ -25,7 +25,7 @@ from tests.example_runs import GREEDY_RUN, passing_folder, small_run
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
-EXAMPLE = Path(__file__).resolve().parents[2] / "results" / "demo"
+EXAMPLE = Path(__file__).resolve().parents[2] / "results" / "example"
 FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "

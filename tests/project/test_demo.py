@@ -69,7 +69,7 @@ def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "results/bundled-2 is finished, nothing was left to do" in done.stderr
+    assert "results/demo-2 is finished, nothing was left to do" in done.stderr
     assert {"flipped-demo.png", "report.html"} <= {path.name for path in own.iterdir()}
     assert {path.name for path in other.iterdir()} - before <= {".lock"}
 

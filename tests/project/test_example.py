@@ -21,7 +21,7 @@ from harness.runs.receipts import model_fingerprint
 from tests.display.test_figures import covered, cut_off, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "results" / "demo"
+EXAMPLE = ROOT / "results" / "example"
 VERDICTS = {
     ("wo", "correct"): 1682,
     ("wo", "incorrect"): 318,

@@ -70,7 +70,7 @@ def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | Non
         RunError: there is none, or one cannot be read.
     """
     if not runs:
-        raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/demo.")
+        raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/example.")
     evaluations: list[Evaluation] = []
     models: list[str] = []
     receipts: list[Mapping[str, Any]] = []
