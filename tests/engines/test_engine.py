@@ -1,7 +1,7 @@
 """The real engine on the bundled model: our run against the stock command, sample for sample.
 
-Three engine starts in `make test` (`mless run`, the stock vLLM backend, 500 sampled requests), four more in
-`make test-long` (the stock backend with a chat template, ours under lm-eval, `vllm serve`, a model with a BOS).
+Two engine starts in `make test` (`mless run`, the stock vLLM backend), five more in `make test-long` (500 sampled
+requests, the stock backend with a chat template, ours under lm-eval, `vllm serve`, a model with a BOS).
 """
 
 from __future__ import annotations
