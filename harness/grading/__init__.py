@@ -11,7 +11,8 @@ from harness.grading.audit import (
     disagreements,
 )
 from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, grade, read
-from harness.grading.pool import GradeJob, GraderPool
+from harness.grading.jobs import GradeJob
+from harness.grading.pool import GraderPool
 
 __all__ = [
     "COLUMNS",

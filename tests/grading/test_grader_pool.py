@@ -182,7 +182,7 @@ def test_each_step_of_an_audit_has_its_own_clock_from_the_reply_before(pool):
     worker.deadline = time.monotonic() - 1
     message = {"step": "authors_rule", "fields": {"authors_rule": True, "authors_rule_strict": True}, "remark": None}
     before = time.monotonic()
-    pool._reply(worker, message)
+    pool._take_message(worker, message)
     assert before + 2.0 <= worker.deadline <= time.monotonic() + 2.0
 
 
@@ -268,7 +268,7 @@ def test_equal_jobs_are_done_once_and_remembered(pool):
     for tag in range(5):
         pool.submit(tag, GradeJob(completion=f"{tag}" + r" \boxed{x+5}", target="5+x"))
         pool.submit(tag + 10, audit_job("same"))
-    assert len(pool._tasks) == 2
+    assert len(pool._waiting) == 2
     worker.resume()
     results = dict(pool.drain())
     assert len(results) == 10 and all(results[tag].correct for tag in range(5))
