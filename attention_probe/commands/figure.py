@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from attention_probe.commands.options import progress
 from harness.choices import Width
 from harness.commands.options import Overrides
 
@@ -29,9 +28,10 @@ def figure(
     from attention_probe.figures.config import load_figure_config
     from attention_probe.figures.make_figure import make_figure
     from attention_probe.model.memory import keep_freed_memory
+    from harness.display.progress import progress_bar
 
     keep_freed_memory()
-    with progress("figure") as advance:
+    with progress_bar("figure") as advance:
         files = make_figure(
             load_figure_config(config, overrides or ()),
             random_weights=random_weights,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,19 +19,6 @@ Averaged = Annotated[
     Definition,
     typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),
 ]
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time that is left, on stderr; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attention_probe.choices import Dtype
-from attention_probe.commands.options import Averaged, parse_indices, progress, split_words
+from attention_probe.commands.options import Averaged, parse_indices, split_words
 from harness.analysis.flips import Choice, Repeats
 from harness.errors import ConfigError
 
@@ -72,6 +72,7 @@ def probe(
     from attention_probe.settings import ProbeSettings
     from attention_probe.traces import AttentionTraces
     from harness.analysis.selection import Selection
+    from harness.display.progress import progress_bar
 
     selecting = [f"--{name}" for name in _SELECTING if _is_given(context, name)]
     if select is not None and selecting:
@@ -116,7 +117,7 @@ def probe(
     if save_selection is not None:
         selection.save(save_selection)
     keep_freed_memory()
-    with progress(f"probe {len(selection.problems)} problems") as advance:
+    with progress_bar(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
         typer.echo(summary(traces, heads=settings.heads, definition=definition))

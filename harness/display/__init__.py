@@ -10,6 +10,6 @@ __getattr__, __dir__, __all__ = lazy_face(
         "plots": ["make_plots"],
         "report.page": ["write_report"],
         "flips_side_by_side": ["print_page"],
-        "progress": ["Progress"],
+        "progress": ["Progress", "progress_bar"],
     },
 )

@@ -1,106 +1,124 @@
-"""What a person sees while a run goes on: a live table in a terminal, a line now and then in a log."""
+"""What a person sees while a command works: bars in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
 LOG_SECONDS = 30.0
 """Between two lines in a log."""
 
+SPEED_SECONDS = 600.0
+"""The time left is told from the speed in so many last seconds: samples of one batch end close together."""
+
+ALL = "all"
+"""The last row, of all tasks together."""
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time that is left, on stderr; nothing where that is no terminal.
+
+    Yields a function to be called with what is done and with what there is to do.
+    """
+    with _bars() as bars:
+        row = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(row, completed=done, total=total)
+
 
 class Progress:
-    """Counts samples and scores, and shows them: done of total, tokens a second, time left, accuracy so far.
+    """What a run has done: of each task and of all the samples, how many are right so far, tokens a second, time left.
 
     Args:
         totals: Samples to have in the end, by task.
-        quiet: Lines for a log instead of a live table; also where standard error is no terminal.
+        quiet: Lines for a log instead of bars; also where standard error is no terminal.
     """
 
     def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
-        self._totals = totals
-        self._done: Counter[str] = Counter()
-        self._scored: Counter[str] = Counter()
-        self._correct: Counter[str] = Counter()
-        self._here = self._tokens = 0
-        self._started = self._shown = time.monotonic()
-        self._console = Console(stderr=True)
-        live = not quiet and self._console.is_terminal
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._table) if live else None
+        self._bars = _bars(_Counted(), quiet=quiet)
+        self._rows = {
+            name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
+            for name, total in {**totals, ALL: sum(totals.values())}.items()
+        }
+        self._shown = time.monotonic()
 
     def known(self, task: str) -> None:
         """Count a sample that an earlier session made."""
-        self._done[task] += 1
-
-    def begin(self) -> None:
-        """Start the clock: the model is loaded."""
-        self._started = time.monotonic()
+        self._count(task, samples=1)
 
     def sample(self, task: str, tokens: int | None) -> None:
         """Count a finished sample."""
-        self._done[task] += 1
-        self._here += 1
-        self._tokens += tokens or 0
+        self._count(task, samples=1, tokens=tokens or 0)
 
     def score(self, task: str, verdict: str) -> None:
         """Count a score."""
-        self._scored[task] += 1
-        self._correct[task] += verdict == "correct"
+        self._count(task, scored=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
-        """Print a line if it is time for one; the live table redraws itself."""
-        if self._live is None and time.monotonic() - self._shown >= LOG_SECONDS:
+        """Print a line if there are no bars and it is time for one."""
+        if self._bars.disable and time.monotonic() - self._shown >= LOG_SECONDS:
             self.line()
 
     def line(self) -> None:
         """Print one line for a log, at once."""
         self._shown = time.monotonic()
-        parts = [f"{task} {self._done[task]}/{total} {self._accuracy(task)}" for task, total in self._totals.items()]
-        print(f"mless: {self.summary()} | {', '.join(parts)}", file=sys.stderr, flush=True)
+        *tasks, together = self._bars.tasks
+        left = together.time_remaining
+        eta = f", {timedelta(seconds=round(left))} left" if left else ""
+        parts = [f"{task.description} {_done(task)} {_accuracy(task)}" for task in tasks]
+        said = f"mless: {_done(together)} samples, {_speed(together)}{eta} | {', '.join(parts)}"
+        print(said, file=sys.stderr, flush=True)
 
-    def summary(self) -> str:
-        """Done of total, tokens a second, time left."""
-        done, total = sum(self._done.values()), sum(self._totals.values())
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        left = (total - done) * seconds / self._here if self._here else None
-        eta = "" if left is None or done == total else f", {_clock(left)} left"
-        return f"{done}/{total} samples, {self._tokens / seconds:,.0f} tokens/s{eta}"
-
-    def _accuracy(self, task: str) -> str:
-        scored = self._scored[task]
-        return f"{100 * self._correct[task] / scored:.1f}%" if scored else "-"
-
-    def _table(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name, side in (("task", "left"), ("done", "right"), ("", "left"), ("correct so far", "right")):
-            table.add_column(name, justify=side)  # type: ignore[arg-type]
-        for task, total in self._totals.items():
-            done = self._done[task]
-            table.add_row(task, f"{done}/{total}", ProgressBar(total, done, width=24), self._accuracy(task))
-        return Group(table, Text(self.summary(), style="bold"))
+    def _count(self, name: str, *, samples: int = 0, **counts: int) -> None:
+        for row in (self._rows[name], self._rows[ALL]):
+            fields = self._bars.tasks[row].fields
+            added = {field: fields[field] + count for field, count in counts.items()}
+            self._bars.update(row, advance=samples, **added)
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
+        """Start the clock: the model is loaded, and what is known so far took no time."""
+        for task in self._bars.tasks:
+            self._bars.reset(task.id, completed=int(task.completed))
+        self._bars.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._live:
-            self._live.stop()
-        elif self._here:
+        self._bars.stop()
+        if self._bars.disable:
             self.line()
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+class _Counted(ProgressColumn):
+    """Right so far, and tokens a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{_accuracy(task):>6} correct  {_speed(task)}")
+
+
+def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
+    """Bars on stderr, with columns between the numbers and the time left; disabled where that is no terminal."""
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), *columns, TimeRemainingColumn())
+    return Bars(*shown, console=console, disable=quiet or not console.is_terminal, speed_estimate_period=SPEED_SECONDS)
+
+
+def _done(task: Task) -> str:
+    return f"{task.completed:.0f}/{task.total:.0f}"
+
+
+def _accuracy(task: Task) -> str:
+    return f"{task.fields['correct'] / task.fields['scored']:.1%}" if task.fields["scored"] else "-"
+
+
+def _speed(task: Task) -> str:
+    seconds = task.finished_time or task.elapsed or 0
+    return f"{task.fields['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"

@@ -6,8 +6,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-from rich.progress import track
-
+from harness.display.progress import progress_bar
 from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
@@ -49,8 +48,9 @@ def regrade(path: Path) -> str:
         ):
             for sample in samples:
                 scorer.submit(sample)
-            for _ in track(scorer.finish(), total=len(samples), description="regrading", transient=True):
-                pass
+            with progress_bar("regrade") as advance:
+                for done, _ in enumerate(scorer.finish(), start=1):
+                    advance(done, len(samples))
         after = read_scores(path, part.name)
         if len(after) != len(samples):
             raise JournalError(f"{path}: {len(after)} of {len(samples)} samples were graded. Run the command again.")

@@ -223,7 +223,6 @@ def _generate_and_grade(
                 _tell_other_device(folder, facts)
                 folder.begin_session({**session, "engine": facts})
                 started = time.monotonic()
-                progress.begin()
                 for finished in backend.stream(missing):
                     for request, done in finished:
                         sample = Sample.of(

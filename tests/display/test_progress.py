@@ -1,0 +1,102 @@
+"""What a run shows: bars in a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+
+from harness.display import progress as shown
+from harness.display.progress import Progress, progress_bar
+
+RUN = """
+    import time
+    from harness.display.progress import Progress
+    progress = Progress({"wo": 4, "mless": 2}, quiet=QUIET)
+    progress.known("wo")
+    with progress:
+        time.sleep(0.2)
+        for task in ("wo", "mless", "wo"):
+            progress.sample(task, 500)
+            time.sleep(0.1)
+        progress.score("wo", "correct")
+        progress.score("wo", "incorrect")
+        progress.score("mless", "correct")
+"""
+
+
+def in_terminal(code):
+    """What a program writes to a terminal of 120 columns as its standard error."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=theirs, env=environment)
+    os.close(theirs)
+    written = b""
+    try:
+        while piece := os.read(ours, 2**16):
+            written += piece
+    except OSError:  # what Linux says when the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
+
+
+def test_a_terminal_shows_each_task_and_all_together():
+    rows = {line.split()[0]: line for line in in_terminal(RUN.replace("QUIET", "False")).splitlines() if "/" in line}
+    assert list(rows) == ["wo", "mless", "all"]
+    assert "3/4" in rows["wo"] and "50.0% correct" in rows["wo"]
+    assert "1/2" in rows["mless"] and "100.0% correct" in rows["mless"]
+    assert "4/6" in rows["all"] and "66.7% correct" in rows["all"]
+    for row in rows.values():
+        assert re.search(r"[1-9][\d,]* tokens/s +[-\d]:[-\d]{2}:[-\d]{2}", row)
+    assert re.search(r"0:00:0\d\s*$", rows["all"]), "two samples have come, so the time left is known"
+
+
+def test_quiet_shows_lines_in_a_terminal_too():
+    written = in_terminal(RUN.replace("QUIET", "True")).strip()
+    assert re.fullmatch(
+        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 50\.0%, mless 1/2 100\.0%", written
+    )
+
+
+def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
+    progress = Progress({"wo": 2})
+    with progress:
+        progress.sample("wo", 10)
+        progress.tick()
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr(shown, "LOG_SECONDS", 0.0)
+        progress.tick()
+        assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
+        progress.sample("wo", None)
+    assert re.fullmatch(r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n", capsys.readouterr().err)
+
+
+def test_samples_of_an_earlier_session_do_not_count_as_speed():
+    progress = Progress({"wo": 1000})
+    for _ in range(900):
+        progress.known("wo")
+    with progress:
+        task = progress._bars.tasks[0]
+        assert task.completed == 900 and task.speed is None and task.time_remaining is None
+
+
+def test_a_bar_shows_what_is_done_of_all():
+    written = in_terminal(
+        """
+        from harness.display.progress import progress_bar
+        with progress_bar("probe 3 problems") as advance:
+            advance(2, 3)
+        """
+    )
+    assert "probe 3 problems" in written and "2/3" in written
+
+
+def test_a_bar_says_nothing_where_there_is_no_terminal(capsys):
+    with progress_bar("figure") as advance:
+        advance(1, 2)
+    assert capsys.readouterr() == ("", "")
