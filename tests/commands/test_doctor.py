@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 
+import pytest
 import torch
 
 from harness.verification import doctor
@@ -94,6 +95,24 @@ def test_a_rocm_build_is_called_so(monkeypatch):
     finding = found("torch")
     assert "(ROCm 6.4.1)" in finding.found and "A ROCm 6.4.1 build of torch, and it sees no GPU" in finding.fix
     assert not finding.fatal
+
+
+@pytest.mark.parametrize(
+    ("version", "sound"), [("0.4.12", False), ("0.4.13", True), ("0.4.14rc1", True), ("0.5", False)]
+)
+def test_the_bounds_of_lm_eval_are_those_of_our_own_metadata(monkeypatch, version, sound):
+    monkeypatch.setattr(doctor, "package_version", lambda name: version)
+    finding = found("lm-eval")
+    assert finding.found == version and finding.fix == ("" if sound else "pip install 'lm-eval<0.5,>=0.4.13'")
+
+
+def test_an_old_vllm_is_told_the_bound_of_the_gpu_extra(monkeypatch):
+    versions = {"vllm": "0.23.1+cpu"}
+    monkeypatch.setattr(doctor, "package_version", versions.get)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
+    assert found("vllm").fix == "pip install 'vllm>=0.24'"
+    versions["vllm"] = "0.24.0"
+    assert found("vllm").fix == ""
 
 
 def test_few_cores_for_an_engine_are_a_note(nvidia_smi, monkeypatch):
