@@ -39,7 +39,7 @@ def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device
         problem.id: tokenize(problem, tokenizer, conditions=settings.conditions, baseline=BASELINE)[condition]
         for problem in problems
     }
-    loaded = settings.load_model(np.unique(np.concatenate([p.token_ids for p in prompts.values()])).tolist())
+    loaded = settings.load_model()
     arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
     seconds = np.zeros(2)
     for problem, prompt in prompts.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attention_probe.measure.decomposition import inserted_tokens
 from attention_probe.measure.measure import Measurement, measure_group
@@ -79,12 +80,12 @@ def run_probe(
         for problem in problems
     }
     every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
-    loaded = settings.load_model(every_id.tolist())
+    loaded = settings.load_model()
     for prompt in (prompt for by_name in prompts.values() for prompt in by_name.values()):
         refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
     if settings.heads is not None:
         check_heads(loaded.config, settings.heads, name=loaded.name)
-    table = _token_table(loaded)
+    table = _token_table(loaded, every_id)
     checks = _self_check(loaded, prompts, settings, table)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
@@ -129,10 +130,10 @@ def _refuse_other_records(
         )
 
 
-def _token_table(loaded: LoadedModel) -> TokenTable | None:
+def _token_table(loaded: LoadedModel, token_ids: NDArray[np.int64]) -> TokenTable | None:
     """The first layer's projections by token, where they depend on nothing else: many prompts share few tokens."""
     try:
-        return TokenTable.of(loaded)
+        return TokenTable.of(loaded, torch.from_numpy(token_ids.astype(np.int64)))
     except ModelError:
         return None
 
@@ -219,9 +220,6 @@ def _self_check(
         "condition": prompt.condition,
         "prompt_tokens": len(token_ids),
         "eager_error": eager_error(loaded, token_ids[None], table=table),
-        "bytes_read": loaded.bytes_read,
-        "keys_missing": len(loaded.missing),
-        "keys_unexpected": len(loaded.unexpected),
     }
     record = settings.record
     tried = capture(loaded, token_ids[None, :1], output=record.decompose, activations=record.activations)
@@ -235,7 +233,7 @@ def _self_check(
         else:
             notices.append(f"Layer 1 identity not checked: {_why_unchecked(loaded)}.")
     if settings.dtype != "float32":
-        exact = settings.load_model(prompt.token_ids.tolist(), dtype="float32")
+        exact = settings.load_model(dtype="float32")
         checks["dtype_error"] = curve_error(loaded, exact, token_ids[None])
     return checks | {"notices": notices}
 

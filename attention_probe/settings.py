@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,11 +99,10 @@ class ProbeSettings:
         fetched = isinstance(try_to_load_from_cache(facts.tokenizer, "tokenizer.json"), str)
         return load_tokenizer(facts.tokenizer if fetched else resources.resolve_model(facts.substitute_tokenizer))
 
-    def load_model(self, token_ids: Iterable[int], *, dtype: Dtype | None = None) -> LoadedModel:
-        """The layers asked, with the embeddings of these tokens."""
+    def load_model(self, *, dtype: Dtype | None = None) -> LoadedModel:
+        """The layers asked."""
         chosen: dict[str, Any] = {
             "layers": self.layers,
-            "token_ids": token_ids,
             "dtype": getattr(torch, dtype or self.dtype),
             "device": self.device,
         }

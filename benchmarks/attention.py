@@ -53,11 +53,8 @@ def ours(architecture: Path, length: int, layers: int, device: torch.device) -> 
     from attention_probe.measure.decomposition import REGIONS
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import random_model
-    from attention_probe.model.memory import keep_freed_memory
 
-    keep_freed_memory()  # as `mless probe` does
-    vocabulary = range(1000)
-    loaded = random_model(architecture, layers=range(layers), token_ids=vocabulary, device=str(device))
+    loaded = random_model(architecture, layers=range(layers), device=str(device))
 
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)
@@ -69,7 +66,7 @@ def ours(architecture: Path, length: int, layers: int, device: torch.device) -> 
         common = ~regions[:, REGIONS.index("inserted")]
         found = capture(
             loaded,
-            torch.randint(len(vocabulary), (1, tokens)),
+            _ids(loaded.config, tokens),
             query_sets=torch.stack([torch.ones_like(common), common], 1),
             key_regions=regions,
             entropy_regions=[REGIONS.index("filler")],

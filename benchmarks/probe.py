@@ -58,10 +58,10 @@ PACKAGES = {"transformer_lens": "transformer_lens", "nnsight": "nnsight"}
 
 TARGET_LIMIT = 1.25
 TARGET_CPU = 20
-TARGET_MEMORY = 8
+TARGET_MEMORY = 5
 TARGET_LAYER_1 = 300
 TARGET_COMMAND_SECONDS = 60
-TARGET_COMMAND_BYTES = 2.5e9
+TARGET_COMMAND_BYTES = 4.5e9
 CONDITIONS = "wo,mless,mful,random"
 
 

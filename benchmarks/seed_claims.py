@@ -7,12 +7,14 @@ Where MATH-500 can be had neither from the hub nor from a file, the bundled prob
 Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
 Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
 as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
-A cell with one number for a model has the median over its heads of what the function of that number says.
+A cell with one number for a model has the median over its heads of what the function of that number says. Where weights
+are drawn, they are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,7 @@ from harness.verification.sides import say
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")
+DRAWS = 5
 DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 
@@ -103,8 +106,8 @@ class StandIn:
         return Curves(means=averaged, x=np.flatnonzero(kept), roles=roles[0, kept])
 
 
-def load(model: Model, folder: Path) -> StandIn:
-    """The model's traces; what is missing is measured first.
+def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
+    """The model's traces, of weights drawn with the seed if they are drawn; what is missing is measured first.
 
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
@@ -114,6 +117,7 @@ def load(model: Model, folder: Path) -> StandIn:
         architecture=Path(model.architecture) if model.architecture else None,
         layers=model.layers,
         conditions=("wo", *FILLED),
+        seed=seed,
     )
     prompts = PromptsConfig.model_validate({"dataset": model.dataset, "layout": model.layout, "n": model.n})
     try:
@@ -123,15 +127,16 @@ def load(model: Model, folder: Path) -> StandIn:
         prompts = prompts.model_copy(update={"dataset": "demo"})
         source = open_source(prompts, FILLED, settings.load_tokenizer)
     selection = choose(prompts, source)
-    path = folder / f"{model.architecture or 'bundled'}-{source.prompts_sha256[:8]}.traces"
+    named = f"{Path(model.architecture).stem}-seed-{seed}" if model.architecture else "bundled"
+    path = folder / f"{named}-{source.prompts_sha256[:8]}.traces"
     say(f"{model.name}: {path}")
     run_probe(source, selection, settings, path)
     ids = [problem.problem_id for problem in selection.problems]
     with AttentionTraces.open(path) as traces:
         read = {name: [traces.get(problem_id, name) for problem_id in ids] for name in settings.conditions}
         tokenizer = str(traces.receipt["tokenizer"])
-    named = "the bundled tokenizer" if tokenizer == str(resources.demo_model()) else tokenizer
-    about = f"{len(ids)} problems of {source.name.partition(' (')[0]}, layout {model.layout}, read by {named}"
+    reader = "the bundled tokenizer" if tokenizer == str(resources.demo_model()) else tokenizer
+    about = f"{len(ids)} problems of {source.name.partition(' (')[0]}, layout {model.layout}, read by {reader}"
     return StandIn(model=model, traces=read, about=about)
 
 
@@ -224,11 +229,24 @@ def rows(one: StandIn, definition: Definition) -> Iterator[tuple[str, str, str]]
     yield "e", "weight in the filler, Mful / Mless (heads with more)", f"{median(more)} ({count(more)})"
 
 
-def page(stand_ins: Sequence[StandIn]) -> Iterator[str]:
-    """The tables in Markdown, one a figure, a line a number and definition."""
-    columns = [[list(rows(one, definition)) for definition in DEFINITIONS] for one in stand_ins]
+def over_draws(values: Sequence[str]) -> str:
+    """One cell for several draws: each number that differs between them, from its least to its greatest."""
+    spans = zip(*(re.findall(r"[\d.]+", value) for value in values), strict=True)
+    ranges = (f"{low}..{high}" if (low := min(n, key=float)) != (high := max(n, key=float)) else low for n in spans)
+    return re.sub(r"[\d.]+", lambda _: next(ranges), values[0])
+
+
+def page(stand_ins: Sequence[Sequence[StandIn]]) -> Iterator[str]:
+    """The tables in Markdown, one a figure, a line a number and definition; each model is given by its draws."""
+    columns = []
+    for draws in stand_ins:
+        by_definition = [zip(*(rows(one, definition) for one in draws), strict=True) for definition in DEFINITIONS]
+        columns.append(
+            [[(*same[0][:2], over_draws([value for *_, value in same])) for same in lines] for lines in by_definition]
+        )
     for figure in ("First", "a", "b", "c", "d", "e"):
-        lines = [["number", "queries", *(one.model.name for one in stand_ins)], ["---"] * (2 + len(stand_ins))]
+        names = [draws[0].model.name for draws in stand_ins]
+        lines = [["number", "queries", *names], ["---"] * (2 + len(names))]
         for line, (figures, name, _) in enumerate(columns[0][0]):
             for place, definition in enumerate(DEFINITIONS if figure in figures.split(", ") else ()):
                 lines.append([name, definition, *(column[place][line][2] for column in columns)])
@@ -240,10 +258,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     try:
-        stand_ins = [load(model, work_folder(small=False) / "seed-claims") for model in MODELS]
+        folder = work_folder(small=False) / "seed-claims"
+        stand_ins = [
+            [load(model, folder, seed=seed) for seed in range(DRAWS if model.architecture else 1)] for model in MODELS
+        ]
     except HarnessError as error:
         raise SystemExit(f"error: {error}") from None
-    about = [f"- {one.model.name}: {one.about}" for one in stand_ins]
+    about = [f"- {draws[0].model.name}: {draws[0].about}; draws: {len(draws)}" for draws in stand_ins]
     about.append(f"- git revision {receipts.git_revision() or 'unknown: not a checkout'}")
     print("\n\n".join(["\n".join(about), *page(stand_ins)]))
 

@@ -98,8 +98,6 @@ def build(model_type: str, **changes: object) -> LoadedModel:
         config=model.config,
         layers=LAYERS,
         layers_path=path,
-        token_rows=torch.arange(VOCABULARY),
-        bytes_read=0,
         random_weights=True,
         fingerprint={},
     )

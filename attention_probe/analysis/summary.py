@@ -72,6 +72,5 @@ def describe_checks(checks: Mapping[str, Any]) -> str:
     """The self-check in one line, and one for each thing that must be known of the architecture."""
     names = {"eager_error": "eager", "identity_error": "Layer 1 identity", "dtype_error": "dtype"}
     parts = [f"{name} {checks[key]:.1e}" for key, name in names.items() if checks.get(key) is not None]
-    read = f"{checks['bytes_read']:,} bytes read, {checks['keys_missing']} keys missing"
-    line = f"self-check (largest error): {', '.join(parts) or 'nothing to compare with'}; {read}"
+    line = f"self-check (largest error): {', '.join(parts) or 'nothing to compare with'}"
     return "\n".join([line, *(f"note: {notice}" for notice in checks.get("notices", ()))])

@@ -10,9 +10,9 @@ from __future__ import annotations
 # ruff: noqa: F722
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -25,13 +25,21 @@ from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
     from attention_probe.model.load_first_layers import LoadedModel
-    from attention_probe.model.token_table import TokenTable
 
 TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
 """Model types whose capture the tests compare with eager attention."""
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """What architectures call the non-linearity of their MLP."""
+
+
+class KnownProjections(Protocol):
+    """The first layer's projections of every token, computed beforehand: a `token_table.TokenTable`."""
+
+    def replacing_projections(
+        self, loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]
+    ) -> AbstractContextManager[None]:
+        """Within, the first layer's projections are looked up for the prompts in `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ def capture(
     values: bool = False,
     activations: bool = False,
     eager: bool = False,
-    table: TokenTable | None = None,
+    table: KnownProjections | None = None,
     chunk: int | None = None,
 ) -> Capture:
     """Run the prompts through the layers asked and keep what is asked of their attention.
@@ -95,7 +103,7 @@ def capture(
     Raises:
         ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
             no activations to give.
-        PromptMismatchError: a prompt is longer than the model's context.
+        PromptMismatchError: a prompt is longer than the model's context, or has a token outside its vocabulary.
         ValueError: shapes do not fit each other.
     """
     model = loaded.model
@@ -110,6 +118,7 @@ def capture(
             "gap. Leave out --decompose for this model."
         )
     refuse_long_prompt(loaded, int(positions[real].max()) + 1)
+    _refuse_unknown_tokens(loaded, token_ids[real])
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
     readout = Readout(
@@ -128,11 +137,11 @@ def capture(
         chunk=chunk,
         activations_asked=activations,
     )
-    # Padding becomes a copy of a token that is there: its row is loaded, and nothing looks at it.
+    # Padding becomes a copy of a token that is there: nothing looks at it, and it may be no id of the vocabulary.
     first_token = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
     # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
     inputs: dict[str, Any] = {
-        "input_ids": loaded.rows(token_ids.where(real, first_token)),
+        "input_ids": token_ids.where(real, first_token),
         "attention_mask": real.long(),
         "position_ids": positions,
         "use_cache": False,
@@ -171,6 +180,17 @@ def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt")
         raise PromptMismatchError(
             f"{what} reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
             "problem out, or use a model with a longer context."
+        )
+
+
+def _refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"]) -> None:
+    """Raise PromptMismatchError for an id that the model's vocabulary does not have."""
+    size = loaded.config.vocab_size
+    unknown = token_ids[(token_ids < 0) | (token_ids >= size)]
+    if len(unknown):
+        raise PromptMismatchError(
+            f"Token id {int(unknown[0])} is outside the vocabulary of {loaded.name}, 0 to {size - 1}. The prompts were "
+            "tokenized for another model: use this model's own tokenizer."
         )
 
 

@@ -1,29 +1,41 @@
-# ruff: noqa: F722  (jaxtyping's shapes are not forward references)
-"""A model's first layers and nothing else: read from a checkpoint, or drawn at random."""
+"""A model's first layers and nothing else: read from a checkpoint, or drawn at random.
+
+transformers' own `from_pretrained` reads them, with a config cut to so many layers. Tensors of later layers are then
+never read. What the layers are must not depend on the cut, so they are compared with those of the whole model.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attention_probe.model.architectures import read_architecture
-from attention_probe.model.checkpoints import Checkpoint, open_checkpoint
-from attention_probe.model.skeleton import Skeleton
-from attention_probe.model.weights import fill_at_random, fill_from_checkpoint
+from harness import resources
 from harness.errors import ConfigError, ModelError
-from harness.experiment.tokens import explain_hub_error
+from harness.experiment.tokens import explain_hub_error, refuse_missing_folder
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
     from transformers import PretrainedConfig, PreTrainedModel
 
+MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
+"""What older and newer multimodal checkpoints put before the names of their text model's tensors."""
+
+CONVERT = (
+    "Convert it: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) with transformers writes "
+    "safetensors."
+)
 _SAMPLED_VALUES = 4096
+_OF_LOADING = {"training", "padding_idx"}
+"""What a module is set to by how it is loaded here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,17 +44,12 @@ class LoadedModel:
 
     Attributes:
         name: As asked for; of random weights the architecture's.
-        model: The base model cut after the deepest asked layer, without the weights of a final norm, so that
-            `last_hidden_state` is that layer's output; eval mode, no gradients, no cache.
+        model: The base model cut after the deepest asked layer; eval mode, no gradients.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
         layers_path: Where in `model` the list of decoder layers is.
-        token_rows: The embedding row of each vocabulary id; -1 for ids that were not asked for.
-        bytes_read: Of tensors, as stored in the checkpoint; 0 for random weights.
-        missing: Tensors that the model needs and the checkpoint lacks: none, or loading fails.
-        unexpected: Tensors that the checkpoint has in the kept layers and the model lacks: none, or loading fails.
         random_weights: Whether the weights are drawn, so that nothing measured is about a trained model.
-        fingerprint: What identifies the weights, whatever layers and tokens were asked for.
+        fingerprint: What identifies the weights, whatever layers were asked for.
     """
 
     name: str
@@ -50,10 +57,6 @@ class LoadedModel:
     config: PretrainedConfig
     layers: tuple[int, ...]
     layers_path: str
-    token_rows: Int[Tensor, " vocabulary"]
-    bytes_read: int
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
     random_weights: bool
     fingerprint: dict[str, Any]
 
@@ -69,105 +72,117 @@ class LoadedModel:
         assert isinstance(found, nn.ModuleList)
         return found
 
-    def rows(self, token_ids: Int[Tensor, " *shape"]) -> Int[Tensor, " *shape"]:
-        """Embedding rows of vocabulary ids: what `model` takes as `input_ids`.
-
-        Raises:
-            ModelError: a token's embedding was not loaded.
-        """
-        token_ids = token_ids.to(self.token_rows.device)
-        inside = (token_ids >= 0) & (token_ids < len(self.token_rows))
-        rows = torch.where(inside, self.token_rows[token_ids.clamp(0, len(self.token_rows) - 1)], -1)
-        if (rows < 0).any():
-            unknown = sorted({int(t) for t in token_ids[rows < 0].flatten()})
-            raise ModelError(
-                f"The embedding of token {unknown[0]} was not loaded ({len(unknown)} such). Expected only tokens given "
-                "to load_model: give it the ids of every prompt."
-            )
-        return rows
-
 
 def load_model(
     name: str,
     *,
     layers: Iterable[int],
-    token_ids: Iterable[int] | Int[Tensor, " ..."],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     revision: str | None = None,
 ) -> LoadedModel:
-    """Read layers 0 to the deepest asked one, and the embeddings of the tokens that occur.
+    """Read the embeddings and layers 0 to the deepest asked one.
+
+    Of a sharded model on the hub all files are fetched, and only the tensors of these layers are read.
 
     Args:
         name: A model folder, a hub name, or `demo`.
         layers: Indices from 0.
-        token_ids: Vocabulary ids, in any order and as often as they occur.
         dtype: To compute in, whatever the checkpoint's type is.
         device: Where the model goes.
         revision: Of a hub name.
 
     Raises:
-        ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer or
-            token lies outside of it.
+        ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer
+            lies outside of it.
         ConfigError: there is no such device.
     """
+    from transformers import AutoConfig, AutoModel
+
     _check_device(device)
-    checkpoint = open_checkpoint(name, revision=revision)
-    config = _read_config(checkpoint)
+    name = resources.resolve_model(name)
+    config_path = _find_config(name, revision)
+    is_folder = Path(name).expanduser().is_dir()
+    source = str(config_path.parent) if is_folder else name
+    commit = None if is_folder else config_path.parent.name
+    try:
+        config = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
+    except Exception as error:  # each kind of config has its own
+        raise ModelError(explain_hub_error(name, error)) from error
+    config = _check_text_config(config, name)
     chosen = check_layers(config, layers, name=name)
-    skeleton = Skeleton.build(config, name=name, layers=chosen, token_ids=token_ids, dtype=dtype)
-    fill_from_checkpoint(skeleton, checkpoint)
+    whole, layers_path = _lay_out(config, name)
+    try:
+        with _quiet(progress=not is_folder):
+            model, found = AutoModel.from_pretrained(
+                source,
+                revision=commit,
+                config=_cut(config, max(chosen) + 1),
+                dtype=dtype,
+                # some architectures choose their attention here and never again; the probe brings its own, or uses this
+                attn_implementation="eager",
+                key_mapping={MULTIMODAL_PREFIX: ""},
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, all at once
+                output_loading_info=True,
+            )
+    except Exception as error:  # the hub, safetensors, JSON and transformers have their own
+        raise ModelError(_explain_loading_error(name, config_path.parent, error, is_folder=is_folder)) from error
+    _refuse_mismatch(name, model, layers_path, found)
+    _refuse_other_layers(name, model, whole)
     fingerprint = {
-        "name": checkpoint.folder.name if checkpoint.folder else checkpoint.name,
-        "revision": checkpoint.commit,
-        "config_sha256": checkpoint.config_sha256,
-        **_describe(skeleton),
+        "name": config_path.parent.name if is_folder else name,
+        "revision": commit,
+        "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
     }
-    return _finish(skeleton, device, bytes_read=checkpoint.bytes_read, random_weights=False, fingerprint=fingerprint)
+    return _finish(name, model, config, chosen, layers_path, device, random_weights=False, fingerprint=fingerprint)
 
 
 def random_model(
     architecture: str | Path,
     *,
     layers: Iterable[int],
-    token_ids: Iterable[int] | Int[Tensor, " ..."],
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
     """An exact architecture with weights drawn as its authors' code initialises them.
 
-    Each module and each embedding row is drawn from a seed of its own, so layer 0 is the same whatever other layers
-    are asked for, and a token's embedding the same whatever other tokens occur.
+    The weights are drawn from the first layer on, so a layer is the same however many follow it.
 
     Args:
         architecture: An ARCH.yaml, or the bare name of a bundled one.
         layers: Indices from 0.
-        token_ids: Vocabulary ids, in any order and as often as they occur.
         seed: Of all weights.
-        dtype: To compute in.
+        dtype: To compute in; the weights are drawn in float32 and rounded.
         device: Where the model goes; the weights are drawn on the CPU, so they do not depend on it.
 
     Raises:
         ConfigError: the YAML is missing or not an architecture, or there is no such device.
-        ModelError: a layer or token lies outside of it.
+        ModelError: a layer lies outside of it.
     """
-    _check_device(device)
-    facts = read_architecture(architecture)
     from transformers import CONFIG_MAPPING
 
+    _check_device(device)
+    facts = read_architecture(architecture)
     model_type = facts.config["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(f"{architecture}: transformers knows no model_type {model_type!r}. Check the spelling.")
     try:
-        config = _text_config(CONFIG_MAPPING[model_type].from_dict(dict(facts.config)))
+        config = CONFIG_MAPPING[model_type].from_dict(dict(facts.config)).get_text_config(decoder=True)
     except Exception as error:  # each config class has its own
         raise ConfigError(f"{architecture}: not a config of {model_type}: {' '.join(str(error).split())}") from error
     chosen = check_layers(config, layers, name=facts.name)
-    skeleton = Skeleton.build(config, name=facts.name, layers=chosen, token_ids=token_ids, dtype=dtype)
-    fill_at_random(skeleton, seed)
-    fingerprint = {"name": facts.name, "architecture_sha256": facts.sha256, "seed": seed, **_describe(skeleton)}
-    return _finish(skeleton, device, bytes_read=0, random_weights=True, fingerprint=fingerprint)
+    model, layers_path = _lay_out(config, facts.name)
+    del model.get_submodule(layers_path)[max(chosen) + 1 :]
+    model.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.init_weights()
+    for parameter in model.parameters():  # `model.to` would round computed buffers too
+        parameter.data = parameter.data.to(dtype)
+    fingerprint = {"name": facts.name, "architecture_sha256": facts.sha256, "seed": seed}
+    return _finish(facts.name, model, config, chosen, layers_path, device, random_weights=True, fingerprint=fingerprint)
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -216,57 +231,190 @@ def _check_range(indices: Iterable[int], count: int, noun: str, name: str) -> tu
     return chosen
 
 
-def _read_config(checkpoint: Checkpoint) -> PretrainedConfig:
-    from transformers import AutoConfig
+def _find_config(name: str, revision: str | None) -> Path:
+    """The model's config.json, fetched from the hub if need be; it lies in a folder named after the commit.
 
-    source = checkpoint.folder or checkpoint.name
+    Raises:
+        ModelError: there is no such folder or hub name, it has no config.json, or the hub cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    refuse_missing_folder(name)
+    folder = Path(name).expanduser()
     try:
-        config = AutoConfig.from_pretrained(source, revision=checkpoint.commit, trust_remote_code=False)
+        path = (
+            folder / "config.json" if folder.is_dir() else Path(hf_hub_download(name, "config.json", revision=revision))
+        )
     except Exception as error:
-        raise ModelError(explain_hub_error(checkpoint.name, error)) from error
-    text = _text_config(config)
+        if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
+            raise ModelError(explain_hub_error(name, error)) from error
+        path = None
+    if path is None or not path.is_file():
+        raise ModelError(
+            f"{name} has no config.json. Expected a model as save_pretrained writes it: config.json and safetensors."
+        )
+    return path
+
+
+def _check_text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
+    """The config of the language model alone.
+
+    Raises:
+        ModelError: the checkpoint is quantised, or an encoder-decoder.
+    """
+    text = config.get_text_config(decoder=True)
     quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
         raise ModelError(
-            f"{checkpoint.name} is quantised ({method}), and its attention is not that of the model it was made from. "
+            f"{name} is quantised ({method}), and its attention is not that of the model it was made from. "
             "Expected float32, bfloat16 or float16 tensors: name the unquantised checkpoint, or dequantise it and save "
             "it with save_pretrained."
         )
     if text.is_encoder_decoder:
-        raise ModelError(
-            f"{checkpoint.name} ({text.model_type}) is an encoder-decoder. The probe reads causal language models."
-        )
+        raise ModelError(f"{name} ({text.model_type}) is an encoder-decoder. The probe reads causal language models.")
     return text
 
 
-def _text_config(config: PretrainedConfig) -> PretrainedConfig:
-    return config.get_text_config(decoder=True)
+def _cut(config: PretrainedConfig, count: int) -> PretrainedConfig:
+    """The config of the model's first `count` layers."""
+    cut = copy.deepcopy(config)
+    cut.num_hidden_layers = count
+    if getattr(cut, "layer_types", None):
+        cut.layer_types = cut.layer_types[:count]
+    return cut
 
 
-def _describe(skeleton: Skeleton) -> dict[str, Any]:
-    """What identifies weights without reading more of them: the start of each first-layer tensor."""
-    first = skeleton.model.get_submodule(f"{skeleton.layers_path}.0")
+def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]:
+    """The whole model on the meta device, which costs no memory, and the path of its list of decoder layers.
+
+    Raises:
+        ModelError: the architecture cannot be built or cut.
+    """
+    from transformers import AutoModel
+
+    own = copy.deepcopy(config)
+    own.pad_token_id = None  # drawn weights would be zero for the padding token, which may occur with another tokenizer
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(own, dtype=torch.float32, attn_implementation="eager")
+    except ValueError as error:
+        raise ModelError(
+            f"{name} ({config.model_type}) is not a model that the probe can build: {str(error)[:200]}"
+        ) from error
+    count = config.num_hidden_layers
+    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count]
+    outermost = [path for path in lists if path.count(".") == min(other.count(".") for other in lists)]
+    if len(outermost) != 1:
+        found = f"several lists of {count} modules ({', '.join(outermost)})" if lists else f"no list of {count} layers"
+        raise ModelError(
+            f"{type(model).__name__} has {found}, so it cannot be cut. The probe reads decoders whose layers are one "
+            "list."
+        )
+    return model, outermost[0]
+
+
+def _explain_loading_error(name: str, folder: Path, error: Exception, *, is_folder: bool) -> str:
+    if "file named model.safetensors" in str(error):
+        where = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pth", ".pt", ".gguf"})
+        return (
+            f"{name} has no safetensors: expected model.safetensors or model.safetensors.index.json, found "
+            f"{', '.join(where) or 'no weights'}. Only safetensors lets the probe read single tensors. {CONVERT}"
+        )
+    if not is_folder:
+        return explain_hub_error(name, error)
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{name} cannot be read: {said[:400]}. A file is torn, missing, or not what the index says; fetch it again."
+
+
+def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]) -> None:
+    """Raise ModelError for tensors that the model lacks, has too many in its kept layers, or has in another shape."""
+    in_layer = re.compile(rf"^({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\.(\d+)\.")
+    kept = len(model.get_submodule(layers_path))
+    unexpected = [
+        key
+        for key in found["unexpected_keys"]
+        # a buffer that old GPT-2 checkpoints store, and that models now compute
+        if (at := in_layer.match(key)) and int(at[2]) < kept and not key.endswith(".attn.masked_bias")
+    ]
+    for names, what in (
+        (found["missing_keys"], "lacks tensors that the model needs"),
+        (unexpected, "has tensors in the asked layers that the model does not"),
+        ([key for key, *_ in found["mismatched_keys"]], "has tensors of another shape than config.json says"),
+    ):
+        if names:
+            ordered = sorted(names)
+            shown = ", ".join(ordered[:4]) + (f" and {len(ordered) - 4} more" if len(ordered) > 4 else "")
+            raise ModelError(
+                f"{name} {what}: {shown}. With weights left out or drawn at random every number would be "
+                "wrong, so nothing was computed. config.json and weights belong to different models, or the "
+                "checkpoint is incomplete: fetch it again."
+            )
+
+
+def _refuse_other_layers(name: str, model: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Raise ModelError if a kept module has other settings than in the whole model: what it is depends on the cut."""
+    for path, module in model.named_modules():
+        theirs = vars(whole.get_submodule(path)) if path else {}
+        changed = [key for key, value in _settings(module) if key in theirs and value != theirs[key]]
+        if changed:
+            raise ModelError(
+                f"{name} ({model.config.model_type}): {path} has another {', '.join(changed)} in the model's first "
+                "layers than in the whole model, so its first layers cannot be run alone. Choose another model."
+            )
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Numbers, names and flags of a module: what it is, and not what transformers notes of its weights."""
+    for key, value in vars(module).items():
+        if isinstance(value, bool | int | float | str) and key not in _OF_LOADING and key[0] != "_":
+            yield key, value
+
+
+def _finish(
+    name: str,
+    model: PreTrainedModel,
+    config: PretrainedConfig,
+    layers: tuple[int, ...],
+    layers_path: str,
+    device: str | torch.device,
+    *,
+    random_weights: bool,
+    fingerprint: dict[str, Any],
+) -> LoadedModel:
+    """The model ready to run; its fingerprint with the start of each first-layer tensor."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(first.state_dict().items()):
-        values = tensor.flatten()[:_SAMPLED_VALUES].to(torch.float64).numpy()
-        digest.update(name.encode() + values.tobytes())
-    return {
-        "model_type": skeleton.config.model_type,
-        "first_layer_sha256": digest.hexdigest(),
-        "dtype": str(skeleton.dtype).removeprefix("torch."),
-    }
-
-
-def _finish(skeleton: Skeleton, device: str | torch.device, **facts: Any) -> LoadedModel:
-    token_rows = torch.full((skeleton.config.vocab_size,), -1, dtype=torch.long)
-    token_rows[list(skeleton.vocabulary)] = torch.arange(len(skeleton.vocabulary))
+    for key, tensor in sorted(model.get_submodule(f"{layers_path}.0").state_dict().items()):
+        digest.update(key.encode() + tensor.flatten()[:_SAMPLED_VALUES].to(torch.float64).numpy().tobytes())
     return LoadedModel(
-        name=skeleton.name,
-        model=skeleton.model.requires_grad_(False).to(device),
-        config=skeleton.config,
-        layers=skeleton.layers,
-        layers_path=skeleton.layers_path,
-        token_rows=token_rows.to(device),
-        **facts,
+        name=name,
+        model=model.eval().requires_grad_(False).to(device),
+        config=config,
+        layers=layers,
+        layers_path=layers_path,
+        random_weights=random_weights,
+        fingerprint=fingerprint
+        | {
+            "model_type": config.model_type,
+            "first_layer_sha256": digest.hexdigest(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+        },
     )
+
+
+@contextmanager
+def _quiet(*, progress: bool) -> Iterator[None]:
+    """Without transformers' report of the tensors that were left out; without its progress bars unless asked."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -29,37 +29,55 @@ BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """Output of each projection of the first layer's attention, by embedding row.
+    """Output of each projection of the first layer's attention, a row for each token that occurs.
 
     Attributes:
         outputs: By the projection's path within the layer.
+        rows: The row of each vocabulary id; -1 for ids that do not occur.
     """
 
     outputs: Mapping[str, Float[Tensor, "row width"]]
+    rows: Int[Tensor, " vocabulary"]
 
     @classmethod
-    def of(cls, loaded: LoadedModel) -> TokenTable:
-        """Project every token that is loaded.
+    def of(cls, loaded: LoadedModel, token_ids: Int[Tensor, " ..."]) -> TokenTable:
+        """Project every token that occurs.
+
+        Args:
+            loaded: The model.
+            token_ids: Vocabulary ids, in any order and as often as they occur.
 
         Raises:
             ModelError: the projections depend on the position too, as with learned position embeddings, or the model
                 does not call the registered attention function.
         """
-        token_ids = (loaded.token_rows >= 0).nonzero()[:, 0]
-        first = token_ids[:1].expand(1, 2)
+        occurring = torch.tensor(sorted(set(token_ids.flatten().tolist())))
+        first = occurring[:1].expand(1, 2)
         for path, output in _projections(loaded, first).items():
             if not torch.equal(output[0, 0], output[0, 1]):
                 raise ModelError(
                     f"{loaded.name}: {path} of the first layer gives a token other values at another position, so "
                     "they cannot be looked up by token. Run without a token table."
                 )
-        order = loaded.rows(token_ids).argsort()  # by embedding row, as the model is given rows
-        parts = [_projections(loaded, batch[:, None]) for batch in torch.split(token_ids[order], BATCH)]
-        return cls({path: torch.cat([part[path][:, 0] for part in parts]) for path in parts[0]})
+        parts = [_projections(loaded, batch[:, None]) for batch in torch.split(occurring, BATCH)]
+        rows = torch.full((loaded.config.vocab_size,), -1)
+        rows[occurring] = torch.arange(len(occurring))
+        outputs = {path: torch.cat([part[path][:, 0] for part in parts]) for path in parts[0]}
+        return cls(outputs, rows.to(loaded.model.device))
 
     @contextmanager
-    def replacing_projections(self, loaded: LoadedModel, rows: Int[Tensor, "batch seq"]) -> Iterator[None]:
-        """Within, the first layer's projections are looked up for the prompts in `rows`."""
+    def replacing_projections(self, loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> Iterator[None]:
+        """Within, the first layer's projections are looked up for the prompts in `token_ids`.
+
+        Raises:
+            ModelError: a token is not in the table.
+        """
+        rows = self.rows[token_ids]
+        if (rows < 0).any():
+            raise ModelError(
+                f"The token table has no token {int(token_ids[rows < 0][0])}. Expected only tokens that it was made "
+                "for: give TokenTable.of the ids of every prompt."
+            )
 
         def look_up(table: Tensor, hidden: Tensor) -> Tensor:
             return nn.functional.embedding(rows, table).view(*hidden.shape[:-1], -1)

@@ -66,7 +66,7 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
     whole.save_pretrained(tmp_path)
     ids, mask = prompts("right")
     shown = whole(ids, attention_mask=mask, output_attentions=True).attentions
-    loaded = load_model(str(tmp_path), layers=layers, token_ids=range(VOCABULARY))
+    loaded = load_model(str(tmp_path), layers=layers)
     ours, eagers = (capture(loaded, ids, attention_mask=mask, eager=eager) for eager in (False, True))
     later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
     for layer in layers:
@@ -74,6 +74,15 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
         expected = ((weights * later).sum(-2) / later.sum(-2)).masked_fill(mask[:, None] == 0, torch.nan)
         assert largest_error(ours[layer].column_mean[:, 0], expected) < 1e-5
         assert largest_error(eagers[layer].column_mean[:, 0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, -2])
+def test_tokens_of_another_vocabulary_are_refused_unless_they_are_padding(qwen2, token):
+    with pytest.raises(PromptMismatchError, match=f"Token id {token} is outside the vocabulary of tiny qwen2, 0 to 96"):
+        capture(qwen2, torch.tensor([[1, token]]))
+    ids, mask = torch.tensor([[3, 4, 5, token]]), torch.tensor([[1, 1, 1, 0]])
+    padded = capture(qwen2, ids, attention_mask=mask)[0].column_mean[..., :3]
+    assert largest_error(padded, capture(qwen2, ids[:, :3])[0].column_mean) < 1e-6
 
 
 @pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])

@@ -11,7 +11,7 @@ import pytest
 
 from attention_probe.analysis.averaging import aligned_curve, full_curve
 from attention_probe.traces import AttentionTraces
-from benchmarks.seed_claims import BUNDLED, DEFINITIONS, StandIn, load, page
+from benchmarks.seed_claims import BUNDLED, DEFINITIONS, StandIn, load, over_draws, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/seeds.md"
 
@@ -28,9 +28,16 @@ def bundled(folder) -> StandIn:
 
 def test_the_first_table_of_the_page_is_what_is_printed_for_the_bundled_model(bundled):
     lines = re.findall(r"^\| (.+?) \| (published|common) \| .+ \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
-    first = next(page([bundled]))
+    first = next(page([[bundled]]))
     printed = re.findall(r"^\| (.+?) \| (published|common) \| (.+?) \|$", first, re.MULTILINE)
     assert lines == printed and len(printed) == 10
+
+
+def test_each_number_of_drawn_weights_is_given_from_its_least_to_its_greatest():
+    draws = ["0.69 (0.59 to 0.76)", "0.66 (0.61 to 0.76)", "0.71 (0.60 to 0.76)"]
+    assert over_draws(draws) == "0.66..0.71 (0.59..0.61 to 0.76)"
+    assert over_draws(["9 of 28", "20 of 28"]) == "9..20 of 28"
+    assert over_draws(["15 %, 0 %"]) == "15 %, 0 %"
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS)
