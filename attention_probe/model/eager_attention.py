@@ -81,7 +81,7 @@ def softmax_layers(config: PretrainedConfig) -> list[int]:
 @contextmanager
 def switched_attention(model: PreTrainedModel, name: str) -> Iterator[bool]:
     """The model with another attention implementation, put back afterwards; yields whether the model took it."""
-    before = model.config._attn_implementation
+    before = model.config._attn_implementation  # transformers sets it publicly, and shows it nowhere else
     _switch(model, name)
     try:
         yield model.config._attn_implementation == name

@@ -199,6 +199,8 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str
     """The shipped task template with the run's own documents."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
+
+    # private: nothing public reads a task's YAML with its `!function` values without loading its data too
     from lm_eval.tasks._yaml_loader import load_yaml
 
     class Recorded(ConfigurableTask):  # type: ignore[misc]
