@@ -9,8 +9,8 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "accuracy": ["Majority", "clustered_error", "majority_vote", "pass_at_k"],
-        "comparison": ["COLUMNS", "compare", "noise_floor"],
+        "accuracy": ["clustered_error", "majority_vote", "pass_at_k"],
+        "comparison": ["COLUMNS", "compare"],
         "intervals": [
             "bootstrap_interval",
             "difference_bounds",
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         ],
         "multiple_testing": ["holm"],
         "rewording_rank": ["prompt_null_p"],
-        "paired_tests": ["Flips", "count_flips", "mcnemar_test", "sign_flip_test"],
+        "paired_tests": ["count_flips", "mcnemar_test", "sign_flip_test"],
         "power": ["detection_power", "minimal_detectable_effect"],
         "verdicts": ["verdict"],
         "leaderboard": ["make_leaderboard"],

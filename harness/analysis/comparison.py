@@ -143,31 +143,6 @@ def compare(
     )
 
 
-def noise_floor(
-    frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = (), seed: int = DEFAULT_SEED
-) -> pandas.DataFrame:
-    """The baseline against itself: one row for each model and layout whose baseline was run again (A/A).
-
-    Columns: model, layout, those of `by`, n, k, and the aa_ columns of `COLUMNS`. Under greedy decoding this measures
-    only what the engine does not repeat exactly; when sampling, what other seeds give.
-
-    Raises:
-        ComparisonError: no baseline, other problems, missing or doubled samples.
-    """
-    counted = count_outcomes(frame, by=by)
-    _refuse_unknown(counted, baseline, {})
-    rows = []
-    for setting in dict.fromkeys(one.setting for one in counted):
-        first, *again = _replicates([one for one in counted if one.setting == setting], baseline)
-        if again:
-            refuse_unpaired(frame, first, again[0])
-            rng = np.random.default_rng([seed, *_words(again[0])])
-            row = {**dict(setting), "n": len(first.right), "k": first.k}
-            rows.append({**row, **_noise(first, again[0], rng)})
-    aa = [column for column in COLUMNS if column.startswith("aa_")]
-    return pandas.DataFrame(rows, columns=["model", "layout", *by, "n", "k", *aa])
-
-
 def _replicates(outcomes: Sequence[Outcomes], condition: str) -> list[Outcomes]:
     return sorted((one for one in outcomes if one.condition == condition), key=lambda one: one.replicate)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import bdtr, gammaln
+from scipy.special import bdtr, gammaln, xlog1py, xlogy
 
 IntArray = npt.NDArray[np.int64]
 
@@ -93,13 +93,18 @@ def sign_flip_test(
     return (1 + int((np.abs(sums) >= observed).sum())) / (1 + draws)
 
 
+def binomial_chances(draws: int, chance: float) -> npt.NDArray[np.float64]:
+    """Chance of each number 0 ... draws of successes; scipy.stats has it too, but takes longer to load than a table."""
+    hits = np.arange(draws + 1)
+    log_ways = gammaln(draws + 1) - gammaln(hits + 1) - gammaln(draws - hits + 1)
+    return np.asarray(np.exp(log_ways + xlogy(hits, chance) + xlog1py(draws - hits, -chance)))
+
+
 def _positive_sum(sizes: IntArray, counts: IntArray) -> npt.NDArray[np.float64]:
     """Probability of each sum [0 ... total] of the sizes that get a plus, each by a fair coin."""
     chances: npt.NDArray[np.float64] = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        heads = np.arange(count + 1)
-        binomial = np.exp(gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1) - count * math.log(2))
         spread = np.zeros(size * count + 1)
-        spread[::size] = binomial
+        spread[::size] = binomial_chances(count, 0.5)
         chances = np.convolve(chances, spread).astype(np.float64, copy=False)
     return chances

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import bdtr, gammaln, ndtr, ndtri, xlog1py, xlogy
+from scipy.special import bdtr, ndtr, ndtri
 
+from harness.analysis.paired_tests import binomial_chances
 from harness.errors import ComparisonError
 
 ALPHA = 0.05
@@ -69,7 +71,7 @@ def minimal_detectable_effect(
     return float(brentq(lack, 0, discordance)) if lack(discordance) >= 0 else math.nan
 
 
-def difference_chances(effect: float, *, k: int, discordance: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def difference_chances(effect: float, *, k: int, discordance: float) -> npt.NDArray[np.float64]:
     """Chance of each difference -k ... k in right samples of one problem, in the population of `detection_power`.
 
     An undecided problem's sample is right with chance 1/2 + h under the condition and 1/2 - h under the baseline, so
@@ -78,11 +80,9 @@ def difference_chances(effect: float, *, k: int, discordance: float) -> np.ndarr
     """
     undecided = discordance + math.sqrt(discordance**2 - effect**2)
     right = 0.5 + effect / (2 * undecided)
-    draws = np.arange(2 * k + 1)
-    log_ways = gammaln(2 * k + 1) - gammaln(draws + 1) - gammaln(2 * k - draws + 1)
-    chances = undecided * np.exp(log_ways + xlogy(draws, right) + xlog1py(2 * k - draws, -right))
+    chances = undecided * binomial_chances(2 * k, right)
     chances[k] += 1 - undecided
-    return np.asarray(chances)
+    return chances
 
 
 def _mean_power(effect: float, n: int, k: int, discordance: float, alpha: float) -> float:
@@ -100,9 +100,7 @@ def _mean_power(effect: float, n: int, k: int, discordance: float, alpha: float)
 
 def _mcnemar_power(effect: float, n: int, discordance: float, alpha: float) -> float:
     """Over every number of flips: its chance, times the chance that so few go the wrong way that the test rejects."""
-    flips = np.arange(n + 1)
-    log_ways = gammaln(n + 1) - gammaln(flips + 1) - gammaln(n - flips + 1)
-    chances = np.exp(log_ways + xlogy(flips, discordance) + xlog1py(n - flips, -discordance))
+    chances = binomial_chances(n, discordance)
     against = (1 - effect / discordance) / 2
     power = 0.0
     for m in np.flatnonzero(chances > 1e-12).tolist():

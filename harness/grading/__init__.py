@@ -5,10 +5,8 @@ from harness.grading.audit import (
     UNGRADED,
     Audit,
     AuditJob,
-    Disagreement,
     as_record,
     as_text,
-    disagreements,
 )
 from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, grade, read
 from harness.grading.jobs import GradeJob
@@ -20,7 +18,6 @@ __all__ = [
     "UNGRADED",
     "Audit",
     "AuditJob",
-    "Disagreement",
     "Grade",
     "GradeJob",
     "GraderPool",
@@ -28,7 +25,6 @@ __all__ = [
     "as_record",
     "as_text",
     "compare",
-    "disagreements",
     "grade",
     "read",
 ]

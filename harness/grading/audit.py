@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -90,21 +90,6 @@ COLUMNS = ("math_verify", "exact_match", "exact_match_boxed", "authors_rule", "a
 """The verdicts of an `Audit`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement:
-    """How one column and our verdict differ.
-
-    Attributes:
-        only_ours: Right by ours, wrong by the column.
-        only_theirs: Wrong by ours, right by the column.
-        unknown: One of the two did not end; not compared.
-    """
-
-    only_ours: int = 0
-    only_theirs: int = 0
-    unknown: int = 0
-
-
 def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
     """A grade and its audit as one flat mapping, the form of sample logs and journals."""
     fields = asdict(audit)
@@ -115,23 +100,6 @@ def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
 def as_text(grade: Grade, audit: Audit) -> str:
     """The record as JSON: what a response becomes in the tasks' filter, and `.graded` of a replayed completion."""
     return json.dumps(as_record(grade, audit))
-
-
-def disagreements(records: Iterable[Mapping[str, Any]]) -> dict[str, Disagreement]:
-    """For each column, how often it and our verdict differ over records as `as_record` makes them."""
-    counts = {column: [0, 0, 0] for column in COLUMNS}
-    for record in records:
-        ours = None if record["verdict"] in UNGRADED else record["verdict"] == "correct"
-        for column in COLUMNS:
-            theirs = record.get(column)
-            if ours is None or theirs is None:
-                counts[column][2] += 1
-            elif bool(theirs) != ours:
-                counts[column][0 if ours else 1] += 1
-    return {
-        column: Disagreement(only_ours=ours, only_theirs=theirs, unknown=unknown)
-        for column, (ours, theirs, unknown) in counts.items()
-    }
 
 
 Finding = tuple[dict[str, bool | None], str | None]

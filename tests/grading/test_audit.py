@@ -11,7 +11,7 @@ import pytest
 
 from harness.experiment.problems import load_demo, load_jsonl
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-from harness.grading import Audit, AuditJob, Disagreement, Grade, GraderPool, as_record, disagreements
+from harness.grading import Audit, AuditJob, Grade, GraderPool, as_record
 from harness.grading.audit import COLUMNS, FILLS, STEPS, run_step
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
 
@@ -243,14 +243,8 @@ def test_importing_the_graders_imports_no_mathematics():
     assert done.stdout.strip() == "set()"
 
 
-def test_disagreements_keep_unknown_apart():
-    right, wrong = Grade(verdict="correct", answer="3"), Grade(verdict="no_box", answer=None)
+def test_a_record_keeps_the_reasons_of_grade_and_audit_apart():
     lost = Grade(verdict="timeout", answer="3", reason="over 3 s")
-    all_right = Audit(**dict.fromkeys(COLUMNS, True))
-    none = Audit(math_verify=None, authors_rule=False, boxes_after_first=1, reason="math_verify: over 3 s")
-    records = [as_record(*pair) for pair in [(right, all_right), (wrong, all_right), (lost, all_right), (right, none)]]
-    counted = disagreements(records)
-    assert list(counted) == list(COLUMNS)
-    assert counted["math_verify"] == Disagreement(only_ours=0, only_theirs=1, unknown=2)
-    assert counted["authors_rule"] == Disagreement(only_ours=1, only_theirs=1, unknown=1)
-    assert records[3]["audit_reason"] == "math_verify: over 3 s" and records[2]["reason"] == "over 3 s"
+    record = as_record(lost, Audit(math_verify=None, authors_rule=False, reason="math_verify: over 3 s"))
+    assert record["reason"] == "over 3 s" and record["audit_reason"] == "math_verify: over 3 s"
+    assert record["math_verify"] is None and record["authors_rule"] is False
