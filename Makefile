@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-oldest bench calibrate lint lock demo-model wheel clean
+.PHONY: demo example example-anew test test-long test-oldest bench calibrate size lint lock demo-model wheel clean
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is results/demo-2
 # where results/demo holds a run with other settings.
@@ -68,6 +68,10 @@ bench: .venv/installed
 # benchmarks/CALIBRATION.md (about 10 minutes on two cores).
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
+
+# How large the code is: lines and tokens without docstrings, comments and blank lines.
+size: .venv/installed
+	.venv/bin/python -m tools.size
 
 lint: .venv/installed
 	.venv/bin/ruff check .

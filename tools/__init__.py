@@ -1,1 +1,1 @@
-"""What makes the shipped data; not part of the packages."""
+"""What makes the shipped data and measures the code; not part of the packages."""
