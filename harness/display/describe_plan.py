@@ -26,18 +26,18 @@ def describe_plan(plan: Plan) -> str:
     rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
     total = 0
     for (name, layout), arms in _shown_together(plan.arms).items():
-        checks = [arm.check for arm in arms if arm.check is not None]
-        if not checks:
+        reports = [report for arm in arms for report in arm.built.reports]
+        if not reports:
             rows.append((name, layout, "?", "?", "?", "?", "?"))
             continue
-        lengths = [size for check in checks for size in check.prompt_tokens]
+        lengths = [len(report.prompt_token_ids) for report in reports]
         total += sum(lengths) * config.samples_per_problem * arms[0].replicates
-        low, high = checks[0].filler_span or (0, 0)
+        low, high = reports[0].filler_span or (0, 0)
         rows.append(
             (
                 name,
                 layout,
-                str(checks[0].filler_tokens[1]),
+                str(max(report.filler_tokens for report in reports)),
                 f"{low}-{high}" if high else "-",
                 str(min(lengths)),
                 f"{statistics.median(lengths):.0f}",
@@ -58,6 +58,6 @@ def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
     """The arms by the name that the plan gives them, and layout: all edits of a prompt null are one line."""
     shown: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
-        name = "prompt null" if arm.condition.edit else arm.condition.name
-        shown.setdefault((name, str(arm.layout)), []).append(arm)
+        name = "prompt null" if arm.built.condition.edit else arm.built.condition.name
+        shown.setdefault((name, str(arm.built.layout)), []).append(arm)
     return shown

@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "conditions": ["Condition", "Filler", "Placement", "Sentence", "named_conditions"],
         "problems": ["Dataset", "Problem"],
         "prompt": ["Layout", "Prompt", "build_prompt"],
-        "token_checks": ["check_condition"],
+        "token_checks": ["PromptBuilder"],
         "sampling": ["Sampling"],
         "config": ["RunConfig", "load_config"],
         "plan": ["Plan", "Shard", "make_plan"],

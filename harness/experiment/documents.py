@@ -1,10 +1,10 @@
-"""Problems and a condition become lm-eval documents, checked where the model's tokenizer is known."""
+"""Checked prompts for a model, and the documents in which lm-eval gets them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.conditions import Condition
-from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Prompt, Segment, build_prompt
-from harness.experiment.token_checks import ConditionCheck, check_condition, check_context
-from harness.experiment.tokens import context_length, fit_filler, has_system_turn, load_tokenizer
+from harness.experiment.problems import Dataset, Problem
+from harness.experiment.prompt import Layout, Prompt, Segment
+from harness.experiment.token_checks import ConditionPrompts, PromptBuilder, check_context
+from harness.experiment.tokens import context_length, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +25,7 @@ MAX_GEN_TOKS = 2048
 
 
 _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
-"""What `build_documents` adds to a problem."""
+"""What `make_document` adds to a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,44 +97,20 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     return int(stated) - 1
 
 
-def build_documents(
-    dataset: Dataset,
-    condition: Condition,
-    layout: Layout,
-    *,
-    model: Model | None = None,
-    instruction: str | None = None,
-) -> list[dict[str, Any]]:
-    """One document a problem: the problem's fields, the condition, `system` and `user` text, and the segments."""
-    tokenizer = model.tokenizer if model else None
-    inserted = fit_filler(condition, tokenizer)
-    system_turn = has_system_turn(tokenizer)
-    documents = []
-    for problem in dataset.problems:
-        prompt = build_prompt(
-            problem.problem,
-            condition,
-            filler_text=inserted,
-            layout=layout,
-            key=problem.id,
-            system_turn=system_turn,
-            instruction=instruction,
-        )
-        documents.append(
-            {
-                **asdict(problem),
-                "condition": condition.name,
-                "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
-                "system": prompt.system,
-                "user": prompt.user,
-                "segments": [asdict(segment) for segment in prompt.segments],
-            }
-        )
-    return documents
+def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout: Layout) -> dict[str, Any]:
+    """A problem under one condition for lm-eval: its fields, the condition, `system` and `user` text, the segments."""
+    return {
+        **asdict(problem),
+        "condition": condition.name,
+        "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
+        "system": prompt.system,
+        "user": prompt.user,
+        "segments": [asdict(segment) for segment in prompt.segments],
+    }
 
 
 def document_prompt(document: Mapping[str, Any]) -> Prompt:
-    """The prompt that a document of `build_documents` holds, segments and turns."""
+    """The prompt that a document of `make_document` holds, segments and turns."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     size, length = 0, 0
     while length < len(document["system"]):
@@ -160,26 +136,36 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
     return hashlib.sha256(json.dumps([asked, target], sort_keys=True).encode()).hexdigest()
 
 
-def check_documents(
+def build_checked_prompts(
     dataset: Dataset,
-    condition: Condition,
-    layouts: Sequence[Layout],
-    model: Model,
+    conditions: Iterable[Condition],
+    layout: Layout,
+    model: Model | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
     instruction: str | None = None,
-) -> list[ConditionCheck]:
-    """Check every prompt of the condition in each layout.
+) -> list[ConditionPrompts]:
+    """Build every prompt of the conditions in one layout, and refuse what breaks a guarantee.
+
+    Args:
+        dataset: The problems.
+        conditions: The conditions.
+        layout: The layout of all prompts.
+        model: Its tokenizer and context; None where they are not known, and then nothing is checked.
+        max_gen_toks: Tokens that must fit the context after the longest prompt.
+        instruction: Another system prompt than the layout's own.
 
     Raises:
         PromptMismatchError: a guarantee is broken, or a prompt and its completion do not fit the context.
     """
-    problems = {problem.id: problem.problem for problem in dataset.problems}
-    checks = []
-    for layout in layouts:
-        check = check_condition(problems, condition, layout, model.tokenizer, instruction=instruction)
-        check.refuse(model.name)
-        if model.context_length is not None:
-            check_context(check, model.context_length, max_gen_toks)
-        checks.append(check)
-    return checks
+    texts = {problem.id: problem.problem for problem in dataset.problems}
+    builder = PromptBuilder(texts, layout, model.tokenizer if model else None, instruction=instruction)
+    found = []
+    for condition in conditions:
+        built = builder.build(condition)
+        if model is not None:
+            built.refuse(model.name)
+            if model.context_length is not None:
+                check_context(built, model.context_length, max_gen_toks)
+        found.append(built)
+    return found

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from harness import resources
-from harness.errors import ConfigError, PromptMismatchError
-from harness.experiment.conditions import BASELINE, Condition
+from harness.errors import ConfigError
+from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
-from harness.experiment.documents import Model, build_documents, check_documents, document_prompt
-from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, hash_text
+from harness.experiment.documents import Model, build_checked_prompts, make_document
+from harness.experiment.problems import Dataset, Problem
+from harness.experiment.prompt import Layout
 from harness.experiment.requests import Request, hash_prompts
 from harness.experiment.rewordings import first_edits
 from harness.experiment.sampling import Sampling, sample_seed
-from harness.experiment.token_checks import ConditionCheck
-from harness.experiment.tokens import encode, hash_token_ids, render
+from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
+from harness.experiment.tokens import encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +52,12 @@ class Arm:
 
     Attributes:
         task: Its name in results and logs.
-        check: What its prompts look like; None where the model's tokenizer is not known.
+        built: Its prompts, as they were checked and as they will run.
         replicates: How often it is run.
     """
 
     task: str
-    condition: Condition
-    layout: Layout
-    check: ConditionCheck | None
+    built: ConditionPrompts
     replicates: int = 1
 
 
@@ -97,17 +95,24 @@ class Plan:
     @property
     def lines(self) -> dict[str, str]:
         """Under what name each task is shown while it runs: all edits of a prompt null are one line."""
-        return {arm.task: "prompt null" if arm.condition.edit else arm.task for arm in self.arms}
+        return {arm.task: "prompt null" if arm.built.condition.edit else arm.task for arm in self.arms}
 
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
-        """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside.
-
-        Raises:
-            PromptMismatchError: a prompt's token ids are not those that were checked.
-        """
-        columns = [self._arm_prompts(arm) for arm in self.arms]
-        return [row for rows in zip(*columns, strict=True) for row in rows]
+        """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside."""
+        return [
+            {
+                "task": arm.task,
+                "condition": arm.built.condition.name,
+                "layout": str(arm.built.layout),
+                "prompt": prompt.text,
+                "prompt_sha256": prompt.sha256,
+                "prompt_token_sha256": prompt.token_sha256,
+                "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
+                "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
+            }
+            for arm, problem, prompt in self._rows
+        ]
 
     @cached_property
     def prompts_sha256(self) -> str:
@@ -122,69 +127,38 @@ class Plan:
         come last, each in an order of its own, so that they share batches with other prompts than the first time.
         """
         seeded = not sampling.greedy and self.config.model.takes_seeds
-        again = {arm.task: arm.replicates for arm in self.arms}
-        for replicate in range(max(again.values())):
-            rows = [row for row in self.prompts if again[row["task"]] > replicate]
+        for replicate in range(max(arm.replicates for arm in self.arms)):
+            rows = [row for row in self._rows if row[0].replicates > replicate]
             if replicate:
                 random.Random(f"{self.config.seed}:{replicate}").shuffle(rows)
-            for index, row in product(range(self.config.samples_per_problem), rows):
-                problem = row["doc"]["id"]
-                chat_api = row["layout"] == Layout.CHAT and self.config.model.templates_itself
+            for index, (arm, problem, prompt) in product(range(self.config.samples_per_problem), rows):
+                chat_api = arm.built.layout is Layout.CHAT and self.config.model.templates_itself
                 yield Request(
-                    task=row["task"],
-                    problem_id=problem,
+                    task=arm.task,
+                    problem_id=problem.id,
                     sample_index=index,
                     replicate=replicate,
-                    seed=sample_seed(self.config.seed, problem, index, replicate) if seeded else None,
-                    prompt=row["prompt"],
-                    prompt_token_ids=self._token_ids[row["prompt"]],
-                    prompt_sha256=row["prompt_sha256"],
-                    prompt_token_sha256=row["prompt_token_sha256"],
+                    seed=sample_seed(self.config.seed, problem.id, index, replicate) if seeded else None,
+                    prompt=prompt.text,
+                    prompt_token_ids=prompt.token_ids,
+                    prompt_sha256=prompt.sha256,
+                    prompt_token_sha256=prompt.token_sha256,
                     sampling=sampling,
-                    turns=tuple(document_prompt(row["doc"]).messages) if chat_api else None,
-                    replay=self._replay(row["doc"]),
+                    turns=tuple(prompt.prompt.messages) if chat_api else None,
+                    replay=self._replay(problem),
                 )
 
-    def _replay(self, document: Mapping[str, Any]) -> tuple[int, ...] | None:
+    @property
+    def _rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
+        """Every prompt with its arm and problem: problems outside, arms inside."""
+        problems = enumerate(self.dataset.problems)
+        return [(arm, problem, arm.built.prompts[place]) for place, problem in problems for arm in self.arms]
+
+    def _replay(self, problem: Problem) -> tuple[int, ...] | None:
         """The reference solution as tokens, if the config asks the engine to replay these."""
         if self.model is None or not self.config.model.arguments.get("replay_solutions"):
             return None
-        return encode(document["solution"] or document["answer"], self.model.tokenizer)[0]
-
-    def _arm_prompts(self, arm: Arm) -> list[dict[str, Any]]:
-        documents = build_documents(
-            self.dataset, arm.condition, arm.layout, model=self.model, instruction=self.config.instruction
-        )
-        rows = []
-        for place, document in enumerate(documents):
-            prompt = document_prompt(document)
-            text = prompt.text if self.model is None else render(prompt, arm.layout, self.model.tokenizer)
-            ids = None if self.model is None else encode(text, self.model.tokenizer)[0]
-            self._token_ids[text] = ids
-            token_sha256 = None if ids is None else hash_token_ids(ids)
-            if arm.check is not None and token_sha256 != arm.check.prompt_sha256[place]:
-                raise PromptMismatchError(
-                    f"Problem {document['id']}, {arm.task}: the prompt to be run is not the one that was checked. This "
-                    "is a bug in mless: please report it with the run config."
-                )
-            rows.append(
-                {
-                    "task": arm.task,
-                    "condition": arm.condition.name,
-                    "layout": str(arm.layout),
-                    "prompt": text,
-                    "prompt_sha256": hash_text(text),
-                    "prompt_token_sha256": token_sha256,
-                    "prompt_tokens": None if ids is None else len(ids),
-                    "doc": document,
-                }
-            )
-        return rows
-
-    @cached_property
-    def _token_ids(self) -> dict[str, tuple[int, ...] | None]:
-        """Token ids by prompt text, filled as the prompts are built; not part of what is written."""
-        return {}
+        return encode(problem.solution or problem.answer, self.model.tokenizer)[0]
 
 
 def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:
@@ -201,22 +175,18 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
     dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
     model = Model.from_arguments(config.model_arguments())
-    arms = []
-    for layout in config.layouts:
-        for condition in (*config.conditions, *first_edits(config.prompt_null)):
-            check = None
-            if model is not None:
-                check = check_documents(
-                    dataset,
-                    condition,
-                    (layout,),
-                    model,
-                    max_gen_toks=config.max_gen_toks,
-                    instruction=config.instruction,
-                )[0]
-            task = config.task_name(dataset.name, condition.name, layout)
-            again = config.replicates if condition.name == BASELINE else 1
-            arms.append(Arm(task=task, condition=condition, layout=layout, check=check, replicates=again))
+    conditions = (*config.conditions, *first_edits(config.prompt_null))
+    arms = [
+        Arm(
+            task=config.task_name(dataset.name, built.condition.name, layout),
+            built=built,
+            replicates=config.replicates if built.condition.name == BASELINE else 1,
+        )
+        for layout in config.layouts
+        for built in build_checked_prompts(
+            dataset, conditions, layout, model, max_gen_toks=config.max_gen_toks, instruction=config.instruction
+        )
+    ]
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
 
 

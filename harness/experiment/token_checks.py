@@ -1,131 +1,199 @@
-"""The proof that a condition is what it claims to be: every prompt of it built, measured and compared.
+"""Prompts are built here, and proven to be what their condition claims: each is built, measured and compared once.
 
 Two facts are checked for every prompt: the filler has exactly its count of tokens, each its own, and the problem's
 token ids are the same as without a filler. Without the first the condition is not the one named; without the second
-two conditions differ in more than the filler.
+two conditions differ in more than the filler. The prompts that were checked are the ones that run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, Filler, named_condition
-from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.tokens import TokenReport, fit_filler, has_system_turn, measure
+from harness.experiment.conditions import BASELINE, Condition, Filler, Sentence, named_condition
+from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
+from harness.experiment.tokens import TokenReport, fit_filler, has_system_turn, hash_token_ids, measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuiltPrompt:
+    """One prompt, as the model gets it.
+
+    Attributes:
+        prompt: Its segments and turns.
+        tokens: How its tokens lie over the segments; None where the model's tokenizer is not known.
+    """
+
+    prompt: Prompt
+    tokens: TokenReport | None
+
+    @property
+    def text(self) -> str:
+        """The whole prompt, templated if the layout is `chat` and the tokenizer is known."""
+        return self.prompt.text if self.tokens is None else self.tokens.text
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """The whole prompt's token ids; None where the tokenizer is not known."""
+        return None if self.tokens is None else self.tokens.prompt_token_ids
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the text, as lm-eval's sample logs carry it."""
+        return hash_text(self.text)
+
+    @cached_property
+    def token_sha256(self) -> str | None:
+        """Hash of the token ids; None where the tokenizer is not known."""
+        return None if self.token_ids is None else hash_token_ids(self.token_ids)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionCheck:
-    """What the prompts of one condition look like in one layout, over all problems.
+class ConditionPrompts:
+    """The prompts of one condition in one layout, and what was found wrong with them.
 
     Attributes:
         condition, layout: Which.
-        count: Tokens that the filler should have.
-        filler_tokens, straddling, merged: Least and most over the prompts.
-        filler_span: The first prompt's.
-        prompt_tokens: Length of each prompt in tokens.
-        prompt_sha256: Hash of each prompt's token ids.
+        prompts: One per problem, in the problems' order.
         same_problem_ids: Prompts whose problem ids equal those without filler.
-        violations: What breaks the guarantees, in words; empty when sound.
+        violations: What breaks the guarantees, in words; empty when sound, and where the tokenizer is not known.
     """
 
-    condition: str
+    condition: Condition
     layout: Layout
-    count: int
-    filler_tokens: tuple[int, int]
-    straddling: tuple[int, int]
-    merged: tuple[int, int]
-    filler_span: tuple[int, int] | None
-    prompt_tokens: tuple[int, ...]
-    prompt_sha256: tuple[str, ...]
+    prompts: tuple[BuiltPrompt, ...]
     same_problem_ids: int
     violations: tuple[str, ...]
+
+    @property
+    def reports(self) -> list[TokenReport]:
+        """Each prompt's tokens; empty where the tokenizer is not known."""
+        return _reports(self.prompts)
 
     def refuse(self, model: str) -> None:
         """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
         if self.violations and self.layout is not Layout.AS_PUBLISHED:
             raise PromptMismatchError(
-                f"Condition {self.condition!r}, layout {self.layout}, {model}: {self.violations[0]}"
+                f"Condition {self.condition.name!r}, layout {self.layout}, {model}: {self.violations[0]}"
             )
 
 
-def check_condition(
-    problems: Mapping[str, str],
-    condition: Condition,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    instruction: str | None = None,
-) -> ConditionCheck:
-    """Build and measure every prompt of a condition, beside the same problem without a filler."""
-    text = fit_filler(condition, tokenizer)
-    system_turn = has_system_turn(tokenizer)
-    count = 0 if condition.filler is None else condition.filler.count
-    unit = condition.filler.unit if isinstance(condition.filler, Filler) else None
-    baseline = named_condition("wo")
-    reports: list[TokenReport] = []
-    violations: list[str] = []
-    same = 0
-    for key, problem in problems.items():
+class PromptBuilder:
+    """Builds the prompts of one layout, condition by condition, and checks them.
 
-        def report(chosen: Condition, inserted: str, key: str = key, problem: str = problem) -> TokenReport:
+    The prompts without a filler are built once: every condition is compared with them, and `wo` is them.
+
+    Args:
+        problems: The problems' texts by id.
+        layout: The layout of all prompts.
+        tokenizer: The model's. Without one the prompts are plain text, and nothing is checked.
+        instruction: Another system prompt than the layout's own.
+    """
+
+    def __init__(
+        self,
+        problems: Mapping[str, str],
+        layout: Layout,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        instruction: str | None = None,
+    ) -> None:
+        self._problems = problems
+        self._layout = layout
+        self._tokenizer = tokenizer
+        self._instruction = instruction
+        self._system_turn = has_system_turn(tokenizer)
+
+    def build(self, condition: Condition) -> ConditionPrompts:
+        """Build the condition's prompts, measure them, and compare each with the one without a filler.
+
+        Raises:
+            ConfigError: the filler needs a tokenizer, or does not exist in this one.
+            ModelError: the chat template is missing or fails.
+            PromptMismatchError: the chat template changed or dropped a turn.
+        """
+        plain = condition.filler is None and condition.edit is None
+        prompts = self._plain if plain else self._build_all(condition)
+        same = 0
+        violations: list[str] = []
+        if self._tokenizer is not None:
+            for problem_id, got, base in zip(self._problems, _reports(prompts), _reports(self._plain), strict=True):
+                same += got.problem_token_ids == base.problem_token_ids
+                violations += _find_violations(problem_id, condition, got, base)
+        return ConditionPrompts(
+            condition=condition,
+            layout=self._layout,
+            prompts=prompts,
+            same_problem_ids=same,
+            violations=tuple(dict.fromkeys(violations)),
+        )
+
+    @cached_property
+    def _plain(self) -> tuple[BuiltPrompt, ...]:
+        return self._build_all(named_condition(BASELINE))
+
+    def _build_all(self, condition: Condition) -> tuple[BuiltPrompt, ...]:
+        filler_text = fit_filler(condition, self._tokenizer)
+        unit = condition.filler.unit if isinstance(condition.filler, Filler) else None
+        prompts = []
+        for problem_id, problem in self._problems.items():
             prompt = build_prompt(
                 problem,
-                chosen,
-                filler_text=inserted,
-                layout=layout,
-                key=key,
-                system_turn=system_turn,
-                instruction=instruction,
+                condition,
+                filler_text=filler_text,
+                layout=self._layout,
+                key=problem_id,
+                system_turn=self._system_turn,
+                instruction=self._instruction,
             )
-            return measure(prompt, layout, tokenizer, unit=unit)
-
-        got = report(condition, text)
-        reports.append(got)
-        plain = condition.filler is None and condition.edit is None
-        same_here = plain or got.problem_token_ids == report(baseline, "").problem_token_ids
-        same += same_here
-        if got.straddling:
-            violations.append(f"problem {key}: {got.straddling} tokens cover filler and neighbouring text at once.")
-        if got.filler_tokens != count:
-            violations.append(_explain_count(condition, got, count))
-        if not same_here:
-            violations.append(f"problem {key}: its token ids differ from those without a filler.")
-    return ConditionCheck(
-        condition=condition.name,
-        layout=layout,
-        count=count,
-        filler_tokens=_range(r.filler_tokens for r in reports),
-        straddling=_range(r.straddling for r in reports),
-        merged=_range(r.merged for r in reports),
-        filler_span=reports[0].filler_span,
-        prompt_tokens=tuple(len(r.prompt_token_ids) for r in reports),
-        prompt_sha256=tuple(r.sha256 for r in reports),
-        same_problem_ids=same,
-        violations=tuple(dict.fromkeys(violations)),
-    )
+            tokens = None
+            if self._tokenizer is not None:
+                tokens = measure(prompt, self._layout, self._tokenizer, unit=unit)
+            prompts.append(BuiltPrompt(prompt=prompt, tokens=tokens))
+        return tuple(prompts)
 
 
-def check_context(check: ConditionCheck, context_length: int, generated: int) -> None:
+def check_context(built: ConditionPrompts, context_length: int, generated: int) -> None:
     """Raise PromptMismatchError if the longest prompt and its completion do not fit the context."""
-    longest = max(check.prompt_tokens)
+    longest = max(len(report.prompt_token_ids) for report in built.reports)
     if longest + generated > context_length:
         raise PromptMismatchError(
-            f"Condition {check.condition!r}, layout {check.layout}: the longest prompt has {longest} tokens, and with "
-            f"{generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
+            f"Condition {built.condition.name!r}, layout {built.layout}: the longest prompt has {longest} tokens, and "
+            f"with {generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
             "prompt would be cut. Lower max_gen_toks (stock lm_eval: also say so with --metadata "
             "'{\"max_gen_toks\": N}'), or raise max_model_len if the model allows it."
         )
 
 
-def _explain_count(condition: Condition, got: TokenReport, count: int) -> str:
-    filler = condition.filler
+def _reports(prompts: Iterable[BuiltPrompt]) -> list[TokenReport]:
+    return [built.tokens for built in prompts if built.tokens is not None]
+
+
+def _find_violations(problem_id: str, condition: Condition, got: TokenReport, plain: TokenReport) -> Iterator[str]:
+    """What is wrong with one prompt, in words.
+
+    Args:
+        problem_id: For messages.
+        condition: The prompt's.
+        got: Its tokens.
+        plain: The tokens of the same problem's prompt without a filler.
+    """
+    if got.straddling:
+        yield f"problem {problem_id}: {got.straddling} tokens cover filler and neighbouring text at once."
+    if got.filler_tokens != (0 if condition.filler is None else condition.filler.count):
+        yield _explain_count(condition.filler, got)
+    if got.problem_token_ids != plain.problem_token_ids:
+        yield f"problem {problem_id}: its token ids differ from those without a filler."
+
+
+def _explain_count(filler: Filler | Sentence | None, got: TokenReport) -> str:
+    count = 0 if filler is None else filler.count
     unit = filler.unit if isinstance(filler, Filler) else None
     if unit is not None and got.filler_tokens > count:
         return (
@@ -139,8 +207,3 @@ def _explain_count(condition: Condition, got: TokenReport, count: int) -> str:
             "Separate the units, for instance with `separator: ' '`."
         )
     return f"expected {count} filler tokens, got {got.filler_tokens}. Choose another filler for this tokenizer."
-
-
-def _range(values: Iterable[int]) -> tuple[int, int]:
-    seen: Sequence[int] = list(values)
-    return min(seen), max(seen)

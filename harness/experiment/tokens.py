@@ -49,6 +49,7 @@ class TokenReport:
     """How one prompt's tokens lie over its segments.
 
     Attributes:
+        text: The prompt as the model gets it, templated if the layout is `chat`.
         filler_tokens: Tokens that lie wholly within the filler.
         straddling: Tokens that cover filler and other text at once.
         merged: Tokens within the filler that cover more than one unit.
@@ -57,17 +58,13 @@ class TokenReport:
         problem_token_ids: Tokens that cover any of the problem.
     """
 
+    text: str
     filler_tokens: int
     straddling: int
     merged: int
     filler_span: tuple[int, int] | None
     prompt_token_ids: tuple[int, ...]
     problem_token_ids: tuple[int, ...]
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the prompt's token ids."""
-        return hash_token_ids(self.prompt_token_ids)
 
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
@@ -229,6 +226,7 @@ def measure(
         if any(start < high and low < end for low, high in problems):
             problem_ids.append(token_ids[index])
     return TokenReport(
+        text=text,
         filler_tokens=len(inside),
         straddling=straddling,
         merged=merged,

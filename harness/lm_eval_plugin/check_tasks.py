@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from harness.errors import HarnessError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.documents import Model
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
-from harness.experiment.token_checks import check_condition
+from harness.experiment.token_checks import PromptBuilder
 
 
 def check_tasks(name: str) -> tuple[list[str], bool]:
@@ -29,31 +31,33 @@ def check_tasks(name: str) -> tuple[list[str], bool]:
     rows: list[tuple[str, ...]] = [header]
     complaints = []
     for layout in (*model.layouts(), Layout.AS_PUBLISHED):
+        builder = PromptBuilder(problems, layout, model.tokenizer)
         for condition in named_conditions().values():
             try:
-                found = check_condition(problems, condition, layout, model.tokenizer)
+                built = builder.build(condition)
             except HarnessError as error:
                 rows.append((condition.name, str(layout), *["-"] * (len(header) - 2)))
                 complaints.append(("violation", f"violation: {condition.name}, {layout}: {error}"))
                 continue
-            low, high = found.filler_span or (0, 0)
-            same = "same" if found.same_problem_ids == len(problems) else f"{found.same_problem_ids} same"
+            reports = built.reports
+            low, high = reports[0].filler_span or (0, 0)
+            same = built.same_problem_ids
             rows.append(
                 (
                     condition.name,
                     str(layout),
-                    str(found.count),
-                    _least_most(found.filler_tokens),
-                    _least_most(found.straddling),
-                    _least_most(found.merged),
+                    str(condition.filler.count if condition.filler else 0),
+                    _least_most(report.filler_tokens for report in reports),
+                    _least_most(report.straddling for report in reports),
+                    _least_most(report.merged for report in reports),
                     f"{low}-{high}" if high else "-",
-                    _least_most((min(found.prompt_tokens), max(found.prompt_tokens))),
-                    same,
+                    _least_most(len(report.prompt_token_ids) for report in reports),
+                    "same" if same == len(problems) else f"{same} same",
                 )
             )
-            if found.violations:
+            if built.violations:
                 kind = "note" if layout is Layout.AS_PUBLISHED else "violation"
-                complaints.append((kind, f"{kind}: {condition.name}, {layout}: {found.violations[0]}"))
+                complaints.append((kind, f"{kind}: {condition.name}, {layout}: {built.violations[0]}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     title = f"{model.name}, {len(problems)} problems from {dataset.source}; spans in tokens, half-open"
@@ -61,5 +65,7 @@ def check_tasks(name: str) -> tuple[list[str], bool]:
     return [title, *table, *(line for _, line in complaints)], holds
 
 
-def _least_most(pair: tuple[int, int]) -> str:
-    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}-{pair[1]}"
+def _least_most(counts: Iterable[int]) -> str:
+    """`55` where all are 55, else `54-55`."""
+    seen = sorted(counts)
+    return str(seen[0]) if seen[0] == seen[-1] else f"{seen[0]}-{seen[-1]}"

@@ -15,7 +15,7 @@ import datasets
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import ConditionConfig
 from harness.experiment.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, named_condition
-from harness.experiment.documents import MAX_GEN_TOKS, Model, build_documents, check_documents
+from harness.experiment.documents import MAX_GEN_TOKS, Model, build_checked_prompts, make_document
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
@@ -107,17 +107,22 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
 def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_published: bool = False) -> Documents:
     dataset = load_math500()
     model = Model.from_arguments(metadata)
-    layout = Layout.AS_PUBLISHED if as_published else Layout.RAW
-    if model is not None:
-        checked = (layout,) if as_published else _layouts(metadata, model)
-        budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
-        check_documents(dataset, condition, checked, model, max_gen_toks=budget)
-    documents = build_documents(dataset, condition, layout, model=model)
+    layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
+    budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
+    for layout in layouts:
+        (built,) = build_checked_prompts(dataset, [condition], layout, model, max_gen_toks=budget)
+    # raw and chat prompts have the same segments and turns, so the last layout's stand for both
+    documents = [
+        make_document(problem, one.prompt, condition, layout)
+        for problem, one in zip(dataset.problems, built.prompts, strict=True)
+    ]
     return {"test": datasets.Dataset.from_list(documents)}
 
 
-def _layouts(metadata: Mapping[str, Any], model: Model) -> tuple[Layout, ...]:
+def _layouts(metadata: Mapping[str, Any], model: Model | None) -> tuple[Layout, ...]:
     """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
+    if model is None:
+        return (Layout.RAW,)
     wanted = metadata.get("layout")
     if wanted is None:
         return model.layouts()

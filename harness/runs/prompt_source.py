@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.documents import Model, build_documents, check_documents, document_prompt
+from harness.experiment.documents import Model, build_checked_prompts, document_prompt
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Segment, hash_text
+from harness.experiment.prompt import Layout, Segment
 from harness.experiment.rewordings import is_edit
-from harness.experiment.tokens import render
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
 from harness.runs.journal import is_stored
@@ -118,23 +117,19 @@ def build_source(
     name = tokenizer.name_or_path or "this model"
     model = Model(name=name, tokenizer=tokenizer, context_length=None)
     rows: dict[str, list[RunPrompt]] = {}
-    for condition in conditions:
-        (check,) = check_documents(dataset, condition, (chosen,), model, instruction=instruction)
-        documents = build_documents(dataset, condition, chosen, model=model, instruction=instruction)
-        for doc, token_sha256 in zip(documents, check.prompt_sha256, strict=True):
-            prompt = document_prompt(doc)
-            text = render(prompt, chosen, tokenizer)
-            rows.setdefault(doc["id"], []).append(
+    for built in build_checked_prompts(dataset, conditions, chosen, model, instruction=instruction):
+        for problem, one in zip(dataset.problems, built.prompts, strict=True):
+            rows.setdefault(problem.id, []).append(
                 RunPrompt(
-                    condition=condition.name,
+                    condition=built.condition.name,
                     layout=str(chosen),
-                    problem_id=doc["id"],
-                    text=text,
-                    sha256=hash_text(text),
-                    token_sha256=token_sha256,
-                    segments=prompt.segments,
-                    system_size=prompt.system_size,
-                    target=doc["answer"],
+                    problem_id=problem.id,
+                    text=one.text,
+                    sha256=one.sha256,
+                    token_sha256=one.token_sha256,
+                    segments=one.prompt.segments,
+                    system_size=one.prompt.system_size,
+                    target=problem.answer,
                 )
             )
     return Source(

@@ -22,7 +22,7 @@ from harness import load_run, resources
 from harness.experiment.conditions import named_condition
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout
-from harness.experiment.token_checks import check_condition
+from harness.experiment.token_checks import PromptBuilder
 from harness.runs.folder import read_identity, read_prompts, read_samples
 from tests.conftest import BUDGET, LIMIT
 
@@ -114,7 +114,7 @@ def test_truncated_is_told_from_no_box(our_run):
 
 def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
     from harness.experiment.prompt import build_prompt
-    from harness.experiment.tokens import fit_filler, measure
+    from harness.experiment.tokens import fit_filler, hash_token_ids, measure
 
     frame = load_run(our_run[0])
     for layout in (Layout.RAW, Layout.CHAT):
@@ -124,7 +124,7 @@ def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
             for problem in load_demo().problems[:LIMIT]:
                 prompt = build_prompt(problem.problem, named_condition(name), filler_text=text, layout=layout)
                 report = measure(prompt, layout, demo_tokenizer)
-                assert rows.loc[problem.id, "prompt_token_sha256"] == report.sha256
+                assert rows.loc[problem.id, "prompt_token_sha256"] == hash_token_ids(report.prompt_token_ids)
                 assert rows.loc[problem.id, "prompt_tokens"] == len(report.prompt_token_ids)
 
 
@@ -290,11 +290,13 @@ def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval
     assert "The completions API cuts prompts to `max_length`" in done.stderr.strip().splitlines()[-1]
 
 
-def test_check_condition_agrees_with_the_plan(our_run, demo_tokenizer):
+def test_a_condition_built_by_itself_agrees_with_the_plan(our_run, demo_tokenizer):
     problems = {p.id: p.problem for p in load_demo().problems[:LIMIT]}
-    check = check_condition(problems, named_condition("mless"), Layout.RAW, demo_tokenizer)
+    built = PromptBuilder(problems, Layout.RAW, demo_tokenizer).build(named_condition("mless"))
     frame = ours(our_run[0], "raw")
-    assert sorted(frame[frame["condition"] == "mless"]["prompt_tokens"]) == sorted(check.prompt_tokens)
+    assert sorted(frame[frame["condition"] == "mless"]["prompt_tokens"]) == sorted(
+        len(one.token_ids) for one in built.prompts
+    )
 
 
 @pytest.mark.slow
@@ -329,6 +331,6 @@ def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
     problems = {p.id: p.problem for p in load_demo().problems[:4]}
     frame = load_run(tmp_path / "run")
     for layout in (Layout.RAW, Layout.CHAT):
-        check = check_condition(problems, named_condition("mless"), layout, tokenizer)
+        built = PromptBuilder(problems, layout, tokenizer).build(named_condition("mless"))
         rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]
-        assert sorted(rows["prompt_token_sha256"]) == sorted(check.prompt_sha256)
+        assert sorted(rows["prompt_token_sha256"]) == sorted(one.token_sha256 for one in built.prompts)

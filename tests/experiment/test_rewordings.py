@@ -13,7 +13,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
 from harness.experiment.rewordings import all_edits, first_edits, is_edit
-from harness.experiment.token_checks import check_condition
+from harness.experiment.token_checks import PromptBuilder
 from tests.experiment.test_token_checks import PROBLEMS, layouts
 
 EDITS = all_edits()
@@ -41,14 +41,18 @@ def test_an_edit_still_asks_for_the_same(edit):
     assert [segment.role for segment in prompt.segments] == ["instruction", "separator", "problem"]
 
 
+def token_ids(built):
+    return tuple(one.token_ids for one in built.prompts)
+
+
 def test_an_edit_keeps_the_problems_token_ids_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
-        plain = check_condition(PROBLEMS, named_condition("wo"), layout, any_tokenizer)
-        seen = {plain.prompt_sha256}
+        builder = PromptBuilder(PROBLEMS, layout, any_tokenizer)
+        seen = {token_ids(builder.build(named_condition("wo")))}
         for edit in EDITS:
-            check = check_condition(PROBLEMS, edit, layout, any_tokenizer)
-            assert check.violations == () and check.same_problem_ids == len(PROBLEMS)
-            seen.add(check.prompt_sha256)
+            built = builder.build(edit)
+            assert built.violations == () and built.same_problem_ids == len(PROBLEMS)
+            seen.add(token_ids(built))
         assert len(seen) == len(EDITS) + 1, "no template undoes an edit"
 
 

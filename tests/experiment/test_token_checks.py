@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, Filler, Placement, Sentence, named_conditions
+from harness.experiment.conditions import Condition, Edit, Filler, Placement, Sentence, named_conditions
 from harness.experiment.problems import load_demo
-from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.token_checks import check_condition, check_context
+from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
+from harness.experiment.token_checks import PromptBuilder, check_context
 from harness.experiment.tokens import fit_filler, measure
 
 PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
@@ -29,17 +29,18 @@ def layouts(tokenizer):
 def test_named_conditions_are_exact_in_every_tokenizer(any_tokenizer, name):
     condition = named_conditions()[name]
     for layout in layouts(any_tokenizer):
-        check = check_condition(PROBLEMS, condition, layout, any_tokenizer)
-        assert check.violations == ()
-        assert check.filler_tokens == (check.count, check.count)
-        assert check.same_problem_ids == len(PROBLEMS)
+        built = PromptBuilder(PROBLEMS, layout, any_tokenizer).build(condition)
+        assert built.violations == ()
+        count = condition.filler.count if condition.filler else 0
+        assert {report.filler_tokens for report in built.reports} == {count}
+        assert built.same_problem_ids == len(PROBLEMS)
 
 
 @pytest.mark.parametrize("placement", list(Placement))
 def test_every_placement_keeps_the_problems_token_ids(any_tokenizer, placement):
     condition = Condition(name="x", filler=Filler(unit="/", count=20), placement=placement)
     for layout in layouts(any_tokenizer):
-        assert check_condition(PROBLEMS, condition, layout, any_tokenizer).violations == ()
+        assert PromptBuilder(PROBLEMS, layout, any_tokenizer).build(condition).violations == ()
 
 
 words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=60).filter(
@@ -51,30 +52,41 @@ words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=
 @given(problem=words, count=st.integers(1, 70), unit=st.sampled_from(["/", "he", "\\", "?"]))
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, count, unit):
     condition = Condition(name="x", filler=Filler(unit=unit, count=count))
-    check = check_condition({"p": problem}, condition, Layout.RAW, any_tokenizer)
-    assert check.violations == ()
+    built = PromptBuilder({"p": problem}, Layout.RAW, any_tokenizer).build(condition)
+    assert built.violations == ()
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(count=st.integers(3, 55), seed=st.integers(0, 1000))
 def test_a_sentence_is_cut_to_its_exact_count(any_tokenizer, count, seed):
     condition = Condition(name="random", filler=Sentence(count=count, seed=seed))
-    assert check_condition({"p": "Find $x$."}, condition, Layout.RAW, any_tokenizer).violations == ()
+    assert PromptBuilder({"p": "Find $x$."}, Layout.RAW, any_tokenizer).build(condition).violations == ()
 
 
 def test_unspaced_units_merge_and_are_refused(any_tokenizer):
     condition = Condition(name="slashes", filler=Filler(unit="/", separator=""))
-    check = check_condition(PROBLEMS, condition, Layout.RAW, any_tokenizer)
-    assert check.merged[1] > 0 and check.filler_tokens[1] < 55
+    built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
+    assert all(report.filler_tokens < 55 for report in built.reports) and any(r.merged for r in built.reports)
     with pytest.raises(PromptMismatchError, match="merges neighbouring units: expected 55 filler tokens, got"):
-        check.refuse("model")
+        built.refuse("model")
 
 
 def test_a_unit_of_several_tokens_is_refused(any_tokenizer):
     condition = Condition(name="long", filler=Filler(unit="qxzvkj", count=5))
-    check = check_condition(PROBLEMS, condition, Layout.RAW, any_tokenizer)
+    built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
     with pytest.raises(PromptMismatchError, match=r"splits the unit 'qxzvkj': 5 units became \d+ tokens, expected 5"):
-        check.refuse("model")
+        built.refuse("model")
+
+
+def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(demo_tokenizer):
+    condition = Condition(name="close", edit=Edit(instruction=INSTRUCTION, separator=" "))
+    problems = {"p": "he is 2"}
+    builder = PromptBuilder(problems, Layout.RAW, demo_tokenizer)
+    plain, close = (builder.build(one) for one in (named_conditions()["wo"], condition))
+    sizes = [len(report.problem_token_ids) for built in (plain, close) for report in built.reports]
+    assert sizes[0] == sizes[1] and close.same_problem_ids == 0
+    with pytest.raises(PromptMismatchError, match="problem p: its token ids differ from those without a filler"):
+        close.refuse("model")
 
 
 def test_other_ids_of_the_problem_are_a_violation_even_if_they_are_as_many():
@@ -88,27 +100,26 @@ def test_other_ids_of_the_problem_are_a_violation_even_if_they_are_as_many():
         for one in (named_conditions()["wo"], mless)
     )
     assert len(without.problem_token_ids) == len(filled.problem_token_ids)
-    check = check_condition({"p": problem}, mless, Layout.RAW, tokenizer)
+    check = PromptBuilder({"p": problem}, Layout.RAW, tokenizer).build(mless)
     assert check.same_problem_ids == 0
     assert "problem p: its token ids differ from those without a filler." in check.violations
 
 
 def test_as_published_reports_and_does_not_refuse(any_tokenizer):
     for condition in named_conditions().values():
-        check_condition(PROBLEMS, condition, Layout.AS_PUBLISHED, any_tokenizer).refuse("model")
+        PromptBuilder(PROBLEMS, Layout.AS_PUBLISHED, any_tokenizer).build(condition).refuse("model")
 
 
 def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
     from tests.conftest import build_tokenizer
 
-    check = check_condition(
-        PROBLEMS, named_conditions()["mless"], Layout.AS_PUBLISHED, build_tokenizer("qwen2", bos=False)
-    )
-    assert check.straddling == (1, 1) and check.filler_tokens == (54, 54)
+    builder = PromptBuilder(PROBLEMS, Layout.AS_PUBLISHED, build_tokenizer("qwen2", bos=False))
+    built = builder.build(named_conditions()["mless"])
+    assert {(report.straddling, report.filler_tokens) for report in built.reports} == {(1, 54)}
 
 
 def test_a_prompt_longer_than_the_context_is_refused(demo_tokenizer):
-    check = check_condition(PROBLEMS, named_conditions()["mless"], Layout.RAW, demo_tokenizer)
+    built = PromptBuilder(PROBLEMS, Layout.RAW, demo_tokenizer).build(named_conditions()["mless"])
     with pytest.raises(PromptMismatchError, match=r"over the context of 128; the prompt would be cut"):
-        check_context(check, 128, 64)
-    check_context(check, 4096, 2048)
+        check_context(built, 128, 64)
+    check_context(built, 4096, 2048)

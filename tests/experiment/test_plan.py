@@ -1,0 +1,72 @@
+"""A plan builds and tokenises every prompt once, and what was checked is what runs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+from harness import resources
+from harness.display.describe_plan import describe_plan
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from harness.experiment.prompt import build_prompt
+from harness.experiment.tokens import encode
+
+RUNS = resources.folder("configs") / "runs"
+
+
+@contextmanager
+def counted():
+    """The problems that are built and the texts that are tokenised meanwhile, whoever asks for it."""
+    built, tokenised = Counter(), Counter()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code is build_prompt.__code__:
+            built[frame.f_locals["problem"]] += 1
+        elif event == "call" and frame.f_code is encode.__code__:
+            tokenised[frame.f_locals["text"]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield built, tokenised
+    finally:
+        sys.setprofile(before)
+
+
+def planned(name, *changes, limit):
+    """A plan that was shown, and all its requests."""
+    plan = make_plan(load_config(RUNS / name, changes), limit=limit)
+    assert plan.prompts and describe_plan(plan)
+    return plan, list(plan.requests(plan.config.resolve_sampling({})))
+
+
+def test_every_prompt_is_built_and_tokenised_once(demo_tokenizer):
+    with counted() as (built, tokenised):
+        plan, requests = planned("example.yaml", limit=20)
+    assert len(plan.prompts) == 20 * 24 and len(requests) == 5 * 20 * 25
+    assert built.total() == 480 and set(built.values()) == {24}
+    assert tokenised == Counter(row["prompt"] for row in plan.prompts) and tokenised.total() == 480
+
+
+@pytest.mark.parametrize(
+    ("conditions", "layouts", "each"),
+    [("[mful,mless]", "[raw]", 3), ("[mless,wo]", "[raw]", 2), ("[wo,mless,mful]", "[raw,chat]", 6)],
+)
+def test_all_conditions_of_a_layout_share_the_prompts_without_filler(demo_tokenizer, conditions, layouts, each):
+    with counted() as (built, tokenised):
+        planned("demo.yaml", f"conditions={conditions}", f"layouts={layouts}", limit=4)
+    assert len(built) == 4 and set(built.values()) == {each}
+    assert tokenised.total() == 4 * each and set(tokenised.values()) == {1}
+
+
+def test_the_token_ids_that_were_checked_are_those_that_run(demo_tokenizer):
+    plan, requests = planned("demo.yaml", "layouts=[raw,chat]", limit=3)
+    checked = {id(built.token_ids): built for arm in plan.arms for built in arm.built.prompts}
+    assert len(checked) == len(requests) == len(plan.prompts)
+    for request in requests:
+        assert checked[id(request.prompt_token_ids)].text == request.prompt
+        assert encode(request.prompt, demo_tokenizer)[0] == request.prompt_token_ids
