@@ -16,6 +16,7 @@ from harness.experiment.prompt import build_prompt
 from harness.experiment.tokens import encode
 
 RUNS = resources.folder("configs") / "runs"
+pytestmark = pytest.mark.usefixtures("demo_tokenizer")  # while calls are counted, importing transformers takes a minute
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def planned(name, *changes, limit):
     return plan, list(plan.requests(plan.config.resolve_sampling({})))
 
 
-def test_every_prompt_is_built_and_tokenised_once(demo_tokenizer):
+def test_every_prompt_is_built_and_tokenised_once():
     with counted() as (built, tokenised):
         plan, requests = planned("example.yaml", limit=20)
     assert len(plan.prompts) == 20 * 24 and len(requests) == 5 * 20 * 25
@@ -56,7 +57,7 @@ def test_every_prompt_is_built_and_tokenised_once(demo_tokenizer):
     ("conditions", "layouts", "each"),
     [("[mful,mless]", "[raw]", 3), ("[mless,wo]", "[raw]", 2), ("[wo,mless,mful]", "[raw,chat]", 6)],
 )
-def test_all_conditions_of_a_layout_share_the_prompts_without_filler(demo_tokenizer, conditions, layouts, each):
+def test_all_conditions_of_a_layout_share_the_prompts_without_filler(conditions, layouts, each):
     with counted() as (built, tokenised):
         planned("demo.yaml", f"conditions={conditions}", f"layouts={layouts}", limit=4)
     assert len(built) == 4 and set(built.values()) == {each}
