@@ -255,4 +255,4 @@ def test_every_shipped_config_loads():
     paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
     assert len(paths) == 14
     for path in paths:
-        assert load_config(path).name == {"demo": "bundled", "example": "demo"}.get(path.stem, path.stem)
+        assert load_config(path).name == path.stem

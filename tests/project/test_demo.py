@@ -58,7 +58,7 @@ def test_training_passes_over_the_bundled_problems(demo_tokenizer):
 @pytest.mark.slow
 @needs_vllm
 def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
-    other, own = tmp_path / "results" / "bundled", tmp_path / "results" / "bundled-2"
+    other, own = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
     for folder in (other, own):
         shutil.copytree(GREEDY_RUN, folder)
     journal = (other / "journal.jsonl").read_text()
