@@ -311,7 +311,7 @@ def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tm
 
 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])"
-IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]; "
+IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]\n"
 UNTESTED = "is not among the tested architectures .* capture was attempted, and"
 ITSELF = "there is no second attention to compare it with"
 UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so they cannot be shifted."
@@ -331,14 +331,14 @@ UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so 
             "falcon",
             {"alibi": True},
             (),
-            [r"error\): nothing to compare with; ", ITSELF, UNSHIFTED.format("FalconModel")],
+            [r"error\): nothing to compare with\n", ITSELF, UNSHIFTED.format("FalconModel")],
         ),
-        ("bloom", {}, ("--activations",), [r"error\): nothing to compare with; ", UNSHIFTED.format("BloomModel")]),
-        ("mpt", {}, (), [r"error\): nothing to compare with; ", UNSHIFTED.format("MptModel")]),
+        ("bloom", {}, ("--activations",), [r"error\): nothing to compare with\n", UNSHIFTED.format("BloomModel")]),
+        ("mpt", {}, (), [r"error\): nothing to compare with\n", UNSHIFTED.format("MptModel")]),
         ("opt", {}, ("--activations", "--decompose"), [f"{EAGER}, {IDENTITY}"]),
         ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
-        ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}; "]),
-        ("mistral", {}, (), [f"{EAGER}; ", r"not checked: every token .* hidden from it by the window of 16 tokens\."]),
+        ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}\n"]),
+        ("mistral", {}, (), [f"{EAGER}\n", r"not checked: every token .* hidden from it by the window of 16 tokens\."]),
         ("mistral", {"sliding_window": 400}, (), [f"{EAGER}, {IDENTITY}"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
