@@ -10,8 +10,7 @@ def register(app: typer.Typer) -> None:
     from attention_probe.commands.curves import curves
     from attention_probe.commands.figure import figure
     from attention_probe.commands.heads import heads
-    from attention_probe.commands.link import link
     from attention_probe.commands.probe import probe
 
-    for command in (probe, curves, heads, figure, link):
+    for command in (probe, curves, heads, figure):
         app.command()(command)

@@ -455,8 +455,6 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
         "mless",
     }
     assert "p_adjusted" in command("heads", traces)
-    with pytest.raises(ConfigError, match="chosen by what became of them"):
-        command("link", GREEDY_RUN, traces)
 
 
 def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):

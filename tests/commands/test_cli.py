@@ -69,7 +69,6 @@ FIXED = {
     ("curves", "--format"): "csv json",
     ("heads", "--format"): "text csv json",
     ("figure", "--width"): "page column",
-    ("link", "--format"): "text json",
     ("flips", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("flips", "--repeats"): "first majority any",
     ("flips", "--format"): "text json",
