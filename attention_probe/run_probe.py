@@ -1,4 +1,4 @@
-"""The probe: chosen prompts through the first layers once, a trace of each appended to one file."""
+"""The probe: chosen prompts through the first layers once, a trace of each added to one folder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from attention_probe.model.self_check import curve_error, eager_error, identity_
 from attention_probe.model.token_table import TokenTable
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.settings import ProbeSettings
-from attention_probe.trace import Trace, TraceHeader
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
 from harness.analysis.selection import SelectedProblem, Selection, selected_problems
 from harness.errors import ModelError, PromptMismatchError
@@ -49,20 +48,20 @@ def run_probe(
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure every selected prompt that the file does not hold yet, and return the session's receipt.
+    """Measure every selected prompt that the folder does not hold yet, and return the session's receipt.
 
     Args:
         source: Where the prompts are from.
         selection: Which of them.
         settings: What to record.
-        path: The trace file; begun, or continued.
+        path: The folder of traces; begun, or continued.
         advance: Told how many of how many problems are done.
 
     Raises:
         PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
-            that the file holds.
+            that the folder holds.
         ModelError: the model cannot be loaded, or gives no attention.
-        JournalError: the file holds other traces, or cannot be written.
+        JournalError: the folder holds other traces, or cannot be written.
         ConfigError: a condition is not in the source.
     """
     settings = settings.fitted(source)
@@ -110,7 +109,7 @@ def _refuse_other_records(
     prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
     chosen: Mapping[str, SelectedProblem],
 ) -> None:
-    """Raise if the file holds a selected problem with another prompt, other tokens, or chosen for another reason."""
+    """Raise if the folder holds a selected problem with another prompt, other tokens, or chosen for another reason."""
     for entry in traces.entries():
         prompt = prompts.get(entry.problem_id, {}).get(entry.condition)
         if prompt is None:

@@ -1,141 +1,292 @@
-"""What the probe keeps: one file of attention curves and measures, a record for every problem and condition.
+"""What the probe keeps: a folder with one safetensors file of curves and measures for every problem and condition.
 
-The file is an SQLite database of small numpy blobs: records are added one by one, each whole or not at all, so that a
-killed probe is continued where it stopped, and reading holds one record in memory however long the file is. Nothing
-here needs torch.
+`header.json` says what all records share, which sessions made them, and the axes and units of every array. The file of
+a record is there whole or not at all, so that a killed probe is continued where it stopped. Its name, such as
+`00000003-89abcdef.safetensors`, holds its place in the order of adding and the CRC-32 of its bytes, so that a damaged
+record is noticed. Reading holds one record in memory however many there are. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
+import os
+import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
-from attention_probe import trace_file
 from attention_probe.measure.definitions import ARRAYS, MEASURES, Quantity
-from attention_probe.trace import Trace, TraceEntry, TraceHeader
 from harness.errors import ConfigError, JournalError
+from harness.runs.journal import differences
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 __all__ = ["ARRAYS", "MEASURES", "AttentionTraces", "Quantity", "Trace", "TraceEntry", "TraceHeader"]
 
+HEADER, FORMAT = "header.json", 1
 
-class AttentionTraces:
-    """One file of traces. Open it with `create` (to add) or `open` (to read); use it as a context manager.
+_RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """One prompt's first layers: see ARRAYS and MEASURES for axes and units.
 
     Attributes:
-        path: The file. While it is being written, SQLite keeps `-wal` and `-shm` files beside it; after `close` (or
-            the next opening, after a kill) all is in the one file again.
-        header: What all its records share.
-        receipt: Versions, settings and hashes of the session that began it; `receipts` has those of all sessions.
+        problem_id: Which problem of the source.
+        condition: Under which condition.
+        subject: The problem's subject, if it has one.
+        level: The problem's level, if it has one.
+        outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
+        control: Whether it was chosen as an unflipped control.
+        prompt_sha256: Hash of the prompt's text, as in the run.
+        tokens: The text of each token, for people.
+        filler_span: Half-open positions of the filler; None without one.
+        measures: Name to [layer, head] array; a name of MEASURES each.
+        activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
+        self_check: Largest errors against other ways to compute the same, by name.
+
+    Raises:
+        ValueError: an array has another shape than the axes say, or a measure is not in MEASURES.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    problem_id: str
+    condition: str
+    subject: str | None = None
+    level: int | None = None
+    outcome: str | None = None
+    control: bool = False
+    prompt_sha256: str
+    tokens: tuple[str, ...]
+    filler_span: tuple[int, int] | None
+    token_ids: NDArray[np.int32]
+    roles: NDArray[np.int8]
+    original_pos: NDArray[np.int32]
+    mean_all: NDArray[np.float32]
+    mean_common: NDArray[np.float32]
+    count_all: NDArray[np.int32]
+    count_common: NDArray[np.int32]
+    measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    activations: Mapping[str, float] = field(default_factory=dict)
+    self_check: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
+        for name, (axes, _) in ARRAYS.items():
+            expected = tuple(sizes[axis] for axis in axes)
+            if (found := getattr(self, name).shape) != expected:
+                raise ValueError(f"{name} has the shape {found}, expected {axes} = {expected}")
+        if len(self.tokens) != sizes["position"]:
+            raise ValueError(f"{len(self.tokens)} token texts for {sizes['position']} tokens")
+        for name, values in self.measures.items():
+            if name not in MEASURES:
+                raise ValueError(f"{name} is not in MEASURES: give it a unit and a definition there")
+            if values.shape != (expected := (sizes["layer"], sizes["head"])):
+                raise ValueError(f"{name} has the shape {values.shape}, expected (layer, head) = {expected}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeader:
+    """What all traces of one folder share; records of another kind are refused.
+
+    Attributes:
+        model: The model's name.
+        fingerprint: What identifies the weights that were loaded.
+        layers: Recorded decoder layers, from 0.
+        head_count: Query heads of a layer.
+        conditions: In the order in which figures show them; may grow when a folder is continued.
+        baseline: The condition that `original_pos` and the common queries refer to.
+        layout: How the prompts were built.
+        queries: `prompt`, or `completion` where the recorded completion was read too.
+        dtype: What the model was run in.
+        options: What else decides the numbers: decomposition, activation thresholds, windows.
+        random_weights: The weights are drawn, not trained.
+        on_outcome: The problems were chosen by what became of them.
+    """
+
+    model: str
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...]
+    head_count: int
+    conditions: tuple[str, ...]
+    baseline: str = "wo"
+    layout: str = "raw"
+    queries: str = "prompt"
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    random_weights: bool = False
+    on_outcome: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ValueError(f"layers must be ascending indices from 0, got {self.layers}")
+        if self.head_count < 1:
+            raise ValueError(f"head_count must be at least 1, got {self.head_count}")
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """What must be said wherever numbers of these traces are shown."""
+        said = (("random weights", self.random_weights), ("selected on outcome", self.on_outcome))
+        return tuple(text for text, on in said if on)
+
+    def layer_index(self, layer: int) -> int:
+        """Where a layer stands on the layer axis.
+
+        Raises:
+            ConfigError: it was not recorded.
+        """
+        if layer not in self.layers:
+            known = ", ".join(f"{number} (Layer {number + 1})" for number in self.layers)
+            raise ConfigError(
+                f"layer {layer} (Layer {layer + 1}) is not in these traces; they hold {known}. Ask for one of these, "
+                "or probe again with --layers."
+            )
+        return self.layers.index(layer)
+
+    def check_head(self, head: int) -> int:
+        """The head, if there is such a one.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not 0 <= head < self.head_count:
+            raise ConfigError(
+                f"head {head} (Head {head + 1}) does not exist: the model has heads 0 to {self.head_count - 1} "
+                f"(Head 1 to Head {self.head_count}). Ask for one of these."
+            )
+        return head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEntry:
+    """What a record is about, without its arrays."""
+
+    problem_id: str
+    condition: str
+    outcome: str | None
+    control: bool
+    prompt_sha256: str
+    size: int
+    filler_span: tuple[int, int] | None
+
+
+class AttentionTraces:
+    """A folder of traces. Open it with `create` (to add) or `open` (to read); use it as a context manager.
+
+    Attributes:
+        path: The folder.
+        header: What all its records share.
+        receipts: Versions, settings and hashes of every session that added to it.
+        receipt: Those of the session that began it.
+    """
+
+    def __init__(self, path: Path, lock: FileLock | None = None) -> None:
+        begun = _read_header(path)
+        if begun is None:
+            raise JournalError(f"{path} holds no trace yet. Continue it with the `mless probe` that began it.")
         self.path = path
-        self._connection = connection
-        with trace_file.clear_messages(path):
-            facts, *_ = trace_file.read_texts(path, connection, "header")
-            self.header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
-            self.receipts = tuple(trace_file.read_texts(path, connection, "receipt"))
-            self.receipt = self.receipts[0]
+        self.header, self.receipts = begun
+        self.receipt = self.receipts[0]
+        self._entries: dict[str, TraceEntry] = {}
+        """By the name of the record's file, in the order of adding."""
+        self._names: dict[tuple[str, str], str] = {}
+        """The same files' names by problem and condition."""
+        self._lock: FileLock | None = None
+        self._list_new()
+        self._lock = lock
 
     @classmethod
     def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
-        """Begin a file, or continue one with the same header; the conditions of both are joined.
+        """Begin a folder, or continue one with the same header; the conditions of both are joined.
 
         Raises:
-            JournalError: the file is torn or something else, cannot be written, or was begun with another model, other
-                layers or another definition.
+            JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
+                it was begun with another model, other layers or another definition.
         """
-        facts, about = json.loads(json.dumps([asdict(header), dict(receipt)]))
-        with trace_file.clear_messages(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            trace_file.check_bytes(path)
-            connection = sqlite3.connect(path, timeout=30, isolation_level=None)
-            with trace_file.closed_on_error(connection):
-                if not connection.execute("PRAGMA schema_version").fetchone()[0]:
-                    connection.executescript(trace_file.SCHEMA)
-                    connection.execute("INSERT INTO header VALUES (?)", [trace_file.to_text(facts, "header")])
-                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about, "receipt")])
-                    connection.execute("COMMIT")
-                trace_file.check_kind(path, connection)
-                known, *_ = trace_file.read_texts(path, connection, "header")
-                trace_file.check_same(path, known, facts)
-                # a commit then is one append to the log and no wait for the disk: a killed process loses nothing, and
-                # after a power cut the file is whole up to some record
-                with suppress(sqlite3.OperationalError):  # a file system without shared memory has no such log
-                    connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = NORMAL")
-                joined = list(dict.fromkeys([*known["conditions"], *facts["conditions"]]))
-                if joined != known["conditions"]:
-                    connection.execute(
-                        "UPDATE header SET value = ?", [trace_file.to_text(known | {"conditions": joined}, "header")]
-                    )
-                last = trace_file.read_texts(path, connection, "receipt")[-1]
-                if about | {"created": None} != last | {"created": None}:  # else nothing is new
-                    connection.execute("INSERT INTO receipt VALUES (?)", [trace_file.to_text(about, "receipt")])
-                return cls(path, connection)
+        # a run folder's lock and its way to write a file; reading needs neither, and they take a while to import
+        from harness.runs.folder import lock, write_whole
+
+        _read_header(path)  # what is not ours is refused before a lock is put into it
+        with _clear_messages(path):
+            path.mkdir(parents=True, exist_ok=True)
+        held = lock(path)
+        try:
+            known, sessions = _read_header(path) or (header, ())
+            _check_same(path, known, header)
+            joined = replace(known, conditions=tuple(dict.fromkeys([*known.conditions, *header.conditions])))
+            session = json.loads(json.dumps(dict(receipt)))
+            if not sessions or session | {"created": None} != sessions[-1] | {"created": None}:  # else nothing is new
+                sessions = (*sessions, session)
+            about = {"mless_traces": FORMAT, "header": asdict(joined), "receipts": sessions, "arrays": _AXES_AND_UNITS}
+            with _clear_messages(path):
+                write_whole(path / HEADER, json.dumps(about, indent=1))
+                for left_over in path.glob("*.part"):  # of a killed session
+                    left_over.unlink()
+            return cls(path, held)
+        except BaseException:
+            held.release()
+            raise
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file to read it; a probe may be adding to it meanwhile.
+        """Open a folder to read it; a probe may be adding to it meanwhile.
 
         Raises:
-            JournalError: there is none, or it is torn or something else.
+            JournalError: there is none, or it is damaged or something else.
         """
-        if not path.is_file():
+        if not path.exists():
             raise JournalError(
-                f"{path} does not exist. Expected a trace file as `mless probe` makes it; check the path."
+                f"{path} does not exist. Expected a folder of traces as `mless probe` makes it; check the path."
             )
-        with trace_file.clear_messages(path):
-            trace_file.check_bytes(path)
-            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
-            with trace_file.closed_on_error(connection):
-                trace_file.check_kind(path, connection)
-                return cls(path, connection)
+        return cls(path)
 
     def append(self, trace: Trace) -> None:
         """Add one record, whole or not at all; it survives the death of this process from here on.
 
         Raises:
-            JournalError: the record is there already, has other layers or heads than the header says, or the file
+            JournalError: the record is there already, has other layers or heads than the header says, or the folder
                 cannot be written.
         """
+        from harness.runs.folder import write_atomic
+
         expected = (len(self.header.layers), self.header.head_count)
         if trace.mean_all.shape[:2] != expected or trace.condition not in self.header.conditions:
             raise JournalError(
                 f"{self.path} takes {expected[0]} layers of {expected[1]} heads under "
                 f"{', '.join(self.header.conditions)}; got {trace.mean_all.shape[:2]} under {trace.condition}. Write "
-                "these traces to another file."
+                "these traces to another folder."
             )
         if self.has(trace.problem_id, trace.condition):
             raise JournalError(
                 f"{self.path} already holds problem {trace.problem_id} under {trace.condition}. Ask `has` before."
             )
-        entry = {name: getattr(trace, name) for name in trace_file.NAMES} | {"size": len(trace.tokens)}
-        told = {"tokens": trace.tokens, "activations": dict(trace.activations), "self_check": dict(trace.self_check)}
-        key = f"{trace.condition} {trace.problem_id}"
-        row = (
-            *(*entry.values(), *(trace.filler_span or (None, None))),
-            trace_file.to_text(entry | {"filler_span": trace.filler_span} | told, f"facts {key}"),
-            trace_file.pack(trace.measures, f"measures {key}"),
-            trace_file.pack({name: getattr(trace, name) for name in ARRAYS}, f"arrays {key}"),
+        facts = {name: getattr(trace, name) for name in _FACTS}
+        arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
+        content = safetensors.numpy.save(
+            {name: np.ascontiguousarray(values) for name, values in arrays.items()},
+            metadata={"facts": json.dumps(facts)},
         )
-        with trace_file.clear_messages(self.path):
-            self._connection.execute(
-                f"INSERT INTO trace ({trace_file.RECORD}) VALUES ({','.join('?' * len(row))})", row
-            )
+        number = 1 + int(next(reversed(self._entries), "0").partition("-")[0])
+        name = f"{number:08d}-{zlib.crc32(content):08x}.safetensors"
+        with _clear_messages(self.path), write_atomic(self.path / name) as part:
+            part.write_bytes(content)
+        self._add(name, facts)
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the record is there."""
-        return bool(self._rows("1", "WHERE condition = ? AND problem_id = ?", (condition, problem_id)))
+        if (problem_id, condition) not in self._names:
+            self._list_new()
+        return (problem_id, condition) in self._names
 
     def get(self, problem_id: str, condition: str) -> Trace:
         """One record.
@@ -144,25 +295,19 @@ class AttentionTraces:
             ConfigError: there is no such record.
             JournalError: it is damaged.
         """
-        where = "WHERE condition = ? AND problem_id = ?"
-        rows = self._rows(trace_file.RECORD, where, (condition, problem_id))
-        if not rows:
+        if not self.has(problem_id, condition):
             raise ConfigError(
                 f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
                 f"problems under {', '.join(self.conditions)}; probe that one too, or ask for another."
             )
-        return self._trace(rows[0])
+        return _read_record(self.path / self._names[problem_id, condition])
 
     def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
         """The records of one condition and of these problems, in the order in which they were added."""
         wanted = None if problem_ids is None else set(problem_ids)
-        where, values = ("WHERE condition = ?", [condition]) if condition is not None else ("", [])
-        for number, problem_id in self._rows("number, problem_id", f"{where} ORDER BY number", values):
-            if wanted is None or problem_id in wanted:
-                rows = self._rows(trace_file.RECORD, "WHERE number = ?", [number])
-                if not rows:
-                    raise trace_file.torn(self.path, f"record {number} is listed and cannot be found")
-                yield self._trace(rows[0])
+        for entry in self.entries():
+            if condition in (None, entry.condition) and (wanted is None or entry.problem_id in wanted):
+                yield self.get(entry.problem_id, entry.condition)
 
     def measure(
         self, name: str, condition: str, problem_ids: Sequence[str] | None = None
@@ -172,8 +317,7 @@ class AttentionTraces:
         Raises:
             ConfigError: it was not recorded for one of the problems, or a problem is not there.
         """
-        rows = self._rows("problem_id, measures", "WHERE condition = ? ORDER BY number", [condition])
-        found = {known: trace_file.unpack(self.path, blob, f"measures {condition} {known}") for known, blob in rows}
+        found = {trace.problem_id: trace.measures for trace in self.select(condition, problem_ids)}
         wanted = list(found) if problem_ids is None else list(problem_ids)
         if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
             there = ", ".join(sorted(set.intersection(*map(set, found.values())))) if found else ""
@@ -188,21 +332,22 @@ class AttentionTraces:
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
-        return [_entry(row) for row in self._rows(trace_file.ENTRY, "ORDER BY number")]
+        self._list_new()
+        return list(self._entries.values())
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """Conditions of which there is a record, in the header's order."""
-        found = {condition for (condition,) in self._rows("DISTINCT condition", "")}
+        found = {entry.condition for entry in self.entries()}
         return tuple(condition for condition in self.header.conditions if condition in found)
 
     @property
     def problem_ids(self) -> tuple[str, ...]:
         """Problems of which there is a record, in the order in which they were added."""
-        return tuple(name for (name,) in self._rows("problem_id", "GROUP BY problem_id ORDER BY min(number)"))
+        return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __len__(self) -> int:
-        return int(self._rows("count(*)", "")[0][0])
+        return len(self.entries())
 
     def __iter__(self) -> Iterator[Trace]:
         return self.select()
@@ -214,35 +359,121 @@ class AttentionTraces:
         self.close()
 
     def close(self) -> None:
-        """Put everything into the one file and close it."""
-        # another process still reading is no error: then its closing does it
-        with (
-            trace_file.clear_messages(self.path),
-            closing(self._connection),
-            suppress(sqlite3.OperationalError),
-        ):
-            self._connection.execute("PRAGMA journal_mode = DELETE")
+        """Let others add to the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
-    def _rows(self, columns: str, rest: str, values: Sequence[Any] = ()) -> list[Any]:
-        with trace_file.clear_messages(self.path):
-            return self._connection.execute(f"SELECT {columns} FROM trace {rest}", values).fetchall()
+    def _list_new(self) -> None:
+        """Take in the records that another process has added. There are none while we hold the lock."""
+        if self._lock is not None:
+            return
+        with _clear_messages(self.path):
+            for name in sorted(os.listdir(self.path)):
+                if name not in self._entries and _RECORD.fullmatch(name):
+                    self._add(name, _read_facts(self.path / name))
 
-    def _trace(self, row: Sequence[Any]) -> Trace:
-        *entry, facts, measures, arrays = row
-        known = _entry(entry)
-        key = f"{known.condition} {known.problem_id}"
-        told = json.loads(trace_file.unseal(self.path, facts, f"facts {key}"))
-        for name in ("tokens", "filler_span"):
-            told[name] = None if told[name] is None else tuple(told[name])
-        if any(told[name] != getattr(known, name) for name in TraceEntry.__slots__):
-            raise trace_file.torn(self.path, f"the record of problem {known.problem_id} is filed as another")
-        del told["size"]
-        told["measures"] = trace_file.unpack(self.path, measures, f"measures {key}")
-        return Trace(**told | trace_file.unpack(self.path, arrays, f"arrays {key}"))
+    def _add(self, name: str, facts: Mapping[str, Any]) -> None:
+        entry = TraceEntry(size=len(facts["tokens"]), **{key: facts[key] for key in _ENTRY})
+        self._entries[name] = entry
+        self._names[entry.problem_id, entry.condition] = name
 
 
-def _entry(row: Sequence[Any]) -> TraceEntry:
-    *facts, size, start, stop = row
-    known = dict(zip(trace_file.NAMES, facts, strict=True))
-    known["control"] = bool(known["control"])
-    return TraceEntry(**known, size=size, filler_span=None if start is None else (start, stop))
+_ENTRY = tuple(name for name in TraceEntry.__slots__ if name != "size")
+_FACTS = tuple(name for name in Trace.__slots__ if name not in (*ARRAYS, "measures"))
+"""What a record holds beside its arrays; JSON in the metadata of its file."""
+
+_AXES_AND_UNITS = {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()} | {
+    name: {"axes": ("layer", "head")} | quantity._asdict() for name, quantity in MEASURES.items()
+}
+
+
+def _read_facts(file: Path) -> dict[str, Any]:
+    """A record without its arrays.
+
+    Raises:
+        JournalError: it is damaged.
+    """
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            told = json.loads(opened.metadata()["facts"])
+        span = told["filler_span"]
+        facts = {name: told[name] for name in _FACTS} | {"tokens": tuple(told["tokens"])}
+        return facts | {"filler_span": None if span is None else tuple(span)}
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from None
+
+
+def _read_record(file: Path) -> Trace:
+    """A record, its bytes checked against the file's name.
+
+    Raises:
+        JournalError: it is damaged.
+    """
+    with _clear_messages(file):
+        content = file.read_bytes()
+        if (match := _RECORD.fullmatch(file.name)) is None or int(match[2], 16) != zlib.crc32(content):
+            raise _damaged(file, "its bytes are not those that were written")
+        facts = _read_facts(file)
+    arrays = safetensors.numpy.load(content)
+    measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
+    return Trace(**facts | arrays | {"measures": measures})
+
+
+def _read_header(path: Path) -> tuple[TraceHeader, tuple[dict[str, Any], ...]] | None:
+    """What all records share, and the receipts of the sessions; None where nothing was begun.
+
+    Raises:
+        JournalError: the path is of something else, of another format, damaged, or cannot be read.
+    """
+    file = path / HEADER
+    with _clear_messages(path):
+        if not path.exists() or (path.is_dir() and all(re.fullmatch(r"\.lock|.*\.part", n) for n in os.listdir(path))):
+            return None
+        content = file.read_bytes() if file.is_file() else b""
+        if b'"mless_traces"' not in content:
+            raise JournalError(
+                f"{path} is no folder of traces. Expected one that `mless probe` made; check the path. Nothing was "
+                "touched."
+            )
+        try:
+            about = json.loads(content)
+            if about["mless_traces"] != FORMAT:
+                raise JournalError(
+                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {FORMAT}. Probe "
+                    "again, or use the mless that wrote it."
+                )
+            facts = about["header"]
+            header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
+            return header, tuple(about["receipts"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(file, f"{type(error).__name__}: {error}") from None
+
+
+def _check_same(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
+    """Raise unless two headers agree in all but their conditions, naming what differs."""
+    old, new = (json.loads(json.dumps(asdict(replace(header, conditions=())))) for header in (known, wanted))
+    if changes := differences(old, new):
+        told = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
+        raise JournalError(
+            f"{path} holds traces of another kind, nothing was added. Changed: {told}. Undo the change to continue it, "
+            "or choose another --output."
+        )
+
+
+def _damaged(file: Path, what: str) -> JournalError:
+    return JournalError(
+        f"{file} is torn or damaged ({what.splitlines()[0]}). Restore it from a copy, or delete it and run the same "
+        "`mless probe` again."
+    )
+
+
+@contextmanager
+def _clear_messages(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be read or written: {error.strerror}. Every record before is safe. Free some space or "
+            "choose another path, and run the same command again."
+        ) from None

@@ -172,8 +172,9 @@ class _Bench:
         run_logged(command, written.with_suffix(".log"))
         figures: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
         sizes = _prompt_sizes(traces)
+        size = sum(file.stat().st_size for file in traces.iterdir())
         shown = "MATH-500" if dataset == "math500" and os.environ[PATH_VARIABLE] != "demo" else "bundled problems"
-        return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": traces.stat().st_size}
+        return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": size}
 
     def _shape(self, path: Path, **changes: Any) -> Path:
         """The architecture, tiny if --small."""
@@ -197,7 +198,7 @@ def _importable(python: str, package: str) -> bool:
 
 
 def _prompt_sizes(path: Path) -> list[int]:
-    """Tokens of every prompt in a trace file."""
+    """Tokens of every prompt in a folder of traces."""
     from attention_probe.traces import AttentionTraces
 
     with AttentionTraces.open(path) as traces:

@@ -1,4 +1,4 @@
-"""A trace file in a screenful: where the heads look under each condition, and what the self-check found."""
+"""Traces in a screenful: where the heads look under each condition, and what the self-check found."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from attention_probe.commands.options import TracesPath, write_frame
 
 def heads(
     traces: TracesPath,
-    measure: Annotated[str, typer.Option(help="Which measure; see the trace file's documentation.")] = "mass_filler",
+    measure: Annotated[str, typer.Option(help="Which measure; the folder's header.json lists them.")] = "mass_filler",
     baseline: Annotated[str, typer.Option(help="Subtracted: another filler, as a rule.")] = "random",
     condition: Annotated[str, typer.Option(help="From which it is subtracted.")] = "mless",
     top: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = 20,

@@ -14,7 +14,7 @@ from harness.errors import ConfigError
 if TYPE_CHECKING:
     import pandas
 
-TracesPath = Annotated[Path, typer.Argument(help="A trace file, as `mless probe` writes it.")]
+TracesPath = Annotated[Path, typer.Argument(help="A folder of traces, as `mless probe` writes it.")]
 Averaged = Annotated[
     Definition,
     typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),

@@ -59,11 +59,11 @@ def probe(
     definition: Averaged = "common",
     dtype: Annotated[Dtype, typer.Option(help="What the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file; continued if it is there.")] = Path(
-        "probe.traces"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder of traces; continued if it is there.")
+    ] = Path("probe.traces"),
 ) -> None:
-    """Rerun chosen prompts through the first layers and record every head; one trace file."""
+    """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.analysis.summary import describe_checks, summary
     from attention_probe.measure.measure import Record
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config

@@ -20,7 +20,7 @@ from harness.errors import ConfigError
 from harness.runs import receipts
 
 TRACES = "traces"
-"""Folder beside the figures; figures that show the same model on the same prompts share a file there."""
+"""Folder beside the figures; figures that show the same model on the same prompts share traces there."""
 
 
 def make_figure(
@@ -69,7 +69,7 @@ def make_figure(
 def _measure(
     wanted: Probe, random_weights: bool, device: str, folder: Path, advance: Callable[[int, int], None]
 ) -> tuple[Path, ProbeSettings]:
-    """One trace file, complete."""
+    """One folder of traces, complete."""
     if random_weights and wanted.architecture is None:
         raise ConfigError(
             f"--random-weights needs an architecture, and the figure names none for {wanted.model}. Add "

@@ -1,4 +1,4 @@
-"""A trace file as a report shows it: mean curves of one layer's heads, and the curves of single prompts."""
+"""A folder of traces as a report shows it: mean curves of one layer's heads, and the curves of single prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from attention_probe.analysis.averaging import aligned_curves, chosen_problems
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.trace import Trace, TraceHeader
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.choices import Definition
 from harness.display.report.attention import AttentionFile, MeanCurve, PromptCurves
 
@@ -31,13 +30,13 @@ def read_attention(
     Controls are in no average.
 
     Args:
-        path: The trace file.
+        path: The folder of traces.
         layer: From 0; the first that was recorded by default.
         heads: From 0; all by default.
         definition: Over which queries.
 
     Raises:
-        JournalError: there is no such file, or it is damaged.
+        JournalError: there is no such folder, or it is damaged.
         ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
     with AttentionTraces.open(path) as traces:

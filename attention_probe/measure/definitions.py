@@ -51,7 +51,7 @@ by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in 
 
 ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
     "token_ids": (("position",), Quantity("vocabulary id", "The prompt, as the model got it.")),
-    "roles": (("position",), Quantity("index into spans.ROLES", "What each token belongs to.")),
+    "roles": (("position",), Quantity("index into token_roles.ROLES", "What each token belongs to.")),
     "original_pos": (
         ("position",),
         Quantity("position", "Where the same token stands in the prompt without filler; -1 for inserted tokens."),

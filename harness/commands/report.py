@@ -15,7 +15,7 @@ from harness.commands.options import Baseline, Margin, Metric, RunNames
 def report(
     runs: RunNames,
     traces: Annotated[
-        list[Path] | None, typer.Option(help="A trace file of prompts of these runs; repeatable.")
+        list[Path] | None, typer.Option(help="A folder of traces of these runs' prompts; repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
     baseline: Baseline = "wo",

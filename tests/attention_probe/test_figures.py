@@ -1,4 +1,4 @@
-"""Figures drawn from real curves of real trace files: what must be on them, and that nothing covers the data."""
+"""Figures drawn from real curves of real traces: what must be on them, and that nothing covers the data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from PIL import Image
 from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.data import figure_table, panel_curves, read_bars
 from attention_probe.figures.draw import COLOURS, draw_figure, write_figure
-from attention_probe.trace import Trace, TraceHeader
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
@@ -26,7 +25,7 @@ HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 
 
 def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER):
-    """A trace file of a few prompts, open: spiky over the problem, low within the filler."""
+    """Traces of a few prompts, open: spiky over the problem, low within the filler."""
     header = TraceHeader(
         model="m",
         layers=tuple(range(LAYERS)),

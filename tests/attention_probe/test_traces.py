@@ -1,10 +1,11 @@
-"""Trace files: what is added stays whatever happens, and what is torn or another's is one clear line."""
+"""Folders of traces: what is added stays whatever happens, and what is torn or another's is one clear line."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +30,19 @@ def pairs(count, **changes):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     return write_traces(tmp_path_factory.mktemp("traces") / "x.traces", pairs(4))
+
+
+def contents(folder):
+    """Every file's bytes by its name, but for the lock's, which is empty."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def copied(written, tmp_path):
+    return Path(shutil.copytree(written, tmp_path / "copy.traces", dirs_exist_ok=True))
+
+
+def begin(path):
+    return AttentionTraces.create(path, make_header(), receipt={})
 
 
 def script(tmp_path, body):
@@ -70,14 +84,21 @@ def test_any_text_and_number_comes_back(tmp_path, texts, problem_id, values, lev
     trace = make_trace(condition="wo", **facts, outcome="wrong_to_right", control=True)
     trace = replace(trace, problem_id=problem_id)
     path = tmp_path / "x.traces"
-    path.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
     write_traces(path, [trace])
     with AttentionTraces.open(path) as traces:
         assert same(traces.get(problem_id, "wo"), trace)
 
 
-def test_closing_leaves_one_file(written):
-    assert [path.name for path in written.parent.iterdir()] == ["x.traces"]
+def test_a_record_is_one_safetensors_file_that_others_can_read(written):
+    from safetensors.numpy import load_file
+
+    records = sorted(written.glob("*.safetensors"))
+    assert contents(written).keys() == {"header.json", *(path.name for path in records)} and len(records) == 8
+    arrays, trace = load_file(records[5]), pairs(4)[5]
+    assert arrays.keys() == ARRAYS.keys() | {"mass_filler"}
+    np.testing.assert_array_equal(arrays["mean_all"], trace.mean_all)
+    np.testing.assert_array_equal(arrays["mass_filler"], trace.measures["mass_filler"])
 
 
 def test_a_second_session_like_the_first_leaves_one_receipt(tmp_path):
@@ -112,12 +133,11 @@ def test_continuing_knows_what_is_there_and_keeps_both_receipts(tmp_path):
     ],
 )
 def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, written, change, told):
-    path = tmp_path / "x.traces"
-    path.write_bytes(written.read_bytes())
+    path = copied(written, tmp_path)
     with pytest.raises(JournalError) as error:
         AttentionTraces.create(path, make_header(**change), receipt={})
     assert f"holds traces of another kind, nothing was added. Changed: {told}." in str(error.value)
-    assert path.read_bytes() == written.read_bytes()
+    assert contents(path) == contents(written)
 
 
 def test_a_record_with_other_heads_or_an_unknown_condition_is_refused(tmp_path):
@@ -130,7 +150,7 @@ def test_a_record_with_other_heads_or_an_unknown_condition_is_refused(tmp_path):
 
 
 def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
-    """Killed at several moments, each time continued: the file holds every record that was reported, each whole."""
+    """Killed at several moments, each time continued: the folder holds every record that was reported, each whole."""
     body = (
         "with AttentionTraces.create(path, make_header(), receipt={}) as traces:\n"
         "    for n in range(100000):\n"
@@ -150,8 +170,24 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
     # a record may be there whose report the kill forestalled
     assert len(found) - len(reported) in (0, 1)
     assert all(same(trace, make_trace(f"p{n}", "mless", seed=n, size=400)) for n, trace in enumerate(found))
-    AttentionTraces.create(tmp_path / "x.traces", make_header(), receipt={}).close()
-    assert {path.name for path in tmp_path.iterdir()} == {"x.traces", "script.py"}
+    begin(tmp_path / "x.traces").close()
+    left = contents(tmp_path / "x.traces")
+    assert len(left) == 1 + len(found) and not [name for name in left if name.endswith(".part")]
+
+
+def test_a_second_writer_is_told_to_wait(tmp_path):
+    path = tmp_path / "x.traces"
+    with script(
+        tmp_path,
+        "traces = AttentionTraces.create(path, make_header(), receipt={})\nprint(1, flush=True)\ntime.sleep(600)",
+    ) as other:
+        assert other.stdout.readline() == "1\n"
+        with pytest.raises(JournalError, match="is in use by another mless process"):
+            begin(path)
+        other.kill()
+    write_traces(path, pairs(1))
+    with begin(path) as traces:
+        assert len(traces) == 2
 
 
 def test_a_reader_sees_what_is_written_so_far(tmp_path):
@@ -173,7 +209,7 @@ def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
         "traces = AttentionTraces.create(path, make_header(), receipt={})\n"
         "try:\n"
         "    for n in range(1000):\n"
-        "        traces.append(make_trace(f'p{n}', size=400))\n"
+        "        traces.append(make_trace(f'p{n}', size=1000 * (n + 1)))\n"
         "        print(n, flush=True)\n"
         "except JournalError as error:\n"
         "    print(error, flush=True)\n"
@@ -181,84 +217,88 @@ def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
     )
     with script(tmp_path, body) as process:
         *reported, message = process.communicate()[0].strip().split("\n")
-    assert process.returncode == 2 and "cannot be read or written" in message and "free some space" in message
+    assert process.returncode == 2 and "cannot be read or written: File too large" in message
+    assert "Free some space" in message
     with AttentionTraces.open(tmp_path / "x.traces") as traces:
         assert len(list(traces)) == len(reported) > 0
+    assert len(contents(tmp_path / "x.traces")) == 1 + len(reported)
 
 
 def test_cut_anywhere_it_is_one_clear_line(tmp_path, written):
-    whole = written.read_bytes()
-    path = tmp_path / "cut.traces"
-    for cut in (1, 15, 16, 17, 99, 100, 1000, 4096, 5000, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        for attempt in (AttentionTraces.open, lambda p: AttentionTraces.create(p, make_header(), receipt={})):
-            with pytest.raises(JournalError, match=r"is torn or damaged|is no trace file") as error:
-                attempt(path)
+    path = copied(written, tmp_path)
+    for name, whole in contents(written).items():
+        for cut in (0, 1, 7, 8, 9, 20, 100, 1000, len(whole) // 2, len(whole) - 100, len(whole) - 1):
+            (path / name).write_bytes(whole[:cut])
+            with pytest.raises(JournalError, match=r"is torn or damaged|is no folder of traces") as error:
+                with AttentionTraces.open(path) as traces:
+                    list(traces)
             assert "\n" not in str(error.value) and str(path) in str(error.value)
-        assert path.read_bytes() == whole[:cut]  # and untouched
+            assert (path / name).read_bytes() == whole[:cut]  # and untouched
+        (path / name).write_bytes(whole)
+
+
+def test_a_torn_record_is_named_and_probed_again_once_it_is_deleted(tmp_path, written):
+    path = copied(written, tmp_path)
+    torn = sorted(path.glob("*.safetensors"))[2]
+    torn.write_bytes(torn.read_bytes()[:50])
+    with pytest.raises(JournalError, match=rf"{torn.name} is torn or damaged .* delete it and run the same"):
+        begin(path)
+    torn.unlink()
+    with begin(path) as traces:
+        assert not traces.has("p1", "wo") and len(traces) == 7
+        traces.append(make_trace("p1", "wo", seed=1))
+    with AttentionTraces.open(path) as traces:
+        assert [entry.problem_id for entry in traces.entries()][-1] == "p1"
+        assert same(traces.get("p1", "wo"), pairs(4)[2])
 
 
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_changed_byte_never_changes_a_number(tmp_path, written, data):
-    content = bytearray(written.read_bytes())
+    path = copied(written, tmp_path)
+    name = data.draw(st.sampled_from(sorted(contents(written))))
+    content = bytearray((written / name).read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    path = tmp_path / "changed.traces"
-    path.write_bytes(content)
+    (path / name).write_bytes(content)
     known = {(trace.problem_id, trace.condition): trace for trace in pairs(4)}
     try:
         with AttentionTraces.open(path) as traces:
-            assert traces.header == make_header()
             for trace in traces:
                 assert same(trace, known[trace.problem_id, trace.condition])
     except HarnessError as error:
         assert "\n" not in str(error)
 
 
-def test_files_of_something_else_are_named_and_not_touched(tmp_path):
-    text, database = tmp_path / "notes.txt", tmp_path / "other.db"
+def test_what_is_something_else_is_named_and_not_touched(tmp_path):
+    text, folder = tmp_path / "notes.txt", tmp_path / "other"
     text.write_text("not a trace")
-    with sqlite3.connect(database) as connection:
-        connection.execute("CREATE TABLE t (x)")
-    connection.close()
-    for path in (text, database):
-        before = path.read_bytes()
-        for attempt in (AttentionTraces.open, lambda p: AttentionTraces.create(p, make_header(), receipt={})):
-            with pytest.raises(JournalError, match=r"is no trace file\. Expected one that `mless probe` made"):
+    folder.mkdir()
+    (folder / "header.json").write_text('{"a": 1}')
+    for path in (text, folder, tmp_path):
+        for attempt in (AttentionTraces.open, begin):
+            with pytest.raises(JournalError, match=r"is no folder of traces\. Expected one that `mless probe` made"):
                 attempt(path)
-        assert path.read_bytes() == before
     with pytest.raises(JournalError, match="does not exist"):
         AttentionTraces.open(tmp_path / "missing")
-    with pytest.raises(JournalError, match=r"cannot be used: (File exists|Not a directory)"):
-        AttentionTraces.create(text / "x", make_header(), receipt={})
-    with pytest.raises(JournalError, match="cannot be used: Is a directory"):
-        AttentionTraces.create(tmp_path, make_header(), receipt={})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "other.db"]
+    with pytest.raises(JournalError, match="cannot be read or written: Not a directory"):
+        begin(text / "x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["header.json", "notes.txt", "other"]
+    assert text.read_text() == "not a trace" and (folder / "header.json").read_text() == '{"a": 1}'
 
 
-def test_a_file_that_is_damaged_while_open_is_closed_all_the_same(tmp_path):
-    path = write_traces(tmp_path / "x.traces", pairs(1))
-    traces = AttentionTraces.create(path, make_header(), receipt={})
-    path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(JournalError, match="is torn or damaged"):
-        traces.close()
-    held = {link.resolve() for link in Path("/proc/self/fd").iterdir()}
-    assert path not in held
+def test_a_folder_of_a_later_format_is_refused(tmp_path, written):
+    path = copied(written, tmp_path)
+    about = json.loads((path / "header.json").read_text())
+    (path / "header.json").write_text(json.dumps(about | {"mless_traces": 99}))
+    for attempt in (AttentionTraces.open, begin):
+        with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 1"):
+            attempt(path)
 
 
-def test_a_file_of_a_later_format_is_refused(tmp_path, written):
+def test_a_kill_before_the_header_leaves_a_folder_that_can_be_begun(tmp_path):
     path = tmp_path / "x.traces"
-    path.write_bytes(written.read_bytes())
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 1"):
-        AttentionTraces.open(path)
-
-
-def test_a_kill_before_the_first_page_leaves_a_file_that_can_be_begun(tmp_path):
-    path = tmp_path / "x.traces"
-    path.touch()
+    path.mkdir()
+    (path / "header.json.part").touch()
     with pytest.raises(JournalError, match="holds no trace yet"):
         AttentionTraces.open(path)
     write_traces(path, pairs(1))
@@ -293,13 +333,15 @@ def test_a_measure_comes_as_problem_layer_head(written):
         np.testing.assert_array_equal(values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"])
 
 
-def test_every_array_has_axes_a_unit_and_a_definition():
-    arrays = make_trace("p0", "mless").to_arrays()
-    assert arrays.keys() == ARRAYS.keys() | {"mass_filler"}
-    for name, (axes, unit, values) in arrays.items():
-        assert len(axes) == values.ndim and unit, name
-    for unit, definition in (*MEASURES.values(), *(quantity for _, quantity in ARRAYS.values())):
-        assert unit and definition.endswith(".")
+def test_the_header_gives_every_array_axes_a_unit_and_a_definition(written):
+    told = json.loads((written / "header.json").read_text())["arrays"]
+    assert told.keys() == ARRAYS.keys() | MEASURES.keys()
+    trace = make_trace("p0", "mless")
+    for name, one in told.items():
+        if name in ARRAYS:
+            assert len(one["axes"]) == getattr(trace, name).ndim, name
+        assert one["unit"] and one["definition"].endswith("."), name
+    assert told["mass_filler"]["axes"] == ["layer", "head"]
 
 
 def test_wrong_shapes_and_undocumented_measures_are_refused():
@@ -323,7 +365,7 @@ def test_reading_and_adding_hold_one_record_in_memory(tmp_path):
         "        traces.append(trace(n))\n"
         "        if n == 10: start = peak()\n"
         "with AttentionTraces.open(path) as traces: assert sum(1 for _ in traces) == 100\n"
-        "print(peak() - start, path.stat().st_size >> 20)\n"
+        "print(peak() - start, sum(file.stat().st_size for file in path.iterdir()) >> 20)\n"
     )
     with script(tmp_path, body) as process:
         out, error = process.communicate()

@@ -23,8 +23,7 @@ FOLDERS = {
         "verification commands cli"
     ).split(),
     "attention_probe": (
-        "choices prompts model measure settings trace trace_file traces run_probe capture_beside_eager analysis "
-        "figures commands"
+        "choices prompts model measure settings traces run_probe capture_beside_eager analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""

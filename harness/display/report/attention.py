@@ -55,7 +55,7 @@ class PromptCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFile:
-    """What a report shows of one trace file.
+    """What a report shows of one folder of traces.
 
     Attributes:
         name: The file's name.
