@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curve import DRAWS, SEED, Curve, as_frame, bootstrap_band
 from attention_probe.choices import View
-from attention_probe.traces import AttentionTraces, Trace
+from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
 
@@ -38,92 +38,54 @@ __all__ = [
 _OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
 
 
-def aligned_curve(
-    traces: AttentionTraces,
-    *,
-    condition: str,
-    layer: int,
-    head: int,
-    definition: Definition = "common",
-    exclude_first: bool = False,
-    problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
-) -> Curve:
-    """The curve over original tokens, whatever was inserted between them.
+class CurveOptions(TypedDict, total=False):
+    """What every function of a curve takes beside the traces and its heads, by keyword.
 
-    Args:
-        traces: Where from.
+    Attributes:
         condition: Which.
         layer: From 0.
-        head: From 0.
-        definition: Over which queries.
+        definition: Over which queries; `common` by default.
         exclude_first: Leave the first token out, which in some models takes most of the attention.
         problem_ids: Which prompts; all of the condition by default. To set two conditions side by side, give both the
             same, from `chosen_problems`.
         draws: Bootstrap draws for the band.
         seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
+    """
+
+    condition: Required[str]
+    layer: Required[int]
+    definition: Definition
+    exclude_first: bool
+    problem_ids: Sequence[str] | None
+    draws: int
+    seed: int
+
+
+def aligned_curve(traces: AttentionTraces, *, head: int, **options: Unpack[CurveOptions]) -> Curve:
+    """The curve over original tokens, whatever was inserted between them.
+
+    Args:
+        traces: Where from.
+        head: From 0.
+        options: See `CurveOptions`.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    (curve,) = aligned_curves(
-        traces,
-        condition=condition,
-        layer=layer,
-        heads=[head],
-        definition=definition,
-        exclude_first=exclude_first,
-        problem_ids=problem_ids,
-        draws=draws,
-        seed=seed,
-    )
+    (curve,) = aligned_curves(traces, heads=[head], **options)
     return curve
 
 
-def aligned_curves(
-    traces: AttentionTraces,
-    *,
-    condition: str,
-    layer: int,
-    heads: Sequence[int],
-    definition: Definition = "common",
-    exclude_first: bool = False,
-    problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
-) -> list[Curve]:
+def aligned_curves(traces: AttentionTraces, *, heads: Sequence[int], **options: Unpack[CurveOptions]) -> list[Curve]:
     """`aligned_curve` of several heads, for which every trace is read but once.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    chosen = _chosen(traces, condition, problem_ids)
-    asks = [
-        _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
-        for head in heads
-    ]
-    texts = _texts(asks[0], traces.get(chosen[0], condition)) if len(chosen) == 1 else None
-    note = _OF_COMPLETIONS if traces.header.queries == "completion" else None
-    tables = _tables(asks, traces, condition, chosen)
-    return [
-        _curve(ask, condition, table, draws, seed, texts=texts, note=note)
-        for ask, table in zip(asks, tables, strict=True)
-    ]
+    return _draw(traces, "aligned", heads, **options)
 
 
-def full_curve(
-    traces: AttentionTraces,
-    *,
-    condition: str,
-    layer: int,
-    head: int,
-    definition: Definition = "common",
-    exclude_first: bool = False,
-    problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
-) -> Curve:
+def full_curve(traces: AttentionTraces, *, head: int, **options: Unpack[CurveOptions]) -> Curve:
     """The curve over the prompt as it was, with the region to shade; arguments as for `aligned_curve`.
 
     Where the filler does not stand at the same positions in all prompts, the mean is over those prompts (more than
@@ -133,43 +95,24 @@ def full_curve(
         ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
             of the prompts.
     """
-    chosen = _chosen(traces, condition, problem_ids)
-    wanted = set(chosen)
-    spans = {
-        entry.problem_id: entry.filler_span
-        for entry in traces.entries()
-        if entry.condition == condition and entry.problem_id in wanted
-    }
-    (span, most), *_ = Counter(spans.values()).most_common(1)
-    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
+    condition, note = options["condition"], None
+    chosen = _chosen(traces, condition, options.get("problem_ids"))
+    spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
+    (span, most), *_ = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
     if most < len(chosen):
         if 2 * most <= len(chosen):
             raise ConfigError(
                 f"the filler of {condition} stands at different positions: no region is shared by more than half of "
                 f"the {len(chosen)} prompts (the commonest by {most}). Draw one prompt, or use the aligned view."
             )
-        notes.append(f"mean over the {most} of {len(chosen)} prompts whose filler stands at the shaded positions")
-        chosen = [problem_id for problem_id in chosen if spans[problem_id] == span]
-    ask = _Ask(layer=layer, head=head, definition=definition, view="full", exclude_first=exclude_first)
-    texts = _texts(ask, traces.get(chosen[0], condition)) if len(chosen) == 1 else None
+        note = f"mean over the {most} of {len(chosen)} prompts whose filler stands at the shaded positions"
+    options["problem_ids"] = [problem_id for problem_id in chosen if spans[problem_id] == span]
     region = None if span is None else (span[0] - 0.5, span[1] - 0.5)
-    (table,) = _tables([ask], traces, condition, chosen)
-    return _curve(ask, condition, table, draws, seed, texts=texts, region=region, note="; ".join(notes) or None)
+    (curve,) = _draw(traces, "full", [head], region=region, note=note, **options)
+    return curve
 
 
-def difference_curve(
-    traces: AttentionTraces,
-    *,
-    condition: str,
-    baseline: str,
-    layer: int,
-    head: int,
-    definition: Definition = "common",
-    exclude_first: bool = False,
-    problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
-) -> Curve:
+def difference_curve(traces: AttentionTraces, *, baseline: str, head: int, **options: Unpack[CurveOptions]) -> Curve:
     """The paired difference, condition minus baseline, of every original token; arguments as for `aligned_curve`.
 
     Against a baseline without filler a drop summed over all tokens is guaranteed by the softmax and is no finding; the
@@ -178,18 +121,14 @@ def difference_curve(
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    chosen = chosen_problems(traces, (condition, baseline)) if problem_ids is None else problem_ids
-    ask = _Ask(layer=layer, head=head, definition=definition, view="aligned", exclude_first=exclude_first)
-    (with_filler,), (without,) = (
-        _tables([ask], traces, name, _chosen(traces, name, chosen)) for name in (condition, baseline)
-    )
-    width = min(with_filler.shape[1], without.shape[1])
-    table = with_filler[:, :width] - without[:, :width]
+    pair = (options["condition"], baseline)
+    if options.get("problem_ids") is None:
+        options["problem_ids"] = chosen_problems(traces, pair)
     filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
-    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
-    if (condition in filled) != (baseline in filled):
-        notes.append("all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted")
-    return _curve(ask, f"{condition} - {baseline}", table, draws, seed, note="; ".join(notes) or None)
+    lone = (pair[0] in filled) != (pair[1] in filled)
+    note = "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted" if lone else None
+    (curve,) = _draw(traces, "aligned", [head], baseline=baseline, note=note, **options)
+    return curve
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -222,23 +161,6 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
-    """Which numbers of a trace a curve is made of."""
-
-    layer: int
-    head: int
-    definition: Definition
-    view: View
-    exclude_first: bool
-
-    def places(self, trace: Trace) -> NDArray[np.int64]:
-        """The x of every token; -1 for those left out."""
-        positions = np.arange(len(trace.tokens), dtype=np.int64)
-        places = positions if self.view == "full" else trace.original_pos.astype(np.int64)
-        return np.where(places == 0, -1, places) if self.exclude_first else places
-
-
 def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
     """The prompts to draw, each once."""
     known = [entry.problem_id for entry in traces.entries() if entry.condition == condition]
@@ -258,58 +180,71 @@ def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] 
     return wanted
 
 
-def _tables(
-    asks: Sequence[_Ask], traces: AttentionTraces, condition: str, chosen: Sequence[str]
-) -> NDArray[np.float64]:
-    """[head, prompt, x] values, NaN where a prompt has none. What is asked differs in the head alone."""
-    ask = asks[0]
-    index, heads = traces.header.layer_index(ask.layer), [traces.header.check_head(one.head) for one in asks]
-    rows = []
-    for problem_id in chosen:
-        trace = traces.get(problem_id, condition)
-        means = trace.mean_common if ask.definition == "common" else trace.mean_all
-        places = ask.places(trace)
-        row = np.full((len(heads), max(len(places), int(places.max(initial=0)) + 1)), np.nan)
-        row[:, places[places >= 0]] = means[index, heads][:, places >= 0]
-        rows.append(row)
-    tables = np.full((len(heads), len(rows), max(row.shape[1] for row in rows)), np.nan)
-    for number, row in enumerate(rows):
-        tables[:, number, : row.shape[1]] = row
-    return tables
-
-
-def _texts(ask: _Ask, trace: Trace) -> dict[int, str]:
-    return {int(place): text for place, text in zip(ask.places(trace), trace.tokens, strict=True) if place >= 0}
-
-
-def _curve(
-    ask: _Ask,
-    condition: str,
-    table: NDArray[np.float64],
-    draws: int,
-    seed: int,
+def _draw(
+    traces: AttentionTraces,
+    view: View,
+    heads: Sequence[int],
     *,
-    texts: dict[int, str] | None = None,
+    condition: str,
+    layer: int,
+    definition: Definition = "common",
+    exclude_first: bool = False,
+    problem_ids: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = SEED,
+    baseline: str | None = None,
     region: tuple[float, float] | None = None,
     note: str | None = None,
-) -> Curve:
-    counts = np.isfinite(table).sum(axis=0)
-    x = np.flatnonzero(counts)
-    low, high = bootstrap_band(table[:, x], draws=draws, seed=seed) if len(table) > 1 else (None, None)
-    return Curve(
-        condition=condition,
-        layer=ask.layer,
-        head=ask.head,
-        definition=ask.definition,
-        view=ask.view,
-        first_token_excluded=ask.exclude_first,
-        x=x,
-        mean=np.nanmean(table[:, x], axis=0),
-        low=low,
-        high=high,
-        count=counts[x],
-        prompts=len(table),
-        filler_region=region,
-        tokens=None if texts is None else tuple(texts[place] for place in x.tolist()),
-        note=note,
-    )
+) -> list[Curve]:
+    """A curve for each head: of a condition, or of its difference from a baseline."""
+    index = traces.header.layer_index(layer)
+    checked = [traces.header.check_head(head) for head in heads]
+
+    def read(name: str) -> tuple[NDArray[np.float64], dict[int, str]]:
+        """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
+        chosen = _chosen(traces, name, problem_ids)
+        rows = []
+        for problem_id in chosen:
+            trace = traces.get(problem_id, name)
+            means = trace.mean_common if definition == "common" else trace.mean_all
+            places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
+            shown = places >= int(exclude_first)  # inserted tokens have no place in the aligned view: -1
+            row = np.full((len(checked), max(len(places), int(places.max(initial=0)) + 1)), np.nan)
+            row[:, places[shown]] = means[index, checked][:, shown]
+            rows.append(row)
+        tables = np.full((len(checked), len(rows), max(row.shape[1] for row in rows)), np.nan)
+        for number, row in enumerate(rows):
+            tables[:, number, : row.shape[1]] = row
+        return tables, dict(zip(places.tolist(), trace.tokens, strict=True))
+
+    tables, texts = read(condition)
+    if baseline is not None:
+        others, _ = read(baseline)
+        width = min(tables.shape[2], others.shape[2])
+        tables = tables[:, :, :width] - others[:, :, :width]
+    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
+    curves = []
+    for head, table in zip(checked, tables, strict=True):
+        counts = np.isfinite(table).sum(axis=0)
+        x = np.flatnonzero(counts)
+        low, high = bootstrap_band(table[:, x], draws=draws, seed=seed) if len(table) > 1 else (None, None)
+        curves.append(
+            Curve(
+                condition=condition if baseline is None else f"{condition} - {baseline}",
+                layer=layer,
+                head=head,
+                definition=definition,
+                view=view,
+                first_token_excluded=exclude_first,
+                x=x,
+                mean=np.nanmean(table[:, x], axis=0),
+                low=low,
+                high=high,
+                count=counts[x],
+                prompts=len(table),
+                filler_region=region,
+                tokens=tuple(texts[place] for place in x.tolist()) if len(table) == 1 and baseline is None else None,
+                note="; ".join([*notes, note] if note else notes) or None,
+            )
+        )
+    return curves
