@@ -317,18 +317,29 @@ class AttentionTraces:
         Raises:
             ConfigError: it was not recorded for one of the problems, or a problem is not there.
         """
+        problems, (values,) = self.measures([name], condition, problem_ids)
+        return problems, values
+
+    def measures(
+        self, names: Sequence[str], condition: str, problem_ids: Sequence[str] | None = None
+    ) -> tuple[list[str], NDArray[np.float64]]:
+        """Several measures, for which every record is read but once: [measure, problem, layer, head].
+
+        Raises:
+            ConfigError: one was not recorded for one of the problems, or a problem is not there.
+        """
         found = {trace.problem_id: trace.measures for trace in self.select(condition, problem_ids)}
         wanted = list(found) if problem_ids is None else list(problem_ids)
-        if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
-            there = ", ".join(sorted(set.intersection(*map(set, found.values())))) if found else ""
-            raise ConfigError(
-                f"{self.path} has no {name} of {len(missing)} of {len(wanted)} problems under {condition} "
-                f"(first: {missing[0]}). Recorded for all there: {there or 'nothing'}. Choose one of these, "
-                "or probe again with what records it (--decompose for the parts of the change)."
-            )
-        shape = (len(wanted), len(self.header.layers), self.header.head_count)
-        values = np.array([found[problem_id][name] for problem_id in wanted], dtype=np.float64)
-        return wanted, values.reshape(shape)
+        for name in names:
+            if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
+                there = ", ".join(sorted(set.intersection(*map(set, found.values())))) if found else ""
+                raise ConfigError(
+                    f"{self.path} has no {name} of {len(missing)} of {len(wanted)} problems under {condition} "
+                    f"(first: {missing[0]}). Recorded for all there: {there or 'nothing'}. Choose one of these, "
+                    "or probe again with what records it (--decompose for the parts of the change)."
+                )
+        values = np.array([[found[key][name] for key in wanted] for name in names], dtype=np.float64)
+        return wanted, values.reshape(len(names), len(wanted), len(self.header.layers), self.header.head_count)
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""

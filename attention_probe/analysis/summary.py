@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_probe.analysis.averaging import aligned_curve, chosen_problems, shared_problems
+from attention_probe.analysis.averaging import aligned_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
@@ -31,27 +31,32 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
     left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+    masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
+    chosen = None if heads is None else [header.check_head(head) for head in heads]
     rows = []
     for place, layer in enumerate(header.layers):
-        for head in [None] if heads is None else [header.check_head(head) for head in heads]:
+        curves = {
+            name: aligned_curves(
+                traces,
+                condition=name,
+                layer=layer,
+                heads=chosen or (),
+                definition=definition,
+                exclude_first=left_out,
+                problem_ids=problems,
+            )
+            for name in (traces.conditions if chosen else ())
+        }
+        for number, head in enumerate([None] if chosen is None else chosen):
             for condition in traces.conditions:
                 row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
-                for name in MASSES:
-                    values = traces.measure(name, condition, problems)[1][:, place]
+                for name, values in zip(MASSES, masses[condition][:, :, place], strict=True):
                     there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
                     there = there if head is None else there[:, head]
                     row[name] = float(there.mean()) if there.size else np.nan
                 if head is not None:
-                    curve = aligned_curve(
-                        traces,
-                        condition=condition,
-                        layer=layer,
-                        head=head,
-                        definition=definition,
-                        exclude_first=left_out,
-                        problem_ids=problems,
-                    )
                     row["head"] = f"Head {head + 1}"
+                    curve = curves[condition][number]
                     if len(curve.x):
                         peak = int(curve.mean.argmax())
                         row |= {"peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
@@ -62,7 +67,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
         over = f"{definition} queries" if header.queries == "prompt" else "the completion's"
         title += f"; peak of the aligned curve ({over}{', first token left out' if left_out else ''}) and its position"
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
-        title += f"; {controls} controls are in the file and left out here"
+        title += f"; {controls} controls were traced and are left out here"
     return "\n".join(
         [title, *header.stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)]
     )

@@ -487,7 +487,7 @@ def test_options_that_select_are_refused_beside_a_saved_selection_by_name(comman
 def test_controls_are_averaged_with_nothing(command, tmp_path):
     flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
     printed = command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces")
-    assert ", 1 problems;" in printed and "1 controls are in the file and left out here" in printed
+    assert ", 1 problems;" in printed and "1 controls were traced and are left out here" in printed
     rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
     assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)
 
