@@ -113,19 +113,10 @@ def to_yaml(condition: Condition) -> str | dict[str, Any]:
     filler = condition.filler
     if isinstance(filler, Sentence):
         assert filler.number is not None  # only the study's own is drawn by its seed
-        return {
-            "name": condition.name,
-            "sentence": filler.number + 1,
-            "count": filler.count,
-            "placement": str(condition.placement),
-            "seed": condition.seed,
-        }
-    content = {"unit": filler.unit} if filler.unit is not None else {"token_ids": list(filler.token_ids or ())}
-    return {
-        "name": condition.name,
-        **content,
-        "count": filler.count,
-        "separator": filler.separator,
-        "placement": str(condition.placement),
-        "seed": condition.seed,
-    }
+        content: dict[str, Any] = {"sentence": filler.number + 1}
+    elif filler.unit is not None:
+        content = {"unit": filler.unit, "separator": filler.separator}
+    else:
+        content = {"token_ids": list(filler.token_ids or ()), "separator": filler.separator}
+    ends = {"count": filler.count, "placement": str(condition.placement), "seed": condition.seed}
+    return {"name": condition.name, **content, **ends}

@@ -12,10 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
-from harness.experiment.conditions import (
-    BASELINE,
-    DEFAULT_SEED,
-)
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.rewordings import first_edits
@@ -117,13 +114,9 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
     Raises:
         DataError: they cannot be had, or a file of one's own is not as described.
     """
-    match dataset:
-        case "math500":
-            return load_math500()
-        case "demo":
-            return load_demo()
-        case DatasetConfig(path=path, problem=problem, answer=answer, id=identity):
-            return load_jsonl(path, Fields(problem=problem, answer=answer, id=identity))
+    if isinstance(dataset, DatasetConfig):
+        return load_jsonl(dataset.path, Fields(**dataset.model_dump(exclude={"path"})))
+    return load_demo() if dataset == "demo" else load_math500()
 
 
 class ExplicitSampling(Strict):

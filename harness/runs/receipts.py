@@ -112,7 +112,7 @@ def _hash_file(path: Path) -> str:
     """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
     facts = path.stat()
     if facts.st_size < REMEMBERED_BYTES:
-        return _digest(path)
+        return hash_stored(path)
     cache = cache_folder() / "file-hashes.json"
     name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
     try:
@@ -122,7 +122,7 @@ def _hash_file(path: Path) -> str:
             return str(remembered)
     except (OSError, ValueError, TypeError):
         known = {}
-    found = _digest(path)
+    found = hash_stored(path)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         part = cache.with_name(f"{cache.name}.{os.getpid()}")
@@ -134,14 +134,9 @@ def _hash_file(path: Path) -> str:
 
 
 def hash_stored(path: Path) -> str:
-    """SHA-256 of a file of a run folder as it is unpacked."""
+    """SHA-256 of a file; of one that is kept packed, as it is unpacked."""
     with open_stored(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:

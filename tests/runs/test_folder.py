@@ -214,7 +214,7 @@ def test_large_files_are_hashed_once(tmp_path, monkeypatch):
     first = receipts.model_fingerprint(str(model))
     assert first["sha256"]["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
     with monkeypatch.context() as patched:
-        patched.setattr(receipts, "_digest", None)  # a second computation would fail
+        patched.setattr(receipts, "hash_stored", None)  # a second computation would fail
         assert receipts.model_fingerprint(str(model)) == first
     (model / "a.safetensors").write_bytes(b"other weights")
     assert receipts.model_fingerprint(str(model))["sha256"] != first["sha256"]
