@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,9 +18,6 @@ from rich.text import Text
 LOG_SECONDS = 30.0
 """Between two lines in a log."""
 
-SPEED_SECONDS = 600.0
-"""The time left is told from the speed in so many last seconds: samples of one batch end close together."""
-
 ALL = "all"
 """The last row, of all tasks together."""
 
@@ -30,7 +28,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
     Yields a function to be called with what is done and with what there is to do.
     """
-    with _bars() as bars:
+    with _bars(TimeRemainingColumn()) as bars:
         row = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(row, completed=done, total=total)
 
@@ -46,18 +44,19 @@ class Progress:
     def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
         self._bars = _bars(_Counted(), quiet=quiet)
         self._rows = {
-            name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
+            name: self._bars.add_task(name, start=False, total=total, made=0, tokens=0, scored=0, correct=0)
             for name, total in {**totals, ALL: sum(totals.values())}.items()
         }
+        self._known: Counter[str] = Counter()
         self._shown = time.monotonic()
 
     def known(self, task: str) -> None:
-        """Count a sample that an earlier session made."""
-        self._count(task, samples=1)
+        """Count a sample that an earlier session made. Before the bars are started: a run may know a million."""
+        self._known.update((task, ALL))
 
     def sample(self, task: str, tokens: int | None) -> None:
         """Count a finished sample."""
-        self._count(task, samples=1, tokens=tokens or 0)
+        self._count(task, made=1, tokens=tokens or 0)
 
     def score(self, task: str, verdict: str) -> None:
         """Count a score."""
@@ -72,22 +71,20 @@ class Progress:
         """Print one line for a log, at once."""
         self._shown = time.monotonic()
         *tasks, together = self._bars.tasks
-        left = together.time_remaining
-        eta = f", {timedelta(seconds=round(left))} left" if left else ""
         parts = [f"{task.description} {_done(task)} {_accuracy(task)}" for task in tasks]
-        said = f"mless: {_done(together)} samples, {_speed(together)}{eta} | {', '.join(parts)}"
+        said = f"mless: {_done(together)} samples, {_speed(together)} | {', '.join(parts)}"
         print(said, file=sys.stderr, flush=True)
 
-    def _count(self, name: str, *, samples: int = 0, **counts: int) -> None:
+    def _count(self, name: str, **counts: int) -> None:
         for row in (self._rows[name], self._rows[ALL]):
             fields = self._bars.tasks[row].fields
             added = {field: fields[field] + count for field, count in counts.items()}
-            self._bars.update(row, advance=samples, **added)
+            self._bars.update(row, advance=counts.get("made", 0), **added)
 
     def __enter__(self) -> Self:
         """Start the clock: the model is loaded, and what is known so far took no time."""
-        for task in self._bars.tasks:
-            self._bars.reset(task.id, completed=int(task.completed))
+        for name, row in self._rows.items():
+            self._bars.reset(row, completed=self._known[name])
         self._bars.start()
         return self
 
@@ -98,17 +95,17 @@ class Progress:
 
 
 class _Counted(ProgressColumn):
-    """Right so far, and tokens a second."""
+    """Right so far, tokens a second, time left."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{_accuracy(task):>6} correct  {_speed(task)}")
 
 
 def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
-    """Bars on stderr, with columns between the numbers and the time left; disabled where that is no terminal."""
+    """Bars on stderr, with these columns beside what is done of all; disabled where that is no terminal."""
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), *columns, TimeRemainingColumn())
-    return Bars(*shown, console=console, disable=quiet or not console.is_terminal, speed_estimate_period=SPEED_SECONDS)
+    shown = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), *columns)
+    return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
 
 
 def _done(task: Task) -> str:
@@ -120,5 +117,10 @@ def _accuracy(task: Task) -> str:
 
 
 def _speed(task: Task) -> str:
-    seconds = task.finished_time or task.elapsed or 0
-    return f"{task.fields['tokens'] / max(seconds, 1e-9):,.0f} tokens/s"
+    """Tokens a second and the time left, over all the time since the model was loaded.
+
+    Not rich's own estimate, which starts at the first sample: those of a batch end long after, and close together.
+    """
+    seconds, made = task.finished_time or task.elapsed or 0, task.fields["made"]
+    left = f", {timedelta(seconds=round(task.remaining * seconds / made))} left" if made and task.remaining else ""
+    return f"{task.fields['tokens'] / max(seconds, 1e-9):,.0f} tokens/s{left}"
