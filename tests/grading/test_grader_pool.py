@@ -289,6 +289,25 @@ def test_long_and_odd_text_passes(pool):
     assert pool.grade_many([("\ud800\x00 \\boxed{\udfff + 1}", "x")])[0].verdict in {"incorrect", "refused", "crashed"}
 
 
+def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
+    lines = [
+        b"no JSON",
+        b"3",
+        b'{"verdict": "superb", "reason": null}',
+        b'{"verdict": "correct"}',
+        b'{"step": "first_box", "fields": {"first_box": true}, "remark": null}',  # of an audit, which this is not
+        b'{"ready": true}',  # it has said so before
+    ]
+    for number, line in enumerate(lines):
+        (worker,) = children()
+        pool._workers[0].received = line + b"\n"  # as if it stood before the worker's own answer
+        pair = (rf"\boxed{{x+{number}+50}}", f"x+50+{number}")
+        (grade,) = pool.grade_many([pair])
+        assert (grade.verdict, grade.reason) == ("crashed", "the grader answered nonsense"), line
+        assert not psutil.pid_exists(worker.pid)
+        assert pool.grade_many([pair])[0].correct
+
+
 def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
     """Descriptors 0 to 2 of a worker lead nowhere; the protocol has descriptors of its own."""
     (worker,) = children()
