@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# jaxtyping's axis names are not forward references.
+# ruff: noqa: F722
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -10,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from jaxtyping import Int
 
 from attention_probe.measure.decomposition import inserted_tokens
 from attention_probe.measure.measure import Measurement, measure_group
-from attention_probe.model.capture import capture, refuse_long_prompt, takes_positions
+from attention_probe.model.capture import capture, refuse_long_prompt, refuse_unknown_tokens, takes_positions
 from attention_probe.model.load_first_layers import LoadedModel, check_heads
 from attention_probe.model.self_check import curve_error, eager_error, identity_error
 from attention_probe.model.token_table import TokenTable
@@ -84,7 +86,10 @@ def run_probe(
         refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
     if settings.heads is not None:
         check_heads(loaded.config, settings.heads, name=loaded.name)
-    table = _token_table(loaded, every_id)
+    token_ids = torch.from_numpy(every_id.astype(np.int64))
+    refuse_unknown_tokens(loaded, token_ids)
+    loaded.keep_embeddings(token_ids)
+    table = _token_table(loaded, token_ids)
     checks = _self_check(loaded, prompts, settings, table)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
@@ -129,10 +134,10 @@ def _refuse_other_records(
         )
 
 
-def _token_table(loaded: LoadedModel, token_ids: NDArray[np.int64]) -> TokenTable | None:
+def _token_table(loaded: LoadedModel, token_ids: Int[torch.Tensor, " token"]) -> TokenTable | None:
     """The first layer's projections by token, where they depend on nothing else: many prompts share few tokens."""
     try:
-        return TokenTable.of(loaded, torch.from_numpy(token_ids.astype(np.int64)))
+        return TokenTable.of(loaded, token_ids)
     except ModelError:
         return None
 

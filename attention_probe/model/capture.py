@@ -118,7 +118,7 @@ def capture(
             "gap. Leave out --decompose for this model."
         )
     refuse_long_prompt(loaded, int(positions[real].max()) + 1)
-    _refuse_unknown_tokens(loaded, token_ids[real])
+    refuse_unknown_tokens(loaded, token_ids[real])
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
     readout = Readout(
@@ -183,7 +183,7 @@ def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt")
         )
 
 
-def _refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"]) -> None:
+def refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"]) -> None:
     """Raise PromptMismatchError for an id that the model's vocabulary does not have."""
     size = loaded.config.vocab_size
     unknown = token_ids[(token_ids < 0) | (token_ids >= size)]
