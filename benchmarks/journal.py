@@ -80,9 +80,10 @@ def measure(*, small: bool = False) -> Figures:
 def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Append samples as a run does; microseconds for each, and memory at each of the sizes."""
     from harness.experiment.problems import load_demo
-    from harness.experiment.requests import Request, Sample
+    from harness.experiment.requests import Request
     from harness.experiment.sampling import Sampling
     from harness.runs.journal import Journal
+    from harness.runs.records import Sample
 
     requests = [
         Request(
@@ -108,7 +109,7 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
             request, completion = requests[number % len(requests)], completions[number % len(completions)]
             started = time.perf_counter()
             sample = Sample.of(request, key, completion, sampling=parameters, tokens=600, reason="stop")
-            journal.append(sample.record())
+            journal.append(sample)
             journal.sync_if_due()
             seconds += time.perf_counter() - started
             if number + 1 in sizes:

@@ -16,11 +16,12 @@ import yaml
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.requests import Request, Sample, hash_prompts, hash_setting
+from harness.experiment.requests import Request, hash_prompts, hash_setting
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.evaluations import Evaluation
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, SESSION, RunFolder, read_prompts, unpack
+from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts, unpack
 from harness.runs.receipts import hash_stored
+from harness.runs.records import SESSION, Sample
 
 
 def passing_folder() -> Path:
@@ -91,7 +92,7 @@ def write_run(
             sample = Sample.of(
                 request, request.key(setting), text, sampling=sampling.record(), tokens=len(text) // 4, reason=reason
             )
-            opened.journal.append(sample.record())
+            opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
 
 

@@ -40,7 +40,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequenc
     pair lacks a box under one condition may itself be an effect on the answer.
 
     Args:
-        frame: One row a sample, as `outcome_columns.read_outcomes` gives it.
+        frame: One row a sample, as `sample_frame.read_frame` gives it.
         baseline: The condition that others are compared with; without it the last three columns are missing.
         by: Further columns to split by.
     """

@@ -65,7 +65,7 @@ def merge(shards: Sequence[Path], output: Path) -> None:
                 folder.journal.append(sample)
             if scores_version(path) == GRADER_VERSION:
                 for score in read_scores(path).values():
-                    folder.scores.append(score)
+                    folder.scores.append({"key": score.key, **score.graded()})
         with Scorer(folder.scores, prompts) as scorer:  # where a shard has the scores of another grader
             for sample in read_samples(output):
                 scorer.submit(sample)

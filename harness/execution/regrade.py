@@ -62,9 +62,9 @@ def regrade(path: Path) -> str:
         part.unlink(missing_ok=True)
         held.release()
     changed = Counter(
-        f"{before[key]} -> {score['verdict']}"
+        f"{before[key]} -> {score.verdict}"
         for key, score in after.items()
-        if key in before and before[key] != score["verdict"]
+        if key in before and before[key] != score.verdict
     )
     told = "".join(f"\n  {count:6}  {change}" for change, count in changed.most_common())
     return f"{len(after)} samples graded by version {GRADER_VERSION}, {sum(changed.values())} verdicts changed{told}"

@@ -20,7 +20,7 @@ from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, task_version
-from harness.experiment.requests import Sample, hash_setting
+from harness.experiment.requests import hash_setting
 from harness.experiment.sampling import Sampling
 from harness.grading import GRADER_VERSION
 from harness.runs import receipts
@@ -41,6 +41,7 @@ from harness.runs.folder import (
     read_timing,
     write_whole,
 )
+from harness.runs.records import Sample
 
 FIGURE = "accuracy"
 
@@ -150,7 +151,7 @@ def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
     from harness.experiment.rewordings import is_edit
     from harness.runs.sample_frame import read_frame
 
-    frame = read_frame(path)
+    frame = read_frame(path, receipt, read_prompts(path))
     figure = draw_accuracy_bars(
         accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
@@ -205,12 +206,12 @@ def _generate_and_grade(
 
         def collect() -> None:
             for score in scorer.poll():
-                progress.score(tasks[score["key"]], score["verdict"])
+                progress.score(tasks[score.key], score.verdict)
 
         if not missing:
             folder.begin_session(session)
         for number, sample in enumerate(read_samples(folder.path)):
-            progress.known(lines[sample["task"]])
+            progress.known(lines[sample.task])
             scorer.submit(sample)
             if number % 64 == 0:
                 collect()  # the workers must not wait until all are read
@@ -232,7 +233,7 @@ def _generate_and_grade(
                             sampling=parameters,
                             tokens=done.completion_tokens,
                             reason=done.finish_reason,
-                        ).record()
+                        )
                         folder.journal.append(sample)
                         scorer.submit(sample)
                         progress.sample(lines[request.task], done.completion_tokens)
@@ -245,10 +246,10 @@ def _generate_and_grade(
                 timing["generation_seconds"] = round(last - started, 2)
                 timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
                 for score in scorer.finish():
-                    progress.score(tasks[score["key"]], score["verdict"])
+                    progress.score(tasks[score.key], score.verdict)
                 timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
         for score in scorer.finish():
-            progress.score(tasks[score["key"]], score["verdict"])
+            progress.score(tasks[score.key], score.verdict)
     folder.end_session(timing)
     return True
 

@@ -7,9 +7,7 @@ from typing import Any, Self
 
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.runs.journal import Journal
-
-Score = dict[str, Any]
-"""One line of `scores.jsonl`: `grading.as_record` with the sample's key."""
+from harness.runs.records import Sample, Score
 
 
 class Scorer:
@@ -33,17 +31,17 @@ class Scorer:
         """Samples without a score yet."""
         return len(self._half)
 
-    def submit(self, sample: Mapping[str, Any]) -> None:
-        """Take a sample, as the journal keeps it, unless it has its score."""
-        key = sample["key"]
+    def submit(self, sample: Sample) -> None:
+        """Take a sample unless it has its score."""
+        key = sample.key
         if key in self._scores.keys or key in self._half:
             return
-        row = self._prompts[sample["task"], sample["problem_id"]]
-        doc, completion = row["doc"], sample["completion"]
+        row = self._prompts[sample.task, sample.problem_id]
+        doc, completion = row["doc"], sample.completion
         self._half[key] = {}
         self._pool.submit(
             (key, "grade"),
-            GradeJob(completion=completion, target=doc["answer"], finish_reason=sample["finish_reason"]),
+            GradeJob(completion=completion, target=doc["answer"], finish_reason=sample.finish_reason),
         )
         if self._audit:
             job = AuditJob(
@@ -74,10 +72,10 @@ class Scorer:
             if len(parts) == 2:
                 grade, audit = parts["grade"], parts["audit"]
                 assert isinstance(grade, Grade) and isinstance(audit, Audit)
-                score = {"key": key, **as_record(grade, audit)}
-                self._scores.append(score)
+                record = as_record(grade, audit)
+                self._scores.append({"key": key, **record})
                 del self._half[key]
-                done.append(score)
+                done.append(Score(key=key, **record))
         return done
 
     def __enter__(self) -> Self:

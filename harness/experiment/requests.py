@@ -1,11 +1,11 @@
-"""What is asked of a model, and what came back: requests, samples, and the key that makes a sample reusable."""
+"""What is asked of a model: requests, and the key that makes a sample reusable."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from harness.experiment.sampling import Sampling
@@ -80,65 +80,3 @@ def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:
     """Hash over the texts and token ids of all prompts, in order; rows as `prompts.jsonl` has them."""
     hashes = (f"{row['prompt_sha256']} {row['prompt_token_sha256']}" for row in prompts)
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One finished completion, as the journal keeps it.
-
-    Attributes:
-        key: See `Request.key`.
-        task, problem_id, sample_index, replicate, seed, prompt_token_sha256: The request's.
-        prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
-        completion: What the model wrote.
-        completion_tokens: Tokens generated; None where the backend does not say.
-        finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
-        sampling: The parameters in force, and what the model's generation_config had to do with them.
-    """
-
-    key: str
-    task: str
-    problem_id: str
-    sample_index: int
-    replicate: int
-    seed: int | None
-    prompt_token_sha256: str | None
-    prompt_tokens: int | None
-    completion: str
-    completion_tokens: int | None
-    finish_reason: str | None
-    sampling: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        key: str,
-        completion: str,
-        *,
-        sampling: Mapping[str, Any],
-        tokens: int | None = None,
-        reason: str | None = None,
-    ) -> Sample:
-        """The sample that a completion makes of a request; `sampling` is the record of the request's."""
-        return cls(
-            key=key,
-            task=request.task,
-            problem_id=request.problem_id,
-            sample_index=request.sample_index,
-            replicate=request.replicate,
-            seed=request.seed,
-            prompt_token_sha256=request.prompt_token_sha256,
-            prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
-            completion=completion,
-            completion_tokens=tokens,
-            finish_reason=reason,
-            sampling=sampling,
-        )
-
-    def record(self) -> dict[str, Any]:
-        """As a line of the journal."""
-        return {name: getattr(self, name) for name in _FIELDS}  # asdict would copy what lies within, for every sample
-
-
-_FIELDS = tuple(field.name for field in fields(Sample))

@@ -11,11 +11,13 @@ import importlib.util
 import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta, Struct, structs
 
 from harness.grading.authors_rule import authors_rule
 from harness.grading.boxes import first_box, last_box, visible_answer
@@ -56,43 +58,51 @@ class AuditJob:
         return replace(self, prompt="") if self.prompt and "\\boxed" in self.completion else self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class AuditColumns(Struct, frozen=True, kw_only=True):
     r"""What the other graders say. None: that grader did not end, failed, or was not asked.
 
-    In the columns with our extraction (`exact_match_boxed`, `first_box`, `boxes_after_first`) an empty box is no box.
+    This is the one place that names them: records, tables and exports have the columns that stand here, with these
+    descriptions. In the columns with our extraction (`exact_match_boxed`, `first_box`, `boxes_after_first`) an empty
+    box is no box.
 
     Attributes:
-        math_verify: math_verify on the whole text, as lm-eval's MATH-500 task calls it: any expression can count, and a
-            stray one can beat the box.
-        exact_match: lm-eval's minerva rule. It reads only "Final Answer: The final answer is ...", so boxed answers
-            are wrong.
+        math_verify: Any expression of the text can count, and a stray one can beat the box.
+        exact_match: It reads only "Final Answer: The final answer is ...", so boxed answers are wrong.
         exact_match_boxed: The same comparison on the content of the last closed box; wrong without one.
-        authors_rule: The study's rule over prompt plus completion, its substring bug included.
+        authors_rule: Over prompt plus completion, its substring bug included.
         authors_rule_strict: The same with equality only.
-        first_box: Our comparison on the first closed box, for models that run on into a next problem; wrong if there
-            is none.
+        first_box: For models that run on into a next problem; wrong if there is no closed box.
         boxes_after_first: How many closed boxes follow the first.
+    """
+
+    math_verify: Annotated[
+        bool | None, Meta(description="audit: lm-eval's stock call of math_verify on the whole text")
+    ] = None
+    exact_match: Annotated[bool | None, Meta(description="audit: lm-eval's minerva exact_match")] = None
+    exact_match_boxed: Annotated[bool | None, Meta(description="audit: the same, of the last box")] = None
+    authors_rule: Annotated[bool | None, Meta(description="audit: the study's own rule, substrings included")] = None
+    authors_rule_strict: Annotated[bool | None, Meta(description="audit: the study's rule without substrings")] = None
+    first_box: Annotated[bool | None, Meta(description="audit: our grader on the first box")] = None
+    boxes_after_first: Annotated[int, Meta(description="further boxes after the first")] = 0
+
+
+class Audit(AuditColumns, frozen=True, kw_only=True):
+    """What the other graders say of one completion.
+
+    Attributes:
         reason: Which column is None and why, or that the authors' code would have stopped; several are joined by "; ".
     """
 
-    math_verify: bool | None = None
-    exact_match: bool | None = None
-    exact_match_boxed: bool | None = None
-    authors_rule: bool | None = None
-    authors_rule_strict: bool | None = None
-    first_box: bool | None = None
-    boxes_after_first: int = 0
     reason: str | None = None
 
 
-COLUMNS = ("math_verify", "exact_match", "exact_match_boxed", "authors_rule", "authors_rule_strict", "first_box")
+COLUMNS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
 """The verdicts of an `Audit`."""
 
 
 def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
     """A grade and its audit as one flat mapping, the form of sample logs and journals."""
-    fields = asdict(audit)
+    fields = structs.asdict(audit)
     fields["audit_reason"] = fields.pop("reason")
     return {"verdict": grade.verdict, "answer": grade.answer, "reason": grade.reason, **fields}
 

@@ -24,6 +24,7 @@ from harness.engines.lm_eval_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
 from harness.runs.folder import count_expected_samples, read_prompts, read_samples, read_scores
+from harness.runs.records import Sample, Score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -89,14 +90,14 @@ def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any])
     everything = list(read_samples(folder))
     scores = read_scores(folder)
     wanted = count_expected_samples(prompts, config)
-    if len(everything) < wanted or any(sample["key"] not in scores for sample in everything):
+    if len(everything) < wanted or any(sample.key not in scores for sample in everything):
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
-    samples = {(s["task"], s["problem_id"], s["sample_index"]): s for s in everything if s["replicate"] == 0}
+    samples = {(s.task, s.problem_id, s.sample_index): s for s in everything if s.replicate == 0}
     for name in (f"results_{_DATED}.json", *{f"samples_{row['task']}_{_DATED}.jsonl" for row in prompts}):
         for old in folder.glob(name):
             old.unlink()
-    completions = {place: _completion(sample, scores[sample["key"]]) for place, sample in samples.items()}
+    completions = {place: _completion(sample, scores[sample.key]) for place, sample in samples.items()}
     replay = Replay(prompts, completions)
     entries = []
     for chat in (False, True):
@@ -111,7 +112,7 @@ def _evaluate(
     identity: Mapping[str, Any],
     config: Mapping[str, Any],
     prompts: Sequence[Mapping[str, Any]],
-    samples: Mapping[tuple[str, str, int], Mapping[str, Any]],
+    samples: Mapping[tuple[str, str, int], Sample],
     replay: Replay,
     *,
     chat: bool,
@@ -213,15 +214,14 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str
     return Recorded(config={**template, "task": name, "repeats": repeats, "generation_kwargs": identity["generation"]})
 
 
-def _completion(sample: Mapping[str, Any], score: Mapping[str, Any]) -> Completion:
-    graded = json.dumps({name: value for name, value in score.items() if name != "key"})
-    return Completion(sample["completion"], finish_reason=sample["finish_reason"], graded=graded)
+def _completion(sample: Sample, score: Score) -> Completion:
+    return Completion(sample.completion, finish_reason=sample.finish_reason, graded=json.dumps(score.graded()))
 
 
-def _generation(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _generation(sample: Sample) -> dict[str, Any]:
     """What the sample log says beside the completion."""
     names = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
-    return {name: sample[name] for name in names}
+    return {name: getattr(sample, name) for name in names}
 
 
 def _is_chat(row: Mapping[str, Any]) -> bool:

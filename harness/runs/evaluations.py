@@ -20,10 +20,9 @@ from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, RECEIPT, SCORES, read_identity, read_prompts
 from harness.runs.journal import is_stored, other_settings
 from harness.runs.lm_eval_logs import LoggedSample, SampleLog, find_logs, read_log
-from harness.runs.outcome_columns import loops, read_outcomes
 from harness.runs.receipts import hash_stored
-from harness.runs.sample_frame import read_receipt
-from harness.runs.schemas import IdentityForm, fit
+from harness.runs.records import Identity, fit
+from harness.runs.sample_frame import loops, read_frame, read_receipt
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +34,7 @@ class Evaluation:
 
     Attributes:
         name: The path that it was read from.
-        frame: One row a sample, with the columns of `outcome_columns.read_outcomes`.
+        frame: One row a sample, with the columns of `sample_frame.read_frame`.
         facts: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
             not known is None, and then agrees with anything.
         problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
@@ -71,7 +70,7 @@ def read_evaluation(path: Path | Mapping[str, Path], *, metric: str | None = Non
 
 def _from_run(path: Path) -> Evaluation:
     receipt, prompts = read_receipt(path), read_prompts(path)
-    frame = read_outcomes(path, receipt, prompts)
+    frame = read_frame(path, receipt, prompts)
     names = [str(name) for name in frame["condition"].cat.categories]
     facts = {
         "source": "run",
@@ -121,7 +120,7 @@ def _registered(path: Path) -> dict[str, Any]:
 
     None where it has no family: a run of before named no tests that tables could hold it to.
     """
-    contrast = fit(IdentityForm, read_identity(path), path / JOURNAL, "Restore it from a copy.").config
+    contrast = fit(Identity, read_identity(path), path / JOURNAL, "Restore it from a copy.").config
     return {"primary": None if contrast.family is None else contrast.primary, "family": contrast.family}
 
 
@@ -255,7 +254,7 @@ def _sample_rows(sample: LoggedSample, model: str, condition: str) -> Iterable[d
     for index, verdict in enumerate(sample.verdicts):
         completion = sample.completions[index] if index < len(sample.completions) else ""
         tokens = sample.completion_tokens[index] if index < len(sample.completion_tokens) else None
-        grade: Mapping[str, Any] = sample.grades[index] if sample.grades else {}
+        grade = sample.grades[index] if sample.grades else None
         yield {
             "model": model,
             "condition": condition,
@@ -272,8 +271,8 @@ def _sample_rows(sample: LoggedSample, model: str, condition: str) -> Iterable[d
             "completion_tokens": tokens,
             "characters": len(completion),
             "looping": loops(completion),
-            **{name: grade.get(name) for name in GRADERS},
-            "boxes_after_first": grade.get("boxes_after_first"),
+            **{name: getattr(grade, name, None) for name in GRADERS},
+            "boxes_after_first": getattr(grade, "boxes_after_first", None),
         }
 
 

@@ -19,12 +19,22 @@ from harness.experiment.conditions import BASELINE
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts
 from harness.grading import GRADER_VERSION
-from harness.runs.journal import PACKED, Journal, changed_settings, differences, is_stored, open_stored, read_journal
-from harness.runs.schemas import ConfigForm, GradeForm, PromptForm, fit
+from harness.runs.journal import (
+    PACKED,
+    Journal,
+    changed_settings,
+    differences,
+    has_samples,
+    is_stored,
+    open_stored,
+    parse,
+    read_header,
+    read_notes,
+    read_records,
+)
+from harness.runs.records import SESSION, TIMING, Keyed, Prompt, Sample, Score, Session, fit
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
-SESSION, TIMING = "session ", "timing "
-"""Keys of the journal's records on who wrote it and how long that took, beside the samples."""
 
 
 class RunFolder:
@@ -76,7 +86,7 @@ class RunFolder:
     @property
     def sample_keys(self) -> set[str]:
         """Keys of the samples that are there."""
-        return {key for key in self.journal.keys if not key.startswith((SESSION, TIMING))}
+        return {key for key in self.journal.keys if not Keyed(key).is_note}
 
     def sync_if_due(self) -> None:
         """Make what was written safe from a power cut, every few seconds."""
@@ -116,19 +126,19 @@ def read_identity(path: Path) -> dict[str, Any]:
     Raises:
         JournalError: there is none.
     """
-    return next(iter(read_journal(path / JOURNAL)), {})
+    return read_header(path / JOURNAL)
 
 
 def known_identity(path: Path) -> dict[str, Any]:
     """The journal's first line if samples follow it, else empty: a run without a sample may become any other run."""
-    if not is_stored(path / JOURNAL) or not any("task" in record for record in _records(path / JOURNAL)):
+    if not is_stored(path / JOURNAL) or not has_samples(path / JOURNAL):
         return {}
     return read_identity(path)
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
     """Who wrote the journal, in order."""
-    return [record for record in _records(path / JOURNAL) if record["key"].startswith(SESSION)]
+    return [record for record in read_notes(path / JOURNAL) if record["key"].startswith(SESSION)]
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -140,60 +150,63 @@ def read_config(path: Path) -> dict[str, Any]:
     sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
-    fit(ConfigForm, sessions[-1].get("config"), path / JOURNAL, "Restore it from a copy.")
+    fit(Session, sessions[-1], path / JOURNAL, "Restore it from a copy.")
     return dict(sessions[-1]["config"])
 
 
 def read_timing(path: Path) -> dict[str, Any]:
     """How long the last session that generated anything took; empty if none got to its end."""
-    records = [record for record in _records(path / JOURNAL) if record["key"].startswith(TIMING)]
+    records = [record for record in read_notes(path / JOURNAL) if record["key"].startswith(TIMING)]
     generated = [record for record in records if record["samples"]] or records
     return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
 
 
-def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+def read_samples(path: Path) -> Iterator[Sample]:
     """Every sample of the folder's journal, in the order in which they finished.
 
     Raises:
         RunError: the file is missing or damaged, or a sample is there twice.
     """
     seen = set()
-    for record in _records(path / JOURNAL):
-        if record["key"].startswith((SESSION, TIMING)):
-            continue
-        if record["key"] in seen:
-            raise doubled(path, record)
-        seen.add(record["key"])
-        yield record
+    for sample in read_records(path / JOURNAL, Sample, "Restore the file from a copy."):
+        if sample.key in seen:
+            raise doubled(path, sample)
+        seen.add(sample.key)
+        yield sample
 
 
-def doubled(path: Path, sample: Mapping[str, Any]) -> RunError:
+def doubled(path: Path, sample: Sample) -> RunError:
     """The error for a journal that has a sample twice."""
-    index, problem, task = (sample.get(name) for name in ("sample_index", "problem_id", "task"))
     return RunError(
-        f"{path}: sample {index} of problem {problem}, {task}, occurs more than once. Delete what is doubled from "
-        f"{JOURNAL}, or restore it from a copy."
+        f"{path}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, occurs more than once. "
+        f"Delete what is doubled from {JOURNAL}, or restore it from a copy."
     )
 
 
-def read_scores(path: Path, name: str = SCORES) -> dict[str, dict[str, Any]]:
+def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
     """The score of every sample, by the sample's key.
 
     Raises:
         RunError: the file is missing or damaged, or a score says what no grader says.
     """
-    scores = {record["key"]: record for record in _records(path / name)}
-    for score in scores.values():
-        fit(GradeForm, score, path / name, "Run `mless regrade` on the folder.")
-    return scores
+    return {score.key: score for score in stream_scores(path, name)}
+
+
+def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
+    """Every score, in the order in which they were made.
+
+    Raises:
+        RunError: the file is missing or damaged, or a score says what no grader says.
+    """
+    return read_records(path / name, Score, "Run `mless regrade` on the folder.")
 
 
 def scores_version(path: Path) -> int | None:
     """The grader's version of the folder's scores; None where there are none."""
     if not is_stored(path / SCORES):
         return None
-    header: dict[str, Any] = next(iter(read_journal(path / SCORES)), {})
-    return header.get("grader_version")
+    version: int | None = read_header(path / SCORES).get("grader_version")
+    return version
 
 
 def count_expected_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
@@ -234,11 +247,11 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     begun = read_identity(path)
     try:
         with open_stored(path / PROMPTS) as stream:
-            rows = [json.loads(line) for line in stream]
+            rows = [parse(line) for line in stream]
         whole = all(hash_text(row["prompt"]) == row["prompt_sha256"] for row in rows)
         if whole and hash_prompts(rows) == begun["prompts_sha256"]:
-            for row in rows:
-                fit(PromptForm, row, path / PROMPTS, "Restore it from a copy.")
+            for number, row in enumerate(rows, start=1):
+                fit(Prompt, row, f"{path / PROMPTS}, line {number}", "Restore it from a copy.")
             return rows
     except (OSError, ValueError, KeyError, TypeError, RecursionError, JournalError):
         pass
@@ -272,12 +285,6 @@ def _as_begun(path: Path, identity: Mapping[str, Any]) -> Mapping[str, Any]:
         return identity
     config = {k: v for k, v in identity["config"].items() if k in known or k not in ("primary", "family")}
     return {**identity, "config": config}
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    records = read_journal(path)
-    next(records, None)
-    return records
 
 
 def _make(path: Path) -> None:

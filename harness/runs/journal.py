@@ -15,10 +15,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
+
+import msgspec
 
 from harness.errors import JournalError
+from harness.runs.records import Keyed, encode, fit
 
+Record = TypeVar("Record", bound=msgspec.Struct)
+BUFFER = 1 << 20
+"""Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
 PACKED = ".xz"
 """Ending of a file in packed form; `harness.runs.folder.pack` makes it."""
 
@@ -54,14 +60,14 @@ class Journal:
             os.close(self._file)
             raise
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, Any] | Keyed) -> None:
         """Write one record; it survives the death of this process from here on.
 
         Raises:
             JournalError: the disk is full or the file cannot be written; what was there before is intact.
         """
         self._write_line(record)
-        self.keys.add(record["key"])
+        self.keys.add(record.key if isinstance(record, Keyed) else record["key"])
 
     def sync_if_due(self) -> None:
         """Make what was appended safe from a power cut, if the last time is long enough ago."""
@@ -93,19 +99,20 @@ class Journal:
 
     def _recover(self, header: Mapping[str, Any]) -> None:
         """Read what is there, cut a torn tail off, and write the header into an empty file."""
-        whole = 0
-        for number, record, end in _lines(self.path):
+        whole, decoder = 0, msgspec.json.Decoder(Keyed)
+        for number, line in _whole_lines(self.path):
+            whole += len(line)
             if number == 1:
-                if changes := differences(record, json.loads(json.dumps(header))):
+                if changes := differences(_parse(self.path, number, line), json.loads(json.dumps(header))):
                     raise changed_settings(self.path, changes)
-            else:
-                if (key := record["key"]) in self.keys:
-                    raise JournalError(
-                        f"{self.path}, line {number}: the same key again ({key}), and one sample has one line. Delete "
-                        f"that line (sed -i {number}d {self.path})."
-                    )
-                self.keys.add(key)
-            whole = end
+                continue
+            key = _decode(decoder, self.path, number, line).key
+            if key in self.keys:
+                raise JournalError(
+                    f"{self.path}, line {number}: the same key again ({key}), and one sample has one line. Delete "
+                    f"that line (sed -i {number}d {self.path})."
+                )
+            self.keys.add(key)
         size = os.fstat(self._file).st_size
         if size > whole:
             os.ftruncate(self._file, whole)
@@ -114,8 +121,8 @@ class Journal:
         if whole == 0:
             self._write_line(header)
 
-    def _write_line(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+    def _write_line(self, record: Mapping[str, Any] | Keyed) -> None:
+        line = encode(record) + b"\n"
         start = os.lseek(self._file, 0, os.SEEK_END)
         try:
             written = 0
@@ -148,7 +155,7 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
     """
     packed = path.with_name(path.name + PACKED)
     if path.is_file() or not packed.is_file():
-        with path.open("rb") as stream:
+        with path.open("rb", buffering=BUFFER) as stream:
             yield stream
         return
     try:
@@ -158,16 +165,73 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
         raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
 
 
+def read_header(path: Path) -> dict[str, Any]:
+    """A journal's first line; empty if not even that is whole.
+
+    Raises:
+        JournalError: there is no journal, or its first line is damaged.
+    """
+    return next((_parse(path, number, line) for number, line in _whole_lines(path)), {})
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The header, then every record. A torn last line is passed over.
+    """The header, then every record, as JSON has them. A torn last line is passed over.
 
     Raises:
         JournalError: there is no journal, or a line in the middle is damaged.
     """
-    if not is_stored(path):
-        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it; check the path.")
-    for _, record, _ in _lines(path):
+    for number, line in _whole_lines(path):
+        record = _parse(path, number, line)
+        if number > 1:
+            _refuse_keyless(path, number, record)
         yield record
+
+
+def read_records(path: Path, form: type[Record], remedy: str) -> Iterator[Record]:
+    """Every record in its form; the header, notes and a torn last line are passed over.
+
+    Args:
+        path: A journal.
+        form: `records.Sample` or `records.Score`.
+        remedy: What to do about a record that does not fit; a sentence.
+
+    Raises:
+        JournalError: there is no journal, or a line in the middle is damaged.
+        RunError: a record does not fit.
+    """
+    decoder = msgspec.json.Decoder(form)
+    for number, line in _whole_lines(path):
+        if number == 1:
+            continue
+        try:
+            yield decoder.decode(line)
+        except _MISFITS:
+            record = _parse(path, number, line)
+            _refuse_keyless(path, number, record)
+            if not Keyed(record["key"]).is_note:
+                yield fit(form, record, f"{path}, line {number}", remedy)
+
+
+def read_notes(path: Path) -> Iterator[dict[str, Any]]:
+    """The records that are no samples: who wrote the journal, and how long that took.
+
+    Raises:
+        JournalError: there is no journal, or a line in the middle is damaged.
+    """
+    decoder = msgspec.json.Decoder(Keyed)
+    for number, line in _whole_lines(path):
+        if number > 1 and _decode(decoder, path, number, line).is_note:
+            yield _parse(path, number, line)
+
+
+def has_samples(path: Path) -> bool:
+    """Whether a journal holds any sample.
+
+    Raises:
+        JournalError: there is no journal, or a line before the first sample is damaged.
+    """
+    decoder, lines = msgspec.json.Decoder(Keyed), _whole_lines(path)
+    return any(number > 1 and not _decode(decoder, path, number, line).is_note for number, line in lines)
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -199,31 +263,59 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Line number, record, and the offset after it, for every whole line.
+_MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a line that does not fit, or that holds half a surrogate pair."""
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every whole line with its number.
 
     Only the last line may be damaged: a kill tears nothing else. It counts as torn if it has no line break.
     """
-    end = 0
+    if not is_stored(path):
+        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it; check the path.")
     try:
         with open_stored(path) as stream:
             for number, line in enumerate(stream, start=1):
-                if not line.endswith(b"\n"):
-                    return
-                end += len(line)
-                record = _parse(path, number, line)
-                if number > 1 and not isinstance(record.get("key"), str):
-                    raise JournalError(
-                        f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
-                    )
-                yield number, record, end
+                if line.endswith(b"\n"):
+                    yield number, line
     except OSError as error:
         raise _unwritable(path, error) from None
 
 
+def _decode(decoder: msgspec.json.Decoder[Keyed], path: Path, number: int, line: bytes) -> Keyed:
+    """A record's key."""
+    try:
+        return decoder.decode(line)
+    except _MISFITS:
+        record = _parse(path, number, line)
+        _refuse_keyless(path, number, record)
+        return Keyed(record["key"])
+
+
+def _refuse_keyless(path: Path, number: int, record: Mapping[str, Any]) -> None:
+    if not isinstance(record.get("key"), str):
+        raise JournalError(
+            f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
+        )
+
+
+def parse(line: bytes) -> Any:
+    """A line as JSON has it; text may hold half a surrogate pair.
+
+    Raises:
+        ValueError: the line is damaged.
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(line)
+    except _MISFITS:
+        return json.loads(line.decode("utf-8", "surrogatepass"))
+
+
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8", "surrogatepass"))
+        record = parse(line)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):

@@ -13,17 +13,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from harness.errors import RunError
 from harness.experiment.documents import document_prompt, hash_problem, is_ours
 from harness.experiment.prompt import Layout, Segment, hash_text, refuse_other_text
-from harness.runs.journal import PACKED, find_stored, is_stored, open_stored
+from harness.runs.journal import PACKED, find_stored, is_stored, open_stored, parse
 from harness.runs.lm_eval_results import TaskResults, read_results
-from harness.runs.schemas import DocumentForm, GradeForm, LogLineForm, encodable, fit
+from harness.runs.records import Document, Graded, Word, encodable, fit
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
 
 _RESTORE = "Restore the file from a copy, or run lm_eval again."
+
+
+class Generation(Struct):
+    """What our sample logs say of a completion."""
+
+    completion_tokens: int | None = None
+    prompt_token_sha256: str | None = None
+
+
+class LogLine(Struct):
+    """A line of lm-eval's sample log."""
+
+    doc_id: int | str
+    doc: dict[str, Any]
+    arguments: Any
+    filter: str = "none"
+    prompt_hash: str | None = None
+    metrics: list[Word] | None = None
+    generations: list[Generation] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +81,7 @@ class LoggedSample:
     completions: tuple[str, ...]
     verdicts: tuple[str, ...]
     answers: tuple[str | None, ...]
-    grades: tuple[Mapping[str, Any], ...]
+    grades: tuple[Graded, ...]
     completion_tokens: tuple[int | None, ...]
     target: str | None
 
@@ -159,7 +180,7 @@ def _read_sample(
     segments, system_size = None, 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
     if is_ours(doc):
-        fit(DocumentForm, doc, f"{where}: its document", _RESTORE)
+        fit(Document, doc, f"{where}: its document", _RESTORE)
         prompt = document_prompt(doc)
         segments, system_size = prompt.segments, prompt.system_size
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
@@ -171,8 +192,8 @@ def _read_sample(
     graded = segments is not None and metric in ("", "verdict")
     grades = [grade for grade in (_grade(where, text) for text in filtered) if grade] if graded else []
     if grades:
-        metric, answers = "verdict", tuple(grade["answer"] for grade in grades)
-        verdicts = tuple(grade["verdict"] for grade in grades)
+        metric, answers = "verdict", tuple(grade.answer for grade in grades)
+        verdicts = tuple(grade.verdict for grade in grades)
     elif metric := metric or next((name for name in METRICS if name in line), ""):
         verdicts = (_verdict(where, line, metric),)
     generations = line.get("generations") or [{}]
@@ -233,7 +254,7 @@ def _verdict(where: str, line: Mapping[str, Any], metric: str) -> str:
     return "correct" if value else "incorrect"
 
 
-def _grade(where: str, text: str) -> dict[str, Any] | None:
+def _grade(where: str, text: str) -> Graded | None:
     """One of our own tasks' grades; None if the text is none."""
     try:
         grade = json.loads(text)
@@ -241,8 +262,7 @@ def _grade(where: str, text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(grade, dict) or "verdict" not in grade:
         return None
-    fit(GradeForm, grade, f"{where}: its grade", _RESTORE)
-    return grade
+    return fit(Graded, grade, f"{where}: its grade", _RESTORE)
 
 
 def _flat(values: Any) -> list[str]:
@@ -258,7 +278,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, raw in enumerate(stream, start=1):
             where = f"{path}, line {number}"
             try:
-                line = json.loads(raw.decode("utf-8", "surrogatepass"))
+                line = parse(raw)
             except (ValueError, RecursionError):
                 raise RunError(f"{where}: damaged, expected one JSON object. {_RESTORE}") from None
             if not isinstance(line, dict) or not {"doc_id", "doc", "arguments"} <= line.keys():
@@ -266,7 +286,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     f"{where}: not a line of a sample log: expected the keys doc_id, doc and arguments, as lm_eval "
                     "--log_samples writes them."
                 )
-            fit(LogLineForm, line, where, _RESTORE)
+            fit(LogLine, line, where, _RESTORE)
             yield where, line
 
 

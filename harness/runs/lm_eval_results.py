@@ -6,14 +6,63 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from harness.errors import RunError
 from harness.experiment.config import fixed_arguments
-from harness.runs.schemas import CountForm, ResultsForm, fit
+from harness.runs.records import Word, fit, printable
+
+LAST_SECOND = 253_402_300_799
+"""Of the year 9999: later dates have no name."""
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """What lm-eval calls a sample log; the results file of that date lies beside it."""
+
+
+class Loaded(Struct):
+    """What lm-eval was started with."""
+
+    model: Word | None = None
+    model_args: dict[str, Any] | str | None = None
+    random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        printable(self.model_args)
+
+
+class TaskConfig(Struct):
+    """How lm-eval asked one task."""
+
+    generation_kwargs: dict[str, Any] | None = None
+    num_fewshot: int | None = None
+
+    def __post_init__(self) -> None:
+        printable(self.generation_kwargs)
+
+
+class Counts(Struct):
+    """Documents that a task has, and how many were asked."""
+
+    original: int
+    effective: int
+
+
+class ResultsFile(Struct, kw_only=True):
+    """lm-eval's results file."""
+
+    model_name: Word | None = None
+    config: Loaded = msgspec.field(default_factory=Loaded)
+    configs: dict[str, TaskConfig] = {}
+    versions: dict[str, float | Word | None] = {}
+    n_samples: dict[str, Counts] = msgspec.field(default_factory=dict, name="n-samples")
+    chat_template: Any = None
+    system_instruction: Word | None = None
+    date: Annotated[float, Meta(ge=0, le=LAST_SECOND)] | None = None
+    lm_eval_version: Word | None = None
+    git_hash: Word | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +75,7 @@ class TaskResults:
     """
 
     task: str | None
-    file: ResultsForm
+    file: ResultsFile
 
     @property
     def model(self) -> str | None:
@@ -35,7 +84,7 @@ class TaskResults:
         return None if name is None else str(name)
 
     @property
-    def counts(self) -> CountForm | None:
+    def counts(self) -> Counts | None:
         """How many documents there are, and how many were asked."""
         return self.file.n_samples.get(self.task or "")
 
@@ -76,11 +125,11 @@ def read_results(log: Path) -> TaskResults:
     called = _LOG.fullmatch(log.name)
     path = log.with_name(f"results_{called['date']}.json") if called else None
     remedy = "Restore the file from a copy, or run lm_eval again."
-    form = ResultsForm()
+    file = ResultsFile()
     if path is not None and path.is_file():
         try:
             read = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is torn or damaged ({error}). {remedy}") from None
-        form = fit(ResultsForm, read, path, remedy)
-    return TaskResults(task=called["task"] if called else None, file=form)
+        file = fit(ResultsFile, read, path, remedy)
+    return TaskResults(task=called["task"] if called else None, file=file)

@@ -18,6 +18,7 @@ from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
 from harness.runs.journal import is_stored
 from harness.runs.lm_eval_logs import LoggedSample, SampleLog, find_logs, read_log
+from harness.runs.records import Sample
 from harness.runs.run_prompts import Problem, RunPrompt
 from harness.runs.sample_frame import read_receipt
 
@@ -158,15 +159,15 @@ def _from_run(folder: Path, layout: str | None) -> Source:
             "the model got is not recorded. Run it again with `model.arguments.tokenizer` named."
         )
     scores = read_scores(folder)
-    samples: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    samples: dict[tuple[str, str], list[Sample]] = {}
     for sample in read_samples(folder):
-        if sample["replicate"] == 0:  # the one that tables compare; others measure noise
-            samples.setdefault((sample["task"], sample["problem_id"]), []).append(sample)
+        if sample.replicate == 0:  # the one that tables compare; others measure noise
+            samples.setdefault((sample.task, sample.problem_id), []).append(sample)
     found: list[tuple[str, int, RunPrompt]] = []
     for row in rows:
         doc, condition = row["doc"], row["condition"]
-        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample["sample_index"])
-        if not repeats or any(sample["key"] not in scores for sample in repeats):
+        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample.sample_index)
+        if not repeats or any(sample.key not in scores for sample in repeats):
             raise RunError(
                 f"{folder}: the {'score' if repeats else 'sample'} of problem {doc['id']}, {row['task']}, is missing. "
                 "Run `mless regrade` on the folder, or restore its files."
@@ -181,9 +182,9 @@ def _from_run(folder: Path, layout: str | None) -> Source:
             token_sha256=row["prompt_token_sha256"],
             segments=prompt.segments,
             system_size=prompt.system_size,
-            completions=tuple(sample["completion"] for sample in repeats),
-            verdicts=tuple(scores[sample["key"]]["verdict"] for sample in repeats),
-            answers=tuple(scores[sample["key"]]["answer"] for sample in repeats),
+            completions=tuple(sample.completion for sample in repeats),
+            verdicts=tuple(scores[sample.key].verdict for sample in repeats),
+            answers=tuple(scores[sample.key].answer for sample in repeats),
             target=doc["answer"],
         )
         found.append((doc["subject"], doc["level"], run_prompt))

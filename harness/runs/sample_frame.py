@@ -1,27 +1,52 @@
-"""A run on disk as a tidy frame: journal, scores and prompts joined, one row per sample."""
+"""The samples of a run as a frame, one row per sample: with their texts for people, without for tables of a million."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.errors import RunError
 from harness.experiment.rewordings import is_edit
-from harness.runs.folder import (
-    JOURNAL,
-    RECEIPT,
-    read_config,
-    read_identity,
-    read_prompts,
-    read_samples,
-    read_scores,
-    refuse_missing,
-)
-from harness.runs.schemas import ReceiptForm, SampleForm, encodable, fit
+from harness.grading import COLUMNS as GRADERS
+from harness.grading import Verdict
+from harness.runs.folder import JOURNAL, RECEIPT, doubled, read_prompts, refuse_missing, stream_scores
+from harness.runs.journal import read_records
+from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable
 
 if TYPE_CHECKING:
     import pandas
+
+BATCH = 1_000
+"""Records that are held at once while their texts are measured."""
+LOOP_LENGTH, LOOP_COUNT = 100, 4
+"""A completion loops if its last so many characters occur so many times in it."""
+
+_TEXTS_OF_SAMPLES = [name for name in Sample.__struct_fields__ if name in COLUMNS]
+_TEXTS_OF_SCORES = [name for name in Score.__struct_fields__ if name in COLUMNS]
+_VERDICTS = list(get_args(Verdict))
+_TRUTHS = {None: -1, False: 0, True: 1}
+
+
+def loops(completion: str) -> bool:
+    """Whether a completion ends in a loop: its last `LOOP_LENGTH` characters occur `LOOP_COUNT` times or more.
+
+    Occurrences do not overlap. A block of up to 100 characters is found if it repeats over the last 700, a longer one
+    if it stands there four times; a loop that the model left again is not found.
+    """
+    text = completion.rstrip()
+    if len(text) < LOOP_LENGTH * LOOP_COUNT:
+        return False
+    before = len(text) - LOOP_LENGTH
+    # a few characters are looked for much faster than many, and in most texts they do not occur a second time
+    return text.rfind(text[-16:], 0, before) >= 0 and text.count(text[before:]) >= LOOP_COUNT
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:
@@ -41,7 +66,11 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is torn or damaged ({error}). {remedy}") from None
-    fit(ReceiptForm, receipt, path, remedy)
+    try:
+        printable(receipt)  # tables print it whole
+    except ValueError as error:
+        raise RunError(f"{path}: the whole: {error}. {remedy}") from None
+    fit(Receipt, receipt, path, remedy)
     return receipt
 
 
@@ -69,12 +98,7 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
             doubled.
     """
     folder = Path(path)
-    config = read_receipt(folder)["config"]
-    frame = read_frame(folder)
-    counts = frame.groupby(["condition", "layout", "problem_id"], observed=True).size().to_dict()
-    prompts = read_prompts(folder)
-    there = [counts.get((row["condition"], row["layout"], row["doc"]["id"]), 0) for row in prompts]
-    refuse_missing(folder, prompts, config, there)
+    frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not rewordings:
@@ -82,64 +106,152 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
 
 
-def read_frame(folder: Path) -> pandas.DataFrame:
-    """All samples of a run as `load_run` has them, whether the run counts as finished or not.
+def read_frame(
+    folder: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]], *, texts: bool = False
+) -> pandas.DataFrame:
+    """The samples of a run with their verdicts, in the order of the prompts: layout, condition, problem, replicate.
+
+    Args:
+        folder: A run folder.
+        receipt: `read_receipt` of it, or as much of a receipt as there is yet: its config, and the model's name.
+        prompts: `folder.read_prompts` of it.
+        texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
+            condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
+            completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are
+            then categorical, and a completion is measured and let go.
 
     Raises:
-        RunError: a file is missing or damaged, or a score is missing.
+        RunError: a file is missing or damaged, a sample or a score is missing or doubled, or a score says what no
+            grader says.
     """
     import pandas
 
-    config = read_config(folder)
-    model = config["model"]["label"] or read_identity(folder)["model"]["name"]
-    prompts = {(row["task"], row["doc"]["id"]): row for row in read_prompts(folder)}
-    scores = read_scores(folder)
-    rows = []
-    for sample in read_samples(folder):
-        fit(SampleForm, sample, folder / JOURNAL, "Restore the file from a copy.")
-        row = prompts.get((sample["task"], sample["problem_id"]))
-        score = scores.get(sample["key"])
-        if row is None or score is None:
-            missing = "prompt" if row is None else "score"
+    rows: dict[str, int] = {}
+    answers: dict[str | None, int] = {}
+    scores = _score_texts(folder, rows) if texts else _score_facts(folder, rows, answers)
+    joined = _join(folder, prompts, rows)
+    samples = _sample_texts(joined) if texts else _sample_facts(joined)
+    place, score = samples.pop("place"), samples.pop("score")
+    if not len(place):
+        raise RunError(f"{folder} holds no sample. Continue it with the command that began it.")
+    refuse_missing(folder, prompts, receipt["config"], np.bincount(place, minlength=len(prompts)).tolist())
+    label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
+    columns: dict[str, Any] = {
+        **samples,
+        **{name: values[score] for name, values in scores.items()},
+        "model": _categorical([label], np.zeros(len(place), dtype=int)),
+        **{name: _categorical([row[name] for row in prompts], place) for name in ("condition", "layout")},
+        **{
+            name: _categorical([row["doc"][field] for row in prompts], place)
+            for name, field in {"problem_id": "id", "subject": "subject", "level": "level", "target": "answer"}.items()
+        },
+    }
+    if texts:
+        columns["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
+        columns["correct"] = columns["verdict"] == "correct"
+    else:
+        columns["answer"] = pandas.Categorical(np.array(list(answers), dtype=object)[columns["answer"]])
+        columns["correct"] = columns["verdict"] == _VERDICTS.index("correct")
+        columns["verdict"] = pandas.Categorical.from_codes(columns["verdict"], pandas.Index(_VERDICTS))
+        columns |= {name: pandas.arrays.BooleanArray(columns[name] == 1, columns[name] < 0) for name in GRADERS}
+    codes = (columns[name].codes for name in ("condition", "layout"))
+    order = np.lexsort((samples["sample_index"].astype(int), samples["replicate"].astype(int), place, *codes))
+    names = [*COLUMNS, "characters", "looping"]
+    frame = pandas.DataFrame({name: columns[name][order] for name in names if name in columns})
+    if texts:
+        frame = frame.infer_objects()
+    words = ("model", "problem_id", "subject", "target") if texts else ()
+    return frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in words})
+
+
+def _join(
+    folder: Path, prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
+) -> Iterator[tuple[Sample, int, int]]:
+    """Every sample of the journal, with its row in the prompts and in the scores.
+
+    Raises:
+        RunError: a sample is there twice, or lacks its prompt or its score.
+    """
+    places = {(row["task"], row["doc"]["id"]): place for place, row in enumerate(prompts)}
+    seen = bytearray(len(rows))
+    for sample in read_records(folder / JOURNAL, Sample, "Restore the file from a copy."):
+        place, score = places.get((sample.task, sample.problem_id)), rows.get(sample.key)
+        if place is None or score is None:
             raise RunError(
-                f"{folder}: the {missing} of problem {sample['problem_id']}, {sample['task']}, is missing. Run "
-                "`mless regrade` on the folder, or restore its files."
+                f"{folder}: the {'prompt' if place is None else 'score'} of problem {sample.problem_id}, "
+                f"{sample.task}, is missing. Run `mless regrade` on the folder, or restore its files."
             )
-        doc = row["doc"]
-        rows.append(
-            {
-                "model": model,
-                "condition": row["condition"],
-                "layout": row["layout"],
-                "problem_id": doc["id"],
-                "sample_index": sample["sample_index"],
-                "replicate": sample["replicate"],
-                "subject": doc["subject"],
-                "level": doc["level"],
-                "verdict": score["verdict"],
-                "correct": score["verdict"] == "correct",
-                "answer": None if score["answer"] is None else encodable(score["answer"]),
-                "target": doc["answer"],
-                "completion": encodable(sample["completion"]),
-                "finish_reason": sample["finish_reason"],
-                "seed": sample["seed"],
-                "prompt_sha256": row["prompt_sha256"],
-                "prompt_token_sha256": sample["prompt_token_sha256"],
-                "prompt_tokens": sample["prompt_tokens"],
-                "completion_tokens": sample["completion_tokens"],
-                **{name: value for name, value in score.items() if name not in ("key", "verdict", "answer")},
-            }
-        )
-    # the journal is in the order of finishing; a frame is in the order of the prompts
-    place = {key: number for number, key in enumerate(prompts)}
-    frame = pandas.DataFrame(rows)
-    for column in ("condition", "layout"):
-        order = list(dict.fromkeys(row[column] for row in prompts.values()))
-        frame[column] = pandas.Categorical(frame[column], categories=order, ordered=True)
-    tasks = dict(((row["condition"], row["layout"]), row["task"]) for row in prompts.values())
-    frame["_place"] = [
-        place[tasks[condition, layout], problem]
-        for condition, layout, problem in zip(frame["condition"], frame["layout"], frame["problem_id"], strict=True)
-    ]
-    ordered = frame.sort_values(["layout", "condition", "_place", "replicate", "sample_index"], ignore_index=True)
-    return ordered.drop(columns="_place")
+        if seen[score]:
+            raise doubled(folder, sample)
+        seen[score] = 1
+        yield sample, place, score
+
+
+def _sample_texts(joined: Iterable[tuple[Sample, int, int]]) -> dict[str, npt.NDArray[Any]]:
+    read = attrgetter(*_TEXTS_OF_SAMPLES)
+    kinds = {**dict.fromkeys(_TEXTS_OF_SAMPLES, object), "place": np.int32, "score": np.int32}
+    columns = _gather(((*read(sample), place, score) for sample, place, score in joined), kinds)
+    columns["completion"] = np.array([encodable(text) for text in columns["completion"]], dtype=object)
+    return columns
+
+
+def _sample_facts(joined: Iterable[tuple[Sample, int, int]]) -> dict[str, npt.NDArray[Any]]:
+    def facts() -> Iterator[tuple[Any, ...]]:
+        for sample, place, score in joined:
+            text = sample.completion
+            tokens = math.nan if sample.completion_tokens is None else sample.completion_tokens
+            yield place, score, sample.sample_index, sample.replicate, tokens, len(text), loops(text)
+
+    names = ("place", "score", "sample_index", "replicate", "completion_tokens", "characters", "looping")
+    kinds = dict.fromkeys(names, np.int32) | {"completion_tokens": np.float64, "looping": np.bool_}
+    columns = _gather(facts(), kinds)
+    if not np.isnan(tokens := columns["completion_tokens"]).any():
+        columns["completion_tokens"] = tokens.astype(np.int64)
+    return columns
+
+
+def _score_texts(folder: Path, rows: dict[str, int]) -> dict[str, npt.NDArray[Any]]:
+    """The scores as columns; `rows` is filled with each one's row, by its key."""
+    read = attrgetter(*_TEXTS_OF_SCORES)
+
+    def texts() -> Iterator[tuple[Any, ...]]:
+        for row, score in enumerate(stream_scores(folder)):
+            rows[score.key] = row
+            yield read(score)
+
+    columns = _gather(texts(), dict.fromkeys(_TEXTS_OF_SCORES, object))
+    columns["answer"] = np.array([answer and encodable(answer) for answer in columns["answer"]], dtype=object)
+    return columns
+
+
+def _score_facts(folder: Path, rows: dict[str, int], answers: dict[str | None, int]) -> dict[str, npt.NDArray[Any]]:
+    """Numbers for the scores' words, and for true, false and not known; `answers` is filled with each one's number."""
+    verdicts = {verdict: code for code, verdict in enumerate(_VERDICTS)}
+    judged, truth = attrgetter(*GRADERS), _TRUTHS.__getitem__
+
+    def facts() -> Iterator[tuple[int, ...]]:
+        for row, score in enumerate(stream_scores(folder)):
+            rows[score.key] = row
+            answer = answers.setdefault(score.answer, len(answers))
+            yield verdicts[score.verdict], answer, score.boxes_after_first, *map(truth, judged(score))
+
+    kinds = {"verdict": np.int8, "answer": np.int32, "boxes_after_first": np.int32, **dict.fromkeys(GRADERS, np.int8)}
+    return _gather(facts(), kinds)
+
+
+def _gather(records: Iterator[tuple[Any, ...]], kinds: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Rows as columns of these types; only a batch of rows is held as objects."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in kinds.items()}
+    while batch := list(islice(records, BATCH)):
+        for (name, kind), values in zip(kinds.items(), zip(*batch, strict=True), strict=True):
+            parts[name].append(np.fromiter(values, kind, len(values)))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _categorical(values: list[Any], place: npt.NDArray[Any]) -> pandas.Categorical[Any]:
+    """What each sample's prompt says, in the prompts' order."""
+    import pandas
+
+    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    numbers = np.array([codes[value] for value in values], dtype=np.int32)
+    return pandas.Categorical.from_codes(numbers[place], pandas.Index(list(codes)), ordered=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.runs.folder import JOURNAL, SESSION, read_prompts, read_samples, read_scores
+from harness.runs.folder import JOURNAL, read_prompts, read_samples, read_scores
 from harness.verification.measures import GONE_SECONDS
 
 CURVE_LIMIT = 1e-4
@@ -76,13 +76,13 @@ def changed_verdicts(run: Path) -> int:
     with GraderPool() as pool:
         for sample in read_samples(run):
             job = GradeJob(
-                completion=sample["completion"],
-                target=targets[sample["problem_id"]],
-                finish_reason=sample["finish_reason"],
+                completion=sample.completion,
+                target=targets[sample.problem_id],
+                finish_reason=sample.finish_reason,
             )
-            pool.submit(sample["key"], job)
+            pool.submit(sample.key, job)
         for key, grade in pool.drain():
-            wrong += grade.verdict != scores[str(key)]["verdict"]  # type: ignore[union-attr]
+            wrong += grade.verdict != scores[str(key)].verdict  # type: ignore[union-attr]
     return wrong
 
 
@@ -105,6 +105,7 @@ def _speed(run: Path) -> list[Finding]:
 def derive_kill(folder: Path) -> list[Finding]:
     """Processes that stayed, samples that were safe, completions that differ from the undisturbed run's."""
     from harness.runs.journal import read_journal
+    from harness.runs.records import SESSION
 
     gone = _read(folder / "processes.json")["gone_after_seconds"]
     left = sum(seconds is None for seconds in gone)
@@ -136,12 +137,12 @@ def derive_kill(folder: Path) -> list[Finding]:
 
 def _compared(one: Path, other: Path) -> tuple[int, int, int]:
     """Samples, and how many differ in completion and in verdict, between two runs of one config."""
-    first = {sample["key"]: sample["completion"] for sample in read_samples(one)}
+    first = {sample.key: sample.completion for sample in read_samples(one)}
     scores, others = read_scores(one), read_scores(other)
     differing = verdicts = 0
     for sample in read_samples(other):
-        differing += first[sample["key"]] != sample["completion"]
-        verdicts += scores[sample["key"]]["verdict"] != others[sample["key"]]["verdict"]
+        differing += first[sample.key] != sample.completion
+        verdicts += scores[sample.key].verdict != others[sample.key].verdict
     return len(first), differing, verdicts
 
 
@@ -180,8 +181,8 @@ def derive_repeats(folder: Path) -> list[Finding]:
     texts: dict[str, dict[int, tuple[str, str]]] = {}
     scores = read_scores(folder / "run")
     for sample in read_samples(folder / "run"):
-        told = sample["completion"], scores[sample["key"]]["verdict"]
-        texts.setdefault(sample["problem_id"], {})[sample["replicate"]] = told
+        told = sample.completion, scores[sample.key].verdict
+        texts.setdefault(sample.problem_id, {})[sample.replicate] = told
     pairs = [(both[0], both[1]) for both in texts.values()]
     return [
         Finding(measure="prompts asked twice, in another order", value=len(pairs)),

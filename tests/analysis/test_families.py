@@ -104,7 +104,7 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     assert [read_evaluation(run).facts[name] for name in ("primary", "family")] == [None, None]
     header["config"]["family"] = [7]
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
-    with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: input should be a valid string, got 7\. Rest"):
+    with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: expected `str`, got 7\. Rest"):
         read_evaluation(run)
 
 

@@ -21,10 +21,11 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.requests import Sample, hash_setting
+from harness.experiment.requests import hash_setting
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
+from harness.runs.records import Sample
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.example_runs import GREEDY_RUN, drawn, evaluation
 
@@ -48,7 +49,7 @@ def repeated(tmp_path_factory):
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
     setting = hash_setting(sampling=sampling, **{name: identity[name] for name in ("task_version", "model", "engine")})
-    recorded = {(s["task"], s["problem_id"]): s["completion"] for s in read_samples(GREEDY_RUN)}
+    recorded = {(s.task, s.problem_id): s.completion for s in read_samples(GREEDY_RUN)}
     targets = {problem.id: problem.answer for problem in plan.dataset.problems}
     folder = tmp_path_factory.mktemp("repeated") / "run"
     with RunFolder(folder, identity, plan.prompts) as opened:
@@ -66,7 +67,7 @@ def repeated(tmp_path_factory):
                 tokens=9,
                 reason="stop",
             )
-            opened.journal.append(sample.record())
+            opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
 
 

@@ -19,8 +19,9 @@ import pytest
 
 from attention_probe.capture_beside_eager import write_both
 from harness.errors import ConfigError, RunError
-from harness.runs.folder import JOURNAL, RECEIPT, SCORES, SESSION, pack, unpack
+from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack, unpack
 from harness.runs.receipts import hash_stored
+from harness.runs.records import SESSION
 from harness.verification import Settings, check, verifier, verify
 from harness.verification.measures import PUBLISHED, RANDOM_TOKENS, Bench
 from harness.verification.random_model import write_random_model

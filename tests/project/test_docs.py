@@ -13,7 +13,7 @@ import pytest
 
 from harness.analysis.reference import read_reference
 from harness.experiment.config import load_config
-from harness.runs.parquet import COLUMNS
+from harness.runs.records import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 

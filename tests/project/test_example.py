@@ -70,13 +70,13 @@ def test_its_verdicts_are_what_todays_grader_says():
     with GraderPool() as pool:
         verdicts = {}
         for sample in read_samples(EXAMPLE):
-            target = targets[sample["problem_id"]]
-            job = GradeJob(completion=sample["completion"], target=target, finish_reason=sample["finish_reason"])
-            pool.submit((sample["key"], sample["task"].removeprefix("demo_").partition("-")[0]), job)
+            target = targets[sample.problem_id]
+            job = GradeJob(completion=sample.completion, target=target, finish_reason=sample.finish_reason)
+            pool.submit((sample.key, sample.task.removeprefix("demo_").partition("-")[0]), job)
         for (key, condition), grade in pool.drain():
             verdicts[key] = grade.verdict
             counts[condition, grade.verdict] += 1
-    assert verdicts == {key: score["verdict"] for key, score in scores.items()}
+    assert verdicts == {key: score.verdict for key, score in scores.items()}
     assert counts == VERDICTS
 
 

@@ -104,12 +104,12 @@ def filled(plan, folder):
     identity = run_identity(plan, sampling)
     parts = {name: identity[name] for name in ("task_version", "model", "engine")}
     setting = hash_setting(sampling=sampling, **parts)
-    recorded = {(s["task"], s["problem_id"]): s for s in read_samples(GREEDY_RUN)}
+    recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
             sample = recorded[request.task, request.problem_id]
-            assert sample["key"] == request.key(setting), "the example was made with these very settings"
+            assert sample.key == request.key(setting), "the example was made with these very settings"
             opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
 

@@ -11,7 +11,8 @@ import pytest
 
 from harness import load_run
 from harness.errors import ConfigError, RunError
-from harness.runs.parquet import COLUMNS, export_parquet, read_receipt_of
+from harness.runs.parquet import export_parquet, read_receipt_of
+from harness.runs.records import COLUMNS
 from harness.runs.sample_frame import read_receipt
 from tests.commands.test_cli import here, refused
 from tests.example_runs import GREEDY_RUN, right, write_run

@@ -132,7 +132,7 @@ def _logged_sample(logged: LoggedSample, index: int) -> dict[str, Any]:
     def at(values: Sequence[Any], default: Any = None) -> Any:
         return values[index] if index < len(values) else default
 
-    grade = at(logged.grades, {})
+    grade = at(logged.grades)
     return {
         "problem_id": logged.problem_id,
         "sample_index": index,
@@ -148,7 +148,7 @@ def _logged_sample(logged: LoggedSample, index: int) -> dict[str, Any]:
         "seed": None,
         "prompt_tokens": None,
         "completion_tokens": at(logged.completion_tokens),
-        **{name: grade.get(name) for name in (*GRADERS, "boxes_after_first", "reason", "audit_reason")},
+        **{name: getattr(grade, name, None) for name in (*GRADERS, "boxes_after_first", "reason", "audit_reason")},
     }
 
 

@@ -1,0 +1,365 @@
+"""What is kept of a run: prompts, samples, scores, sessions, identity and receipt, each declared once.
+
+A declaration validates, serialises and names the columns of `harness.load_run` and `mless export`. What a declaration
+does not name may be anything. What does not fit is refused by file, line and field, never guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from harness.errors import RunError
+from harness.experiment.requests import Request
+from harness.grading import AuditColumns, Verdict
+
+Form = TypeVar("Form")
+_ENCODABLE = r"^[^\ud800-\udfff]*\Z"
+Word = Annotated[str, Meta(pattern=_ENCODABLE)]
+"""Text that UTF-8 can hold: no half of a surrogate pair is in it."""
+
+SESSION, TIMING = "session ", "timing "
+"""Keys of the journal's records on who wrote it and how long that took, beside the samples."""
+
+
+class Keyed(Struct):
+    """A record of a journal, as far as every one of them goes."""
+
+    key: str
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it says who wrote the journal or how long that took, rather than what a model wrote."""
+        return self.key.startswith((SESSION, TIMING))
+
+
+class Segment(Struct):
+    """A part of a prompt."""
+
+    role: str
+    text: str
+
+
+class Document(Struct):
+    """What our tasks add to a problem."""
+
+    condition: Word
+    system: str
+    segments: list[Segment]
+
+    def __post_init__(self) -> None:
+        if not "".join(segment.text for segment in self.segments).startswith(self.system):
+            raise ValueError("system is not what the first segments say")
+
+
+class ProblemDocument(Document):
+    """A document of our tasks."""
+
+    id: Annotated[str, Meta(pattern=_ENCODABLE, description="the problem's id in its dataset")]
+    problem: str
+    answer: Annotated[str, Meta(pattern=_ENCODABLE, description="the gold answer")]
+    subject: Annotated[str, Meta(pattern=_ENCODABLE, description="the problem's subject")]
+    level: Annotated[int, Meta(description="the problem's level")]
+
+
+class Prompt(Struct):
+    """A line of `prompts.jsonl`."""
+
+    task: Word
+    condition: Annotated[
+        str,
+        Meta(
+            pattern=_ENCODABLE,
+            description="what stands between instruction and problem",
+            extra={"column": "category"},
+        ),
+    ]
+    layout: Annotated[
+        str,
+        Meta(
+            pattern=_ENCODABLE,
+            description="how instruction, filler and problem make a prompt: raw, chat or as_published",
+            extra={"column": "category"},
+        ),
+    ]
+    prompt: str
+    prompt_sha256: Annotated[str, Meta(description="hash of the prompt's text")]
+    prompt_token_sha256: Annotated[
+        str | None, Meta(description="hash of the prompt's token ids; missing where they were not known")
+    ]
+    doc: ProblemDocument
+
+
+class Sample(Keyed, kw_only=True, gc=False):
+    """One finished completion: a line of `journal.jsonl`.
+
+    Attributes:
+        key: See `Request.key`.
+        task, problem_id, sample_index, replicate, seed, prompt_token_sha256: The request's.
+        prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
+        completion: What the model wrote.
+        completion_tokens: Tokens generated; None where the backend does not say.
+        finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
+        sampling: The parameters in force, and what the model's generation_config had to do with them.
+    """
+
+    task: str
+    problem_id: str
+    sample_index: Annotated[int, Meta(description="which of the problem's samples, from 0")]
+    replicate: Annotated[
+        int, Meta(description="which repetition of the condition, from 0; 1 is the baseline's second run")
+    ]
+    seed: Annotated[int | None, Meta(description="the sample's seed; missing when greedy", extra={"column": "int64"})]
+    prompt_token_sha256: str | None
+    prompt_tokens: Annotated[int | None, Meta(description="tokens of the prompt")]
+    completion: Annotated[str, Meta(description="what the model wrote")]
+    completion_tokens: Annotated[int | None, Meta(description="tokens of the completion")]
+    finish_reason: Annotated[str | None, Meta(description="stop or length; missing where the backend does not say")]
+    sampling: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        key: str,
+        completion: str,
+        *,
+        sampling: dict[str, Any],
+        tokens: int | None = None,
+        reason: str | None = None,
+    ) -> Sample:
+        """The sample that a completion makes of a request; `sampling` is the record of the request's."""
+        return cls(
+            key=key,
+            task=request.task,
+            problem_id=request.problem_id,
+            sample_index=request.sample_index,
+            replicate=request.replicate,
+            seed=request.seed,
+            prompt_token_sha256=request.prompt_token_sha256,
+            prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
+            completion=completion,
+            completion_tokens=tokens,
+            finish_reason=reason,
+            sampling=sampling,
+        )
+
+
+class Graded(AuditColumns, frozen=True, kw_only=True):
+    """A grade with its audit, as our tasks write it into sample logs."""
+
+    verdict: Annotated[Verdict, Meta(description="correct, incorrect, no_box, truncated, refused, timeout or crashed")]
+    answer: Annotated[
+        str | None, Meta(description="what the last closed box holds, empty ones passed over; missing without one")
+    ]
+    reason: Annotated[str | None, Meta(description="why a sample was refused")] = None
+    audit_reason: Annotated[str | None, Meta(description="why an audit grader gave no verdict")] = None
+
+
+class Score(Graded, frozen=True, kw_only=True, gc=False):
+    """A line of `scores.jsonl`: a grade with its audit, by the sample's key."""
+
+    key: str
+
+    def graded(self) -> dict[str, Any]:
+        """Without the key, as a record of `harness.grading.as_record`."""
+        return {name: getattr(self, name) for name in COLUMNS if name in Score.__struct_fields__}
+
+
+class Model(Struct):
+    """A config's `model`."""
+
+    label: str | None
+    backend: str
+    arguments: dict[str, Any]
+
+
+class Config(Struct):
+    """A run config, all defaults spelled out."""
+
+    name: str
+    model: Model
+    samples_per_problem: Annotated[int, Meta(ge=1)]
+    replicates: Annotated[int, Meta(ge=1)] = 1
+    primary: str | None = None
+
+
+class Session(Keyed):
+    """Who wrote the journal from here on."""
+
+    config: Config
+
+
+class Contrast(Struct):
+    """What a run registered before it began."""
+
+    primary: Word | None = None
+    family: list[Word] | None = None
+
+
+class Identity(Struct):
+    """A journal's first line, as far as tables read it."""
+
+    config: Contrast = msgspec.field(default_factory=Contrast)
+
+
+class Named(Struct):
+    """A model's fingerprint."""
+
+    name: str
+
+
+class Engine(Named):
+    """What generated."""
+
+    version: str | None
+    device: str | None
+
+
+class DatasetFacts(Named):
+    """Where the problems are from."""
+
+    sha256: str
+
+
+class Generation(Struct):
+    """Sampling, as lm-eval's arguments."""
+
+    do_sample: bool
+
+
+class TaskFiles(Struct):
+    """lm-eval's files of one task."""
+
+    samples: str
+
+
+class Receipt(Struct, kw_only=True):
+    """`run.json`."""
+
+    run: str
+    created: str
+    config: Config
+    limit: int | None = None
+    model: Named
+    engine: Engine
+    dataset: DatasetFacts
+    generation: Generation
+    problems: int
+    prompts_sha256: str
+    files: dict[str, str]
+    task_version: float
+    grader_version: int
+    seed: int
+    tasks: Annotated[list[TaskFiles], Meta(min_length=1)]
+    versions: dict[str, str | None]
+    git_revision: str | None
+
+
+def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
+    """Type and meaning of fields of a form; `renamed` maps a column to the field that it is."""
+    hints = get_type_hints(form, include_extras=True)
+    found = {}
+    for column, name in {**{name: name for name in names}, **renamed}.items():
+        of, meta = get_args(hints[name])
+        kind = next((_KINDS[part] for part in (of, *get_args(of)) if part in _KINDS), "string")
+        found[column] = ((meta.extra or {}).get("column", kind), meta.description)
+    return found
+
+
+_KINDS = {int: "int32", bool: "bool"}
+COLUMNS: dict[str, tuple[str, str]] = {
+    "model": ("string", "the model's label"),
+    **_columns(Prompt, "condition", "layout"),
+    **_columns(ProblemDocument, problem_id="id"),
+    **_columns(Sample, "sample_index", "replicate"),
+    **_columns(ProblemDocument, "subject", "level"),
+    **_columns(Graded, "verdict"),
+    "correct": ("bool", "whether the verdict is correct"),
+    **_columns(Graded, "answer"),
+    **_columns(ProblemDocument, target="answer"),
+    **_columns(Sample, "completion", "finish_reason", "seed"),
+    **_columns(Prompt, "prompt_sha256", "prompt_token_sha256"),
+    **_columns(Sample, "prompt_tokens", "completion_tokens"),
+    **_columns(Graded, "reason"),
+    **_columns(AuditColumns, *AuditColumns.__struct_fields__),
+    **_columns(Graded, "audit_reason"),
+}
+"""Type and meaning of each column of `harness.load_run` and `mless export`, in their order."""
+
+
+def encode(record: Struct | Mapping[str, Any]) -> bytes:
+    """A record as JSON; half a surrogate pair, which a model may write, as its three bytes."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "surrogatepass")
+
+
+def encodable(text: str) -> str:
+    """Text with half a surrogate pair, which is no text, spelt out (`\\ud800`)."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def printable(value: object) -> object:
+    """The value, if JSON and UTF-8 can hold it.
+
+    Raises:
+        ValueError: NaN or half a surrogate pair is in it.
+    """
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+def fit(form: type[Form], value: object, where: object, remedy: str) -> Form:
+    """The value in its form.
+
+    Args:
+        form: Which.
+        value: As JSON has it.
+        where: The file, or its line, for the message.
+        remedy: What to do if it does not fit; a sentence.
+
+    Raises:
+        RunError: it does not fit; naming the first place.
+    """
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{where}: {_complaint(str(error), value)}. {remedy}") from None
+
+
+def _complaint(message: str, value: object) -> str:
+    """What msgspec says, with the field first and the value that was found."""
+    message, _, path = message.partition(" - at `$")
+    steps = re.findall(r"[^.\[\]`]+|(?<=\[)\.\.\.(?=\])", path)
+    missing = re.fullmatch(r"Object missing required field `(.*)`", message)
+    place = ".".join([*steps, missing[1]] if missing else steps) or "the whole"
+    if missing:
+        return f"{place}: it is missing"
+    message = re.sub(r"matching regex .*", "without half a surrogate pair, which is no text", message)
+    if message.startswith("Invalid enum value"):
+        message = f"Expected one of {', '.join(get_args(Verdict))}"
+    wrong = message.partition(", got ")[0]
+    return f"{place}: {wrong[0].lower()}{wrong[1:]}, got {_short(_follow(value, steps))}"
+
+
+def _follow(value: Any, steps: list[str]) -> object:
+    """The value at a place; as deep as it can be followed, since msgspec does not name a mapping's keys."""
+    for step in steps:
+        if isinstance(value, list) and step.isdigit():
+            value = value[int(step)]
+        elif isinstance(value, dict) and step in value:
+            value = value[step]
+    return value
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
