@@ -19,11 +19,12 @@ from harness.runs.folder import (
     read_identity,
     read_prompts,
     read_samples,
-    read_scores,
     read_sessions,
     scores_version,
+    stream_scores,
 )
 from harness.runs.journal import differences
+from harness.runs.records import Sample
 
 _PER_SHARD = ("shard", "prompts_sha256")
 """What of a run's identity each shard has of its own."""
@@ -52,35 +53,39 @@ def merge(shards: Sequence[Path], output: Path) -> None:
     if output.exists() and any(output.iterdir()):
         raise JournalError(f"{output} already holds files. Choose another --output; nothing there was touched.")
     in_order = [path for _, path in sorted(zip([part.index for part in parts], shards, strict=True))]
-    for path in in_order:
-        _refuse_unfinished(path)
+    recorded = [_finished_samples(path) for path in in_order]
     prompts = _interleave([read_prompts(path) for path in in_order])
     whole = {**common[0], "shard": None, "prompts_sha256": hash_prompts(prompts)}
     identity = {name: whole[name] for name in identities[0]}
     with RunFolder(output, identity, prompts) as folder:
-        for path in in_order:
-            for session in read_sessions(path):
-                folder.begin_session({name: value for name, value in session.items() if name != "key"})
-            for sample in read_samples(path):
-                folder.journal.append(sample)
-            if scores_version(path) == GRADER_VERSION:
-                for score in read_scores(path).values():
-                    folder.scores.append({"key": score.key, **score.graded()})
         with Scorer(folder.scores, prompts) as scorer:  # where a shard has the scores of another grader
-            for sample in read_samples(output):
-                scorer.submit(sample)
+            for path, samples in zip(in_order, recorded, strict=True):
+                if scores_version(path) == GRADER_VERSION:
+                    for score in stream_scores(path):
+                        folder.scores.append({"key": score.key, **score.graded()})
+                for session in read_sessions(path):
+                    folder.begin_session({name: value for name, value in session.items() if name != "key"})
+                for sample in samples:
+                    folder.journal.append(sample)
+                    scorer.submit(sample)
             for _ in scorer.finish():
                 pass
         finish(output)
 
 
-def _refuse_unfinished(path: Path) -> None:
+def _finished_samples(path: Path) -> list[Sample]:
+    """All samples of a shard.
+
+    Raises:
+        JournalError: the shard has not been finished.
+    """
     wanted = count_expected_samples(read_prompts(path), read_config(path))
-    found = sum(1 for _ in read_samples(path))
-    if found != wanted:
+    found = list(read_samples(path))
+    if len(found) != wanted:
         raise JournalError(
-            f"{path} holds {found} of {wanted} samples: continue it with the command that began it, then merge."
+            f"{path} holds {len(found)} of {wanted} samples: continue it with the command that began it, then merge."
         )
+    return found
 
 
 def _shard(path: Path, identity: dict[str, Any]) -> Shard:

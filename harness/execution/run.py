@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.display.progress import Progress
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
@@ -32,16 +32,20 @@ from harness.runs.folder import (
     RunFolder,
     changes,
     clear_messages,
+    find_timing,
     next_free_folder,
     read_config,
     read_identity,
     read_prompts,
     read_samples,
+    read_scores,
     read_sessions,
-    read_timing,
     write_whole,
 )
 from harness.runs.records import Sample
+
+if TYPE_CHECKING:
+    import pandas
 
 FIGURE = "accuracy"
 
@@ -112,46 +116,48 @@ def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
 def finish(path: Path) -> None:
     """Write what a finished run folder holds beside the journal: lm-eval's files, the figure, and last the receipt.
 
-    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again.
+    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again. The
+    journal, the scores and the prompts are each read once.
 
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
     from harness.lm_eval_plugin.write_results import export
+    from harness.runs.sample_frame import read_frame
 
-    identity = read_identity(path)
-    config = read_config(path)
+    notes: list[dict[str, Any]] = []
+    samples = list(read_samples(path, notes))
+    identity, config = read_identity(path), read_config(path, notes)
+    prompts, scores = read_prompts(path), read_scores(path)
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
-        tasks = export(path, identity, config)
+        tasks = export(path, identity, config, prompts, samples, scores)
         receipt = {
             "run": config["name"],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **identity,
             "config": config,
-            "problems": len({row["doc"]["id"] for row in read_prompts(path)}),
-            "timing": read_timing(path),
+            "problems": len({row["doc"]["id"] for row in prompts}),
+            "timing": find_timing(notes),
             "grader_version": GRADER_VERSION,
             "seed": config["seed"],
             "tasks": tasks,
-            "sessions": read_sessions(path),
+            "sessions": read_sessions(path, notes),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
             "files": {name: receipts.hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        _draw(path, receipt)
+        _draw(path, receipt, read_frame(path, receipt, prompts, read=(samples, scores.values())))
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
-def _draw(path: Path, receipt: Mapping[str, Any]) -> None:
+def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> None:
     """Draw the bar chart of a run into its folder."""
     from harness.analysis.leaderboard import accuracy_table
     from harness.display.figures.bars import draw_accuracy_bars
     from harness.display.figures.saving import save_figure
     from harness.experiment.rewordings import is_edit
-    from harness.runs.sample_frame import read_frame
 
-    frame = read_frame(path, receipt, read_prompts(path))
     figure = draw_accuracy_bars(
         accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",

@@ -23,7 +23,7 @@ from harness import resources
 from harness.engines.lm_eval_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
-from harness.runs.folder import count_expected_samples, read_prompts, read_samples, read_scores
+from harness.runs.folder import count_expected_samples
 from harness.runs.records import Sample, Score
 
 if TYPE_CHECKING:
@@ -71,13 +71,23 @@ class Replay(LM):  # type: ignore[misc]
         raise NotImplementedError
 
 
-def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def export(
+    folder: Path,
+    identity: Mapping[str, Any],
+    config: Mapping[str, Any],
+    prompts: Sequence[Mapping[str, Any]],
+    everything: Sequence[Sample],
+    scores: Mapping[str, Score],
+) -> list[dict[str, Any]]:
     """Write lm-eval's results JSON and sample logs; return one entry a task for the receipt.
 
     Args:
-        folder: A run folder in which every sample has its score.
+        folder: A run folder.
         identity: Its journal's first line.
         config: The run config as it was last used.
+        prompts: Its prompts.
+        everything: Its samples, replicates included.
+        scores: The score of every sample, by its key.
 
     While lm-eval evaluates, about a second, the whole process has another `sys.stderr` and lm-eval's logger another
     level. What another thread writes to stderr meanwhile is lost, and two threads may not export at once. Both are as
@@ -86,9 +96,6 @@ def export(folder: Path, identity: Mapping[str, Any], config: Mapping[str, Any])
     Raises:
         JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
     """
-    prompts = read_prompts(folder)
-    everything = list(read_samples(folder))
-    scores = read_scores(folder)
     wanted = count_expected_samples(prompts, config)
     if len(everything) < wanted or any(sample.key not in scores for sample in everything):
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")

@@ -136,39 +136,40 @@ def known_identity(path: Path) -> dict[str, Any]:
     return read_identity(path)
 
 
-def read_sessions(path: Path) -> list[dict[str, Any]]:
-    """Who wrote the journal, in order."""
-    return [record for record in read_notes(path / JOURNAL) if record["key"].startswith(SESSION)]
+def read_sessions(path: Path, notes: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Who wrote the journal, in order; of its `notes`, where they have been read."""
+    found = read_notes(path / JOURNAL) if notes is None else notes
+    return [record for record in found if record["key"].startswith(SESSION)]
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, notes: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
     """The run config as the last session used it, all defaults spelled out.
 
     Raises:
         JournalError: no session has begun yet.
     """
-    sessions = read_sessions(path)
+    sessions = read_sessions(path, notes)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
     fit(Session, sessions[-1], path / JOURNAL, "Restore it from a copy.")
     return dict(sessions[-1]["config"])
 
 
-def read_timing(path: Path) -> dict[str, Any]:
-    """How long the last session that generated anything took; empty if none got to its end."""
-    records = [record for record in read_notes(path / JOURNAL) if record["key"].startswith(TIMING)]
+def find_timing(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How long the last session that generated anything took, of a journal's notes; empty if none got to its end."""
+    records = [record for record in notes if record["key"].startswith(TIMING)]
     generated = [record for record in records if record["samples"]] or records
     return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
 
 
-def read_samples(path: Path) -> Iterator[Sample]:
-    """Every sample of the folder's journal, in the order in which they finished.
+def read_samples(path: Path, notes: list[dict[str, Any]] | None = None) -> Iterator[Sample]:
+    """Every sample of the folder's journal, in the order in which they finished; `notes` takes the other records.
 
     Raises:
         RunError: the file is missing or damaged, or a sample is there twice.
     """
     seen = set()
-    for sample in read_records(path / JOURNAL, Sample, "Restore the file from a copy."):
+    for sample in read_records(path / JOURNAL, Sample, "Restore the file from a copy.", notes):
         if sample.key in seen:
             raise doubled(path, sample)
         seen.add(sample.key)

@@ -187,13 +187,16 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def read_records(path: Path, form: type[Record], remedy: str) -> Iterator[Record]:
+def read_records(
+    path: Path, form: type[Record], remedy: str, notes: list[dict[str, Any]] | None = None
+) -> Iterator[Record]:
     """Every record in its form; the header, notes and a torn last line are passed over.
 
     Args:
         path: A journal.
         form: `records.Sample` or `records.Score`.
         remedy: What to do about a record that does not fit; a sentence.
+        notes: Takes the notes, for who wants them from the same reading.
 
     Raises:
         JournalError: there is no journal, or a line in the middle is damaged.
@@ -208,7 +211,10 @@ def read_records(path: Path, form: type[Record], remedy: str) -> Iterator[Record
         except _MISFITS:
             record = _parse(path, number, line)
             _refuse_keyless(path, number, record)
-            if not Keyed(record["key"]).is_note:
+            if Keyed(record["key"]).is_note:
+                if notes is not None:
+                    notes.append(record)
+            else:
                 yield fit(form, record, f"{path}, line {number}", remedy)
 
 

@@ -107,7 +107,12 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
 
 
 def read_frame(
-    folder: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]], *, texts: bool = False
+    folder: Path,
+    receipt: Mapping[str, Any],
+    prompts: Sequence[Mapping[str, Any]],
+    *,
+    texts: bool = False,
+    read: tuple[Iterable[Sample], Iterable[Score]] | None = None,
 ) -> pandas.DataFrame:
     """The samples of a run with their verdicts, in the order of the prompts: layout, condition, problem, replicate.
 
@@ -119,6 +124,7 @@ def read_frame(
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer, target,
             completion_tokens, characters, looping, the graders' of `harness.grading`, boxes_after_first. Words are
             then categorical, and a completion is measured and let go.
+        read: The folder's samples and scores, where they have been read.
 
     Raises:
         RunError: a file is missing or damaged, a sample or a score is missing or doubled, or a score says what no
@@ -128,8 +134,12 @@ def read_frame(
 
     rows: dict[str, int] = {}
     answers: dict[str | None, int] = {}
-    scores = _score_texts(folder, rows) if texts else _score_facts(folder, rows, answers)
-    joined = _join(folder, prompts, rows)
+    recorded = read or (
+        read_records(folder / JOURNAL, Sample, "Restore the file from a copy."),
+        stream_scores(folder),
+    )
+    scores = _score_texts(recorded[1], rows) if texts else _score_facts(recorded[1], rows, answers)
+    joined = _join(folder, recorded[0], prompts, rows)
     samples = _sample_texts(joined) if texts else _sample_facts(joined)
     place, score = samples.pop("place"), samples.pop("score")
     if not len(place):
@@ -165,16 +175,16 @@ def read_frame(
 
 
 def _join(
-    folder: Path, prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
+    folder: Path, samples: Iterable[Sample], prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
 ) -> Iterator[tuple[Sample, int, int]]:
-    """Every sample of the journal, with its row in the prompts and in the scores.
+    """Every sample with its row in the prompts and in the scores.
 
     Raises:
         RunError: a sample is there twice, or lacks its prompt or its score.
     """
     places = {(row["task"], row["doc"]["id"]): place for place, row in enumerate(prompts)}
     seen = bytearray(len(rows))
-    for sample in read_records(folder / JOURNAL, Sample, "Restore the file from a copy."):
+    for sample in samples:
         place, score = places.get((sample.task, sample.problem_id)), rows.get(sample.key)
         if place is None or score is None:
             raise RunError(
@@ -210,12 +220,12 @@ def _sample_facts(joined: Iterable[tuple[Sample, int, int]]) -> dict[str, npt.ND
     return columns
 
 
-def _score_texts(folder: Path, rows: dict[str, int]) -> dict[str, npt.NDArray[Any]]:
+def _score_texts(scores: Iterable[Score], rows: dict[str, int]) -> dict[str, npt.NDArray[Any]]:
     """The scores as columns; `rows` is filled with each one's row, by its key."""
     read = attrgetter(*_TEXTS_OF_SCORES)
 
     def texts() -> Iterator[tuple[Any, ...]]:
-        for row, score in enumerate(stream_scores(folder)):
+        for row, score in enumerate(scores):
             rows[score.key] = row
             yield read(score)
 
@@ -224,13 +234,15 @@ def _score_texts(folder: Path, rows: dict[str, int]) -> dict[str, npt.NDArray[An
     return columns
 
 
-def _score_facts(folder: Path, rows: dict[str, int], answers: dict[str | None, int]) -> dict[str, npt.NDArray[Any]]:
+def _score_facts(
+    scores: Iterable[Score], rows: dict[str, int], answers: dict[str | None, int]
+) -> dict[str, npt.NDArray[Any]]:
     """Numbers for the scores' words, and for true, false and not known; `answers` is filled with each one's number."""
     verdicts = {verdict: code for code, verdict in enumerate(_VERDICTS)}
     judged, truth = attrgetter(*GRADERS), _TRUTHS.__getitem__
 
     def facts() -> Iterator[tuple[int, ...]]:
-        for row, score in enumerate(stream_scores(folder)):
+        for row, score in enumerate(scores):
             rows[score.key] = row
             answer = answers.setdefault(score.answer, len(answers))
             yield verdicts[score.verdict], answer, score.boxes_after_first, *map(truth, judged(score))
