@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "experiment.plan": ["make_plan"],
         "grading": ["grade"],
         "runs.sample_frame": ["load_run"],
-        "runs.evaluations": ["read_evaluation"],
+        "runs.read_run": ["read_run"],
         "analysis.comparison": ["compare"],
         "execution.run": ["execute"],
     },

@@ -18,10 +18,10 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.requests import Request, hash_prompts, hash_setting
 from harness.grading import COLUMNS as GRADERS
-from harness.runs.evaluations import Evaluation
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts, unpack
 from harness.runs.receipts import hash_stored
 from harness.runs.records import SESSION, Sample
+from harness.runs.run import Run
 
 
 def passing_folder() -> Path:
@@ -101,7 +101,7 @@ def right(request: Request, target: str) -> tuple[str, str]:
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 
-def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Evaluation:
+def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts) -> Run:
     """Made of verdicts [condition][problem][sample]; `wo again` is the second replicate of wo."""
     rows = []
     for name, problems in verdicts.items():
@@ -132,7 +132,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
     known = {"model": model, "primary": None, "edits": [], "greedy": True}
-    return Evaluation(name=f"results/{model}", frame=frame, facts={**known, **facts})
+    return Run(name=f"results/{model}", facts={**known, **facts}, read_frame=lambda: frame)
 
 
 def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[str, list[list[str]]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import UNGRADED
 from harness.runs.comparable import join
-from harness.runs.evaluations import Evaluation
+from harness.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -59,7 +59,7 @@ class Leaderboard:
 
 
 def make_leaderboard(
-    evaluations: Sequence[Evaluation],
+    evaluations: Sequence[Run],
     *,
     baseline: str = "wo",
     margin: float | None = None,
@@ -71,13 +71,13 @@ def make_leaderboard(
     nothing is registered: then all tests are the family, and none is primary.
 
     Args:
-        evaluations: From `evaluations.read_evaluation`.
+        evaluations: From `read_run.read_run`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
 
     Raises:
-        ComparisonError: the evaluations cannot be compared; see `evaluations.join` and `analysis.compare`.
+        ComparisonError: the evaluations cannot be compared; see `comparable.join` and `analysis.compare`.
     """
     from harness.analysis.comparison import MARGIN, compare
     from harness.analysis.mediators import mediator_table
@@ -116,7 +116,7 @@ def make_leaderboard(
     )
 
 
-def _registered(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, ...] | None, str | None]:
+def _registered(evaluations: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
     """The family that the runs registered between them, and the primary contrast if they all name the same.
 
     None if a run registered nothing, or ran what another one registered and left it out of its own family.

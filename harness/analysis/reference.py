@@ -109,7 +109,7 @@ def reference_table(
         comparison: `analysis.compare`, not split any further.
         audit: `leaderboard.audit_table`, for the study's own rule.
         reference: The published numbers.
-        receipts: Our runs' facts, as of `evaluations.Evaluation`.
+        receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.
     """
     import pandas
@@ -148,7 +148,7 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
 
     Args:
         reference: The published numbers.
-        receipts: Our runs' facts, as of `evaluations.Evaluation`.
+        receipts: Our runs' facts, as of `run.Run`.
         layouts: Our prompts' layouts.
     """
     said = []

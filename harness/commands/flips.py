@@ -54,12 +54,13 @@ def flips(
     from harness.analysis.selection import require_verdicts, select
     from harness.analysis.selection_criterion import Criterion
     from harness.display.flips_side_by_side import FlipEntry, count_line, print_page
-    from harness.runs.evaluations import read_evaluation
     from harness.runs.find_runs import locate_one
-    from harness.runs.prompt_source import read_source
+    from harness.runs.prompt_source import source_of
+    from harness.runs.read_run import read_run
 
     path = locate_one(run)
-    source = read_source(path, layout=layout, metric=metric)
+    run_read = read_run(path, metric=metric)
+    source = source_of(run_read, layout=layout)
     criterion = Criterion(
         flip=direction,
         baseline=baseline,
@@ -91,7 +92,7 @@ def flips(
     repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
     rule = f"{RULES[criterion.repeats]}: " if repeated else ""
     typer.echo(rule + count_line(every.outcomes))
-    typer.echo(_comparison(read_evaluation(path, metric=metric).frame, source, criterion))
+    typer.echo(_comparison(run_read.frame, source, criterion))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if save is not None:
         typer.echo(f"\nselection  {save}")

@@ -20,8 +20,9 @@ from harness.display.figures.splits import draw_split_differences
 from harness.display.figures.style import without_edits
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.comparable import join
-from harness.runs.evaluations import Evaluation, read_evaluation
 from harness.runs.find_runs import locate
+from harness.runs.read_run import read_run
+from harness.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -68,7 +69,7 @@ def make_plots(
         ConfigError: the files cannot be written.
         HarnessError: the runs cannot be read or compared.
     """
-    evaluations = [read_evaluation(run, metric=metric) for run in locate(runs)]
+    evaluations = [read_run(run, metric=metric) for run in locate(runs)]
     board = partial(make_leaderboard, evaluations, baseline=baseline, margin=margin)
     whole = board()
     if whole.comparison["difference"].isna().all():
@@ -84,7 +85,7 @@ def make_plots(
     return files
 
 
-def _plot(kind: Kind, evaluations: Sequence[Evaluation], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
+def _plot(kind: Kind, evaluations: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
     if kind in ("levels", "subjects"):
         by = kind.removesuffix("s")
         return Plot(draw=partial(draw_split_differences, by=by), table=board(by=(by,)).comparison)

@@ -15,9 +15,10 @@ from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, r
 from harness.display.table_formats import render_grids
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table
-from harness.runs.evaluations import Evaluation, read_evaluation
 from harness.runs.find_runs import locate
+from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
+from harness.runs.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,5 +144,5 @@ def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
     return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
 
 
-def _read(runs: Sequence[str], metric: str | None) -> list[Evaluation]:
-    return [read_evaluation(run, metric=metric) for run in locate(runs)]
+def _read(runs: Sequence[str], metric: str | None) -> list[Run]:
+    return [read_run(run, metric=metric) for run in locate(runs)]

@@ -8,6 +8,7 @@ from harness.grading.audit import (
     AuditJob,
     as_record,
     as_text,
+    column,
 )
 from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, grade, read
 from harness.grading.jobs import GradeJob
@@ -26,6 +27,7 @@ __all__ = [
     "Verdict",
     "as_record",
     "as_text",
+    "column",
     "compare",
     "grade",
     "read",

@@ -58,6 +58,11 @@ class AuditJob:
         return replace(self, prompt="") if self.prompt and "\\boxed" in self.completion else self
 
 
+def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
+    """What a field says as a column of `harness.load_run`; its type in exports, where its own does not tell."""
+    return Meta(description=meaning, extra={"kind": kind}, **checks)
+
+
 class AuditColumns(Struct, frozen=True, kw_only=True):
     r"""What the other graders say. None: that grader did not end, failed, or was not asked.
 
@@ -75,15 +80,13 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
         boxes_after_first: How many closed boxes follow the first.
     """
 
-    math_verify: Annotated[
-        bool | None, Meta(description="audit: lm-eval's stock call of math_verify on the whole text")
-    ] = None
-    exact_match: Annotated[bool | None, Meta(description="audit: lm-eval's minerva exact_match")] = None
-    exact_match_boxed: Annotated[bool | None, Meta(description="audit: the same, of the last box")] = None
-    authors_rule: Annotated[bool | None, Meta(description="audit: the study's own rule, substrings included")] = None
-    authors_rule_strict: Annotated[bool | None, Meta(description="audit: the study's rule without substrings")] = None
-    first_box: Annotated[bool | None, Meta(description="audit: our grader on the first box")] = None
-    boxes_after_first: Annotated[int, Meta(description="further boxes after the first")] = 0
+    math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
+    exact_match: Annotated[bool | None, column("audit: lm-eval's minerva exact_match")] = None
+    exact_match_boxed: Annotated[bool | None, column("audit: the same, of the last box")] = None
+    authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
+    authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
+    first_box: Annotated[bool | None, column("audit: our grader on the first box")] = None
+    boxes_after_first: Annotated[int, column("further boxes after the first")] = 0
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ComparisonError, list_first
-from harness.runs.evaluations import Evaluation
 from harness.runs.journal import other_settings
+from harness.runs.run import Run
 
 if TYPE_CHECKING:
     import pandas
@@ -26,7 +26,7 @@ _ONE_MODEL = {
 """Facts in which evaluations of one model agree, beside their settings."""
 
 
-def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
+def join(evaluations: Sequence[Run]) -> pandas.DataFrame:
     """The samples of all in one frame.
 
     Raises:
@@ -53,7 +53,7 @@ def join(evaluations: Sequence[Evaluation]) -> pandas.DataFrame:
     return pandas.DataFrame(columns)
 
 
-def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+def by_table(evaluations: Sequence[Run]) -> list[list[Run]]:
     """The evaluations in groups that may stand in one table and have no sample in common, in order.
 
     A shard is left out where the merged run is there too.
@@ -64,7 +64,7 @@ def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
     _refuse_twice(evaluations)
     samples = {one.name: _samples(one) for one in evaluations}
     wholes = [one for one in evaluations if not one.facts.get("shard")]
-    groups: list[list[Evaluation]] = []
+    groups: list[list[Run]] = []
     for one in evaluations:
         mine = samples[one.name]
         if one.facts.get("shard") and any(
@@ -84,19 +84,19 @@ def by_table(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
     return groups
 
 
-def _refuse_twice(evaluations: Sequence[Evaluation]) -> None:
+def _refuse_twice(evaluations: Sequence[Run]) -> None:
     names = [str(Path(one.name).resolve()) for one in evaluations]
     if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
         raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
 
 
-def _samples(one: Evaluation) -> set[tuple[str, ...]]:
+def _samples(one: Run) -> set[tuple[str, ...]]:
     """Which problems it asked of which model, and how."""
     keys = one.frame[["model", "layout", "condition", "problem_id"]].drop_duplicates()
     return set(keys.astype(str).itertuples(index=False, name=None))
 
 
-def _disagreement(one: Evaluation, other: Evaluation) -> str | None:
+def _disagreement(one: Run, other: Run) -> str | None:
     """Why the two may not stand in one table; None if they may."""
 
     def refusal(what: str, how: str, remedy: str) -> str:
@@ -114,7 +114,7 @@ def _disagreement(one: Evaluation, other: Evaluation) -> str | None:
     return None
 
 
-def _other_problems(one: Evaluation, other: Evaluation) -> str | None:
+def _other_problems(one: Run, other: Run) -> str | None:
     """In what their problems differ, in words; None if they are the same, as far as is known."""
     ours, theirs = one.facts.get("dataset"), other.facts.get("dataset")
     if ours is not None and theirs is not None:

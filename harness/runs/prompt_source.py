@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.documents import Model, build_checked_prompts, document_prompt
+from harness.experiment.documents import Model, build_checked_prompts
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Segment
+from harness.experiment.prompt import Layout, refuse_other_text
 from harness.experiment.rewordings import is_edit
 from harness.runs.find_filler import insert, split_plain
-from harness.runs.folder import JOURNAL, RECEIPT, read_prompts, read_samples, read_scores
-from harness.runs.journal import is_stored
-from harness.runs.lm_eval_logs import LoggedSample, SampleLog, find_logs, read_log
-from harness.runs.records import Sample
-from harness.runs.run_prompts import Problem, RunPrompt
-from harness.runs.sample_frame import read_receipt
+from harness.runs.read_run import read_run
+from harness.runs.run import Run
+from harness.runs.run_prompts import AskedPrompt, Problem, RunPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,25 +77,48 @@ def read_source(
         path: A run folder of ours; an lm-eval output folder or sample log of our tasks; or for any task a mapping of
             condition to sample log. There the condition without filler is `wo`, or the first if none is called so.
         layout: Which one, where there are several.
-        metric: See `lm_eval_logs.read_log`.
+        metric: See `read_lm_eval_logs.read_log`.
 
     Raises:
         RunError: there is no run and no sample log, a file of it is damaged, or it does not say what was asked.
         PromptMismatchError: a prompt is not the one that was hashed, or two conditions differ by more than a filler.
     """
-    if isinstance(path, Mapping):
-        named = {condition: read_log(Path(log), metric=metric) for condition, log in path.items()}
-        return _from_logs(", ".join(f"{condition}={log}" for condition, log in path.items()), named, layout)
-    folder = Path(path)
-    if any(is_stored(folder / name) for name in (RECEIPT, JOURNAL)):
-        return _from_run(folder, layout)
-    files = find_logs(folder) if folder.is_dir() else [folder]
-    if not files:
+    named = {name: Path(log) for name, log in path.items()} if isinstance(path, Mapping) else Path(path)
+    return source_of(read_run(named, metric=metric), layout=layout)
+
+
+def source_of(run: Run, *, layout: str | None = None) -> Source:
+    """The prompts of a run that has been read; as `read_source`."""
+    asked = run.read_prompts()
+    for one in asked:
+        _refuse_unknown_text(one)
+    chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
+    # the prompt null's edits are no conditions, and their other instruction could not be aligned
+    asked = [one for one in asked if one.layout == chosen and not is_edit(str(one.condition))]
+    conditions = list(dict.fromkeys(str(one.condition) for one in asked))
+    baseline = BASELINE if BASELINE in conditions else conditions[0]
+    if run.is_logs:
+        places = {condition: place for place, condition in enumerate((baseline, *named_conditions()))}
+        conditions.sort(key=lambda condition: places.get(condition, len(places)))
+        asked = sorted(asked, key=lambda one: conditions.index(str(one.condition)))
+    elif chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
         raise RunError(
-            f"{folder} holds neither a run ({RECEIPT}) nor sample logs (samples_*.jsonl). Expected the --output of "
-            "`mless run`, or the --output_path of `lm_eval --log_samples`."
+            f"{run.name}: its chat prompts were templated by a server whose tokenizer was not known, so the text that "
+            "the model got is not recorded. Run it again with `model.arguments.tokenizer` named."
         )
-    return _from_logs(str(path), [read_log(file, metric=metric) for file in files], layout)
+    plain = {one.problem_id: one for one in asked if one.condition == baseline}
+    facts = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
+    logs = {str(one.condition): Path(one.where.rpartition(", line ")[0]).name for one in asked}
+    return Source(
+        name=run.name,
+        kind="log" if run.is_logs else "run",
+        model=run.model,
+        layout=chosen,
+        conditions=tuple(conditions),
+        problems=_problems((one.subject, one.level, _run_prompt(one, plain, baseline)) for one in asked),
+        metric=run.metric,
+        fingerprint={"logs": logs} if run.is_logs else facts,
+    )
 
 
 def build_source(
@@ -147,130 +167,49 @@ def build_source(
     )
 
 
-def _from_run(folder: Path, layout: str | None) -> Source:
-    receipt = read_receipt(folder)
-    rows = read_prompts(folder)
-    chosen = _choose_layout(folder, (row["layout"] for row in rows), layout)
-    # the prompt null's edits are no conditions, and their other instruction could not be aligned
-    rows = [row for row in rows if row["layout"] == chosen and not is_edit(row["condition"])]
-    if chosen == Layout.CHAT and any(row["prompt_token_sha256"] is None for row in rows):
+def _refuse_unknown_text(asked: AskedPrompt) -> None:
+    """Raise RunError if the text that the model got is not recorded, PromptMismatchError if it is another one."""
+    if not asked.text:
         raise RunError(
-            f"{folder}: its chat prompts were templated by a server whose tokenizer was not known, so the text that "
-            "the model got is not recorded. Run it again with `model.arguments.tokenizer` named."
+            f"{asked.where}: the prompt was sent as chat messages, and the log does not hold the text that the server "
+            "made of them. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
         )
-    scores = read_scores(folder)
-    samples: dict[tuple[str, str], list[Sample]] = {}
-    for sample in read_samples(folder):
-        if sample.replicate == 0:  # the one that tables compare; others measure noise
-            samples.setdefault((sample.task, sample.problem_id), []).append(sample)
-    found: list[tuple[str, int, RunPrompt]] = []
-    for row in rows:
-        doc, condition = row["doc"], row["condition"]
-        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample.sample_index)
-        if not repeats or any(sample.key not in scores for sample in repeats):
+    refuse_other_text(asked.text, asked.sha256, asked.where)
+
+
+def _run_prompt(asked: AskedPrompt, plain: Mapping[str, AskedPrompt], baseline: str) -> RunPrompt:
+    """The prompt with its segments; where its document names none, by comparison with the one without filler.
+
+    Raises:
+        RunError: there is no prompt without filler to compare it with.
+        PromptMismatchError: the two differ by more than a filler.
+    """
+    segments = asked.segments
+    if segments is None:
+        base = plain.get(asked.problem_id)
+        if base is None:
+            other = next(iter(plain.values())).where.rpartition(", line ")[0]
             raise RunError(
-                f"{folder}: the {'score' if repeats else 'sample'} of problem {doc['id']}, {row['task']}, is missing. "
-                "Run `mless regrade` on the folder, or restore its files."
+                f"{asked.where}: problem {asked.problem_id} is not in {other}, so its filler cannot be found. Expected "
+                "logs of the same problems."
             )
-        prompt = document_prompt(doc)
-        run_prompt = RunPrompt(
-            condition=condition,
-            layout=chosen,
-            problem_id=doc["id"],
-            text=row["prompt"],
-            sha256=row["prompt_sha256"],
-            token_sha256=row["prompt_token_sha256"],
-            segments=prompt.segments,
-            system_size=prompt.system_size,
-            completions=tuple(sample.completion for sample in repeats),
-            verdicts=tuple(scores[sample.key].verdict for sample in repeats),
-            answers=tuple(scores[sample.key].answer for sample in repeats),
-            target=doc["answer"],
-        )
-        found.append((doc["subject"], doc["level"], run_prompt))
-    arguments = receipt["config"]["model"]["arguments"]
-    return Source(
-        name=str(folder),
-        kind="run",
-        model=next((arguments[name] for name in ("pretrained", "model", "tokenizer") if arguments.get(name)), None),
-        layout=chosen,
-        conditions=tuple(dict.fromkeys(row["condition"] for row in rows)),
-        problems=_problems(found),
-        metric="verdict",
-        fingerprint={name: receipt.get(name) for name in ("created", "model", "engine", "grader_version")},
-    )
-
-
-def _from_logs(name: str, logs: Mapping[str, SampleLog] | Sequence[SampleLog], layout: str | None) -> Source:
-    """One source of several logs: each is one condition, named by the user or by its documents."""
-    read = list(logs.values()) if isinstance(logs, Mapping) else list(logs)
-    pairs = logs.items() if isinstance(logs, Mapping) else ((None, log) for log in logs)
-    arms = [(given or own, of, log, rows) for given, log in pairs for (own, of), rows in log.arms.items()]
-    chosen = _choose_layout(name, (of for _, of, _, _ in arms), layout)
-    by_condition: dict[str, list[LoggedSample]] = {}
-    files: dict[str, Path] = {}
-    for condition, of, log, rows in arms:
-        if of != chosen or is_edit(condition or ""):
-            continue
-        if condition is None:
-            raise RunError(
-                f"{log.path} is a log of another task: its documents name no condition. Say which log is which "
-                "condition, as wo=FILE mless=FILE."
-            )
-        if condition in files:
-            raise RunError(
-                f"{name} holds two logs of condition {condition!r}: {files[condition]} and {log.path}. Name one log "
-                f"a condition, as {condition}=FILE."
-            )
-        by_condition[condition], files[condition] = rows, log.path
-    baseline = BASELINE if BASELINE in by_condition else next(iter(by_condition))
-    places = {condition: place for place, condition in enumerate((baseline, *named_conditions()))}
-    order = sorted(by_condition, key=lambda condition: places.get(condition, len(places)))
-    found: list[tuple[str, int, RunPrompt]] = []
-    plain = {sample.problem_id: sample for sample in by_condition[baseline]}
-    for condition in order:
-        for sample in by_condition[condition]:
-            segments = sample.segments
-            if segments is None:
-                base = plain.get(sample.problem_id)
-                if base is None:
-                    raise RunError(
-                        f"{files[condition]}: problem {sample.problem_id} is not in {files[baseline]}, so its filler "
-                        "cannot be found. Expected logs of the same problems."
-                    )
-                segments = split_plain(base.text, base.doc)
-                if sample is not base:
-                    what = f"Problem {sample.problem_id}, {baseline} against {condition}"
-                    segments = insert(segments, sample.text, what=what)
-            found.append((sample.subject, sample.level, _run_prompt(sample, condition, segments)))
-    metrics = dict.fromkeys(log.metric for log in read if log.metric)
-    return Source(
-        name=name,
-        kind="log",
-        model=next((log.model for log in read if log.model), None),
-        layout=chosen,
-        conditions=tuple(order),
-        problems=_problems(found),
-        metric=", ".join(metrics) or None,
-        fingerprint={"logs": {condition: path.name for condition, path in files.items()}},
-    )
-
-
-def _run_prompt(sample: LoggedSample, condition: str, segments: tuple[Segment, ...]) -> RunPrompt:
-    """The prompt under the name that its condition has in the source."""
+        segments = split_plain(base.text, base.doc)
+        if asked is not base:
+            what = f"Problem {asked.problem_id}, {baseline} against {asked.condition}"
+            segments = insert(segments, asked.text, what=what)
     return RunPrompt(
-        condition=condition,
-        layout=sample.layout,
-        problem_id=sample.problem_id,
-        text=sample.text,
-        sha256=sample.sha256,
-        token_sha256=sample.token_sha256,
+        condition=str(asked.condition),
+        layout=asked.layout,
+        problem_id=asked.problem_id,
+        text=asked.text,
+        sha256=asked.sha256,
+        token_sha256=asked.token_sha256,
         segments=segments,
-        system_size=sample.system_size,
-        completions=sample.completions,
-        verdicts=sample.verdicts,
-        answers=sample.answers,
-        target=sample.target,
+        system_size=asked.system_size,
+        completions=asked.completions,
+        verdicts=asked.verdicts,
+        answers=asked.answers,
+        target=asked.target,
     )
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from harness.errors import RunError
 from harness.experiment.requests import Request
-from harness.grading import AuditColumns, Verdict
+from harness.grading import AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
 _ENCODABLE = r"^[^\ud800-\udfff]*\Z"
@@ -60,37 +60,30 @@ class Document(Struct):
 class ProblemDocument(Document):
     """A document of our tasks."""
 
-    id: Annotated[str, Meta(pattern=_ENCODABLE, description="the problem's id in its dataset")]
+    id: Annotated[str, column("the problem's id in its dataset", pattern=_ENCODABLE)]
     problem: str
-    answer: Annotated[str, Meta(pattern=_ENCODABLE, description="the gold answer")]
-    subject: Annotated[str, Meta(pattern=_ENCODABLE, description="the problem's subject")]
-    level: Annotated[int, Meta(description="the problem's level")]
+    answer: Annotated[str, column("the gold answer", pattern=_ENCODABLE)]
+    subject: Annotated[str, column("the problem's subject", pattern=_ENCODABLE)]
+    level: Annotated[int, column("the problem's level")]
 
 
 class Prompt(Struct):
     """A line of `prompts.jsonl`."""
 
     task: Word
-    condition: Annotated[
-        str,
-        Meta(
-            pattern=_ENCODABLE,
-            description="what stands between instruction and problem",
-            extra={"column": "category"},
-        ),
-    ]
+    condition: Annotated[str, column("what stands between instruction and problem", "category", pattern=_ENCODABLE)]
     layout: Annotated[
         str,
-        Meta(
+        column(
+            "how instruction, filler and problem make a prompt: raw, chat or as_published",
+            "category",
             pattern=_ENCODABLE,
-            description="how instruction, filler and problem make a prompt: raw, chat or as_published",
-            extra={"column": "category"},
         ),
     ]
     prompt: str
-    prompt_sha256: Annotated[str, Meta(description="hash of the prompt's text")]
+    prompt_sha256: Annotated[str, column("hash of the prompt's text")]
     prompt_token_sha256: Annotated[
-        str | None, Meta(description="hash of the prompt's token ids; missing where they were not known")
+        str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
     doc: ProblemDocument
 
@@ -110,16 +103,14 @@ class Sample(Keyed, kw_only=True, gc=False):
 
     task: str
     problem_id: str
-    sample_index: Annotated[int, Meta(description="which of the problem's samples, from 0")]
-    replicate: Annotated[
-        int, Meta(description="which repetition of the condition, from 0; 1 is the baseline's second run")
-    ]
-    seed: Annotated[int | None, Meta(description="the sample's seed; missing when greedy", extra={"column": "int64"})]
+    sample_index: Annotated[int, column("which of the problem's samples, from 0")]
+    replicate: Annotated[int, column("which repetition of the condition, from 0; 1 is the baseline's second run")]
+    seed: Annotated[int | None, column("the sample's seed; missing when greedy", "int64")]
     prompt_token_sha256: str | None
-    prompt_tokens: Annotated[int | None, Meta(description="tokens of the prompt")]
-    completion: Annotated[str, Meta(description="what the model wrote")]
-    completion_tokens: Annotated[int | None, Meta(description="tokens of the completion")]
-    finish_reason: Annotated[str | None, Meta(description="stop or length; missing where the backend does not say")]
+    prompt_tokens: Annotated[int | None, column("tokens of the prompt")]
+    completion: Annotated[str, column("what the model wrote")]
+    completion_tokens: Annotated[int | None, column("tokens of the completion")]
+    finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")]
     sampling: dict[str, Any]
 
     @classmethod
@@ -153,12 +144,10 @@ class Sample(Keyed, kw_only=True, gc=False):
 class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
-    verdict: Annotated[Verdict, Meta(description="correct, incorrect, no_box, truncated, refused, timeout or crashed")]
-    answer: Annotated[
-        str | None, Meta(description="what the last closed box holds, empty ones passed over; missing without one")
-    ]
-    reason: Annotated[str | None, Meta(description="why a sample was refused")] = None
-    audit_reason: Annotated[str | None, Meta(description="why an audit grader gave no verdict")] = None
+    verdict: Annotated[Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")]
+    answer: Annotated[str | None, column("what the last closed box holds, empty ones passed over; missing without one")]
+    reason: Annotated[str | None, column("why a sample was refused")] = None
+    audit_reason: Annotated[str | None, column("why an audit grader gave no verdict")] = None
 
 
 class Score(Graded, frozen=True, kw_only=True, gc=False):
@@ -265,10 +254,10 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
     """Type and meaning of fields of a form; `renamed` maps a column to the field that it is."""
     hints = get_type_hints(form, include_extras=True)
     found = {}
-    for column, name in {**{name: name for name in names}, **renamed}.items():
+    for place, name in {**{name: name for name in names}, **renamed}.items():
         of, meta = get_args(hints[name])
         kind = next((_KINDS[part] for part in (of, *get_args(of)) if part in _KINDS), "string")
-        found[column] = ((meta.extra or {}).get("column", kind), meta.description)
+        found[place] = (meta.extra["kind"] or kind, meta.description)
     return found
 
 

@@ -4,8 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from harness.errors import PromptMismatchError
+from harness.experiment.documents import hash_problem
 from harness.experiment.prompt import Prompt, Segment, refuse_other_text
+from harness.experiment.tokens import find_segments
+from harness.runs.records import Graded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt:
+    """One prompt as it was recorded, with what came back.
+
+    Attributes:
+        where: File and line, for messages.
+        problem_id: The document's own id, else its number.
+        subject, level: Empty and 0 where the document has none.
+        condition: None in a log of another task, until the user has named it.
+        layout: What the prompt was made with.
+        text, sha256, token_sha256: The prompt and its recorded hashes; empty text where only a server knew it.
+        segments, system_size: See `harness.experiment.prompt.Prompt`; None where the document does not say.
+        doc: The document.
+        completions: What the model wrote, one a sample; empty where nothing was generated.
+        verdicts: One a sample; empty where nothing was graded.
+        answers: One a sample; None where a completion has none, empty where none were looked for.
+        grades: Grades with the audit, one a sample, as a log of our tasks has them; empty elsewhere.
+        completion_tokens: One a sample, where a log says.
+        target: The gold answer.
+    """
+
+    where: str
+    problem_id: str
+    subject: str
+    level: int
+    condition: str | None
+    layout: str
+    text: str
+    sha256: str
+    token_sha256: str | None
+    segments: tuple[Segment, ...] | None
+    system_size: int
+    doc: Mapping[str, Any]
+    completions: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    answers: tuple[str | None, ...]
+    grades: tuple[Graded, ...] = ()
+    completion_tokens: tuple[int | None, ...] = ()
+    target: str | None
+
+    @property
+    def problem_sha256(self) -> str:
+        """Hash of what is asked and its answer, whatever the condition."""
+        return hash_problem(self.doc, self.target)
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Role and text of all that the model got, in order; what no segment covers is `template`."""
+        if self.segments is None:
+            return (("prompt", self.text),) if self.text else ()
+        found, at = [], 0
+        try:
+            prompt = Prompt(segments=self.segments, system_size=self.system_size)
+            spans = find_segments(prompt, self.text) if self.text else []
+        except PromptMismatchError:  # a server's template, which was never seen here
+            spans = []
+        for role, (low, high) in spans:
+            found += [("template", self.text[at:low]), (str(role), self.text[low:high])]
+            at = high
+        return tuple(part for part in (*found, ("template", self.text[at:])) if part[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,8 +58,8 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     path = folder / RECEIPT
     if not path.is_file():
         raise RunError(
-            f"{folder} holds no finished run: expected {RECEIPT} in it. Check the path; an interrupted run is "
-            "continued by the command that began it."
+            f"{folder} holds no finished run: expected {RECEIPT} in it, or lm-eval's samples_*.jsonl. Check the path; "
+            "an interrupted run is continued by the command that began it."
         )
     remedy = "Run the command that made it again, or restore it from a copy."
     try:
@@ -160,9 +160,11 @@ def read_frame(
         columns["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
         columns["correct"] = columns["verdict"] == "correct"
     else:
-        columns["answer"] = pandas.Categorical(np.array(list(answers), dtype=object)[columns["answer"]])
+        words = np.array([answer and encodable(answer) for answer in answers], dtype=object)
+        columns["answer"] = pandas.Categorical(words[columns["answer"]])
         columns["correct"] = columns["verdict"] == _VERDICTS.index("correct")
-        columns["verdict"] = pandas.Categorical.from_codes(columns["verdict"], pandas.Index(_VERDICTS))
+        verdict = pandas.Categorical.from_codes(columns["verdict"], pandas.Index(_VERDICTS))
+        columns["verdict"] = verdict.remove_unused_categories()
         columns |= {name: pandas.arrays.BooleanArray(columns[name] == 1, columns[name] < 0) for name in GRADERS}
     codes = (columns[name].codes for name in ("condition", "layout"))
     order = np.lexsort((samples["sample_index"].astype(int), samples["replicate"].astype(int), place, *codes))
@@ -170,8 +172,8 @@ def read_frame(
     frame = pandas.DataFrame({name: columns[name][order] for name in names if name in columns})
     if texts:
         frame = frame.infer_objects()
-    words = ("model", "problem_id", "subject", "target") if texts else ()
-    return frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in words})
+    plain = ("model", "problem_id", "subject", "target") if texts else ()
+    return frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain})
 
 
 def _join(

@@ -12,7 +12,7 @@ from harness.display.comparison_tables import comparison_grid
 from harness.display.table_pages import make_table
 from harness.display.words import NONE
 from harness.errors import RunError
-from harness.runs.evaluations import read_evaluation
+from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN, drawn, evaluation, right, write_run
 
 """A run that was made before runs registered a family."""
@@ -93,19 +93,19 @@ def test_against_another_baseline_there_is_no_prompt_null():
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     run = write_run(tmp_path / "made", right, family=["mless"], limit=2, audit=False)
-    assert [read_evaluation(run).facts[name] for name in ("primary", "family")] == ["mless", ["mless"]]
+    assert [read_run(run).facts[name] for name in ("primary", "family")] == ["mless", ["mless"]]
     receipt = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
-    assert read_evaluation(run).facts["family"] == ["mless"]
+    assert read_run(run).facts["family"] == ["mless"]
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
     header = json.loads(first)
     older = {**header, "config": {k: v for k, v in header["config"].items() if k not in ("primary", "family")}}
     (run / "journal.jsonl").write_text("\n".join([json.dumps(older), *rest, ""]))
-    assert [read_evaluation(run).facts[name] for name in ("primary", "family")] == [None, None]
+    assert [read_run(run).facts[name] for name in ("primary", "family")] == [None, None]
     header["config"]["family"] = [7]
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
     with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: expected `str`, got 7\. Rest"):
-        read_evaluation(run)
+        read_run(run)
 
 
 def test_the_noise_floor_is_explained_for_each_model():

@@ -249,13 +249,19 @@ def test_logs_that_do_not_pair_are_refused(foreign, tmp_path):
 
 
 def test_damaged_and_unreadable_logs_are_named(tmp_path):
-    with pytest.raises(RunError, match=r"nothing\.jsonl does not exist. Expected a sample log of lm_eval"):
+    with pytest.raises(
+        RunError, match=r"nothing\.jsonl does not exist. Expected a run folder, or a sample log of lm_eval"
+    ):
         read_source(tmp_path / "nothing.jsonl")
-    with pytest.raises(RunError, match=r"holds neither a run \(run.json\) nor sample logs \(samples_\*.jsonl\)"):
+    with pytest.raises(
+        RunError, match=r"holds no finished run: expected run.json in it, or lm-eval's samples_\*\.jsonl"
+    ):
         read_source(tmp_path)
     path = shutil.copy(logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
     shutil.copy(path, tmp_path / "samples_again.jsonl")
-    with pytest.raises(RunError, match=r"holds two logs of condition 'wo': .*again.*wo\.jsonl. Name one log a cond"):
+    with pytest.raises(
+        RunError, match=r"holds two logs of condition 'wo', raw: .*again.*wo\.jsonl. Name one log a cond"
+    ):
         read_source(tmp_path)
     (tmp_path / "samples_again.jsonl").unlink()
     rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']), line=4)

@@ -24,7 +24,7 @@ from harness.display.table_pages import Parts, make_leaderboard_page, make_table
 from harness.display.words import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.comparable import join
-from harness.runs.evaluations import read_evaluation
+from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
 from harness.runs.sample_frame import load_run
 from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, write_run
@@ -351,7 +351,7 @@ def test_the_audit_has_each_graders_difference():
     assert found["ours_difference"].isna().tolist() == [True, False]
     whole = audit_table(load_run(GREEDY_RUN))
     assert whole["authors_rule_only_ours"].tolist() == [9, 9, 9, 9]
-    notes = audit_grid(make_leaderboard([read_evaluation(GREEDY_RUN)])).notes
+    notes = audit_grid(make_leaderboard([read_run(GREEDY_RUN)])).notes
     assert "Most at odds with ours: authors_rule, w/o: 9 samples are right by ours only, 4 by it only." in notes
 
 
@@ -464,9 +464,9 @@ def test_one_line_and_exit_code_2(demo_run, capsys, monkeypatch):
     (demo_run / "run.json").write_text('{"tasks": [')
     refused(table(str(demo_run)), "run.json is torn or damaged")
     (demo_run / "run.json").unlink()
-    refused(table(str(demo_run)), "holds no finished run: expected run.json in it")
+    refused(table(str(demo_run)), "holds no finished run: expected run.json in it, or lm-eval's")
     refused(table("nowhere", "wo=also-nowhere.jsonl"), "nowhere holds no finished run")
-    refused(table("wo=also-nowhere.jsonl"), "also-nowhere.jsonl does not exist. Expected a sample log")
+    refused(table("wo=also-nowhere.jsonl"), "also-nowhere.jsonl does not exist. Expected a run folder, or a sample log")
 
 
 def test_runs_of_one_model_are_joined_by_condition():
@@ -476,7 +476,7 @@ def test_runs_of_one_model_are_joined_by_condition():
         object.__setattr__(part, "name", f"results/{number}")
     whole = make_leaderboard([evaluation(verdicts)]).comparison
     assert make_leaderboard(parts).comparison.equals(whole)
-    categorical = join([read_evaluation(GREEDY_RUN)])["problem_id"]
+    categorical = join([read_run(GREEDY_RUN)])["problem_id"]
     assert isinstance(categorical.dtype, pandas.CategoricalDtype)
 
 
@@ -507,7 +507,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     order = [call[1:3] for call in first if call[0] == "demo_wo"]
     assert sorted(call[1:3] for call in again) == sorted(order) != [call[1:3] for call in again] != order
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
-    board = make_leaderboard([read_evaluation(run)])
+    board = make_leaderboard([read_run(run)])
     table = board.comparison.set_index("condition")
     assert board.primary == ("unrelated-1",) and board.edits == ("edit-01", "edit-02", "edit-03")
     assert table["accuracy"].tolist() == [100] * 6

@@ -31,7 +31,6 @@ from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts, hash_setting
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
-from harness.runs.evaluations import read_evaluation
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
@@ -48,7 +47,8 @@ from harness.runs.folder import (
     write_whole,
 )
 from harness.runs.journal import Journal
-from harness.runs.lm_eval_logs import find_logs
+from harness.runs.read_lm_eval_logs import find_logs
+from harness.runs.read_run import read_run
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run
 
@@ -257,7 +257,7 @@ def test_a_packed_run_is_read_as_it_is_and_unpacked_to_be_written(demo_run):
     assert {p.name for p in demo_run.glob("*.jsonl*")} == {f"{name}.xz" for name in files}
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
     logged = {"wo": next(demo_run.glob("samples_demo_wo_*.xz"))}
-    assert read_evaluation(logged).frame["correct"].tolist() == before[before["condition"] == "wo"]["correct"].tolist()
+    assert read_run(logged).frame["correct"].tolist() == before[before["condition"] == "wo"]["correct"].tolist()
     assert "0 verdicts changed" in regrade(demo_run)
     assert {p.name for p in demo_run.glob("*.xz")} == set()
     ours = [name for name in before if name not in GRADERS]  # on a busy machine another grader may take too long
@@ -283,7 +283,7 @@ def test_a_damaged_packed_file_is_named(demo_run):
     whole = log.read_bytes()
     log.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(HarnessError, match=r"samples_demo_wo_.*.xz is damaged"):
-        read_evaluation(log)
+        read_run(log)
     log.write_bytes(whole)
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):

@@ -86,7 +86,7 @@ def render(
     limit: int = LIMIT,
 ) -> str:
     """The page as text."""
-    board = make_leaderboard(content.evaluations, baseline=baseline, margin=margin)
+    board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
     compared = board.comparison[~board.comparison["condition"].isin(board.edits)]
     rows = records(compared)
     margin = float(rows[0]["margin"])
@@ -108,8 +108,7 @@ def render(
         "margin": points(margin),
         "baseline": baseline,
         "receipts": [
-            _receipt(name, one.facts, receipt)
-            for name, one, receipt in zip(content.names, content.evaluations, content.receipts, strict=True)
+            _receipt(name, one.facts, one.receipt) for name, one in zip(content.names, content.runs, strict=True)
         ],
         "made_by": {"git_revision": git_revision(), "versions": versions()},
         "trace_receipts": [(one.name, _json(one.receipt)) for one in attention],
@@ -162,8 +161,8 @@ def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
     margin = float(board.comparison["margin"].iloc[0])
     found = [mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
-        if any(one.frame[column].nunique() > 1 for one in content.evaluations):
-            split = make_leaderboard(content.evaluations, baseline=board.baseline, margin=margin, by=[column])
+        if any(one.frame[column].nunique() > 1 for one in content.runs):
+            split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])
             shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
             table = comparison_table(shown, f"By {column}", by=[column])
             found.append(replace(table, notes=tuple(comparison_notes(split, table.header))))

@@ -13,9 +13,9 @@ from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, RunError
 from harness.experiment.documents import hash_problem
 from harness.runs.comparable import by_table, join
-from harness.runs.evaluations import read_evaluation
 from harness.runs.folder import read_prompts
-from harness.runs.lm_eval_logs import find_logs, read_log
+from harness.runs.read_lm_eval_logs import find_logs, read_log
+from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN, evaluation, right, write_run
 
 DATE = "2026-01-0{}T00-00-00.0"
@@ -67,7 +67,7 @@ def both(tmp_path, lines=None, **results):
 
 
 def test_logs_of_the_same_problems_are_one_evaluation(tmp_path):
-    found = read_evaluation(both(tmp_path))
+    found = read_run(both(tmp_path))
     assert len(found.frame) == 40 and len(found.problems) == 20
     assert (
         found.facts["sampling"] == {"do_sample": False} and found.facts["greedy"] and found.facts["task_version"] == 3
@@ -96,7 +96,7 @@ def test_other_problems_under_the_same_numbers_are_refused(tmp_path, lines):
         r"2026-01-02\S+ asks other problems than \S+2026-01-01\S+: expected the same document and target under the"
     )
     with pytest.raises(ComparisonError, match=message + r" same id, got others for \d+, \d+, \d+"):
-        read_evaluation(logs)
+        read_run(logs)
     for results in tmp_path.glob("results_*"):
         results.unlink()
     with pytest.raises(ComparisonError, match=message):
@@ -104,9 +104,9 @@ def test_other_problems_under_the_same_numbers_are_refused(tmp_path, lines):
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    run = read_evaluation(GREEDY_RUN)
+    run = read_run(GREEDY_RUN)
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
-    assert read_evaluation(log).problems == run.problems and len(run.problems) == 500
+    assert read_run(log).problems == run.problems and len(run.problems) == 500
     docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
@@ -144,25 +144,25 @@ def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
 )
 def test_logs_of_other_settings_are_refused(tmp_path, changes, message):
     with pytest.raises(ComparisonError, match=rf"2026-01-02\S+ was made with other settings than \S+01\S+: {message}"):
-        read_evaluation(both(tmp_path, **changes))
+        read_run(both(tmp_path, **changes))
 
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
     arguments = {"pretrained": "some/model", "dtype": "float32", "gpu_memory_utilization": 0.5}
-    assert read_evaluation(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
+    assert read_run(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
     logs = both(tmp_path, configs={"task": {"num_fewshot": 8}})
     logs["mless"] = logs["mless"].rename(tmp_path / "renamed.jsonl")
-    assert read_evaluation(logs), "what is not known is not compared"
+    assert read_run(logs), "what is not known is not compared"
 
 
 def test_versions_are_compared_between_logs_of_one_task(tmp_path):
     with pytest.raises(
         ComparisonError, match=r"logs of several task versions: expected one, got 3.0, 4.0. Run the older"
     ):
-        read_evaluation(both(tmp_path, versions={"task": 4}))
+        read_run(both(tmp_path, versions={"task": 4}))
     logs = both(tmp_path, versions={"other": 4})
     logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
-    assert read_evaluation(logs).facts["task_version"] is None, "another task has versions of its own"
+    assert read_run(logs).facts["task_version"] is None, "another task has versions of its own"
     (tmp_path / "ours").mkdir()
     for file in (*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")):
         shutil.copy(file, tmp_path / "ours")
@@ -170,15 +170,15 @@ def test_versions_are_compared_between_logs_of_one_task(tmp_path):
     results = json.loads(file.read_text())
     file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
     with pytest.raises(ComparisonError, match=r"expected one, got 1\.0, 3\.0"):
-        read_evaluation(tmp_path / "ours")
+        read_run(tmp_path / "ours")
 
 
 def test_a_log_is_given_once_and_is_whole(tmp_path):
     logs = both(tmp_path)
     with pytest.raises(ComparisonError, match="is given twice: expected one log a condition"):
-        read_evaluation({**logs, "mless": logs["wo"]})
+        read_run({**logs, "mless": logs["wo"]})
     with pytest.raises(RunError, match=r"samples are missing: expected 20, as its results file says, got 19. Restore"):
-        read_evaluation(both(tmp_path, [line(i) for i in range(19)]))
+        read_run(both(tmp_path, [line(i) for i in range(19)]))
 
 
 DEEP = "[" * 100_000
@@ -198,7 +198,7 @@ BAD_LINES = [
 def test_a_line_that_is_no_sample_is_named(tmp_path, changes, message):
     path = write_log(tmp_path, [line(0), line(1, **changes)])
     with pytest.raises(RunError, match=message):
-        read_evaluation({"wo": path})
+        read_run({"wo": path})
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"doc_id": 0, "doc": ' + DEEP, "{", "3", '{"doc_id": 0}', "\udcff"])
@@ -206,7 +206,7 @@ def test_a_line_that_is_none_is_named(tmp_path, text):
     path = write_log(tmp_path, [line(0)])
     path.write_text(path.read_text() + text + "\n", errors="surrogateescape")
     with pytest.raises(RunError, match=r"line 2: (damaged, expected one JSON object|not a line of a sample log)"):
-        read_evaluation({"wo": path})
+        read_run({"wo": path})
 
 
 def test_nesting_that_python_reads_and_cannot_follow_is_refused(tmp_path):
@@ -216,7 +216,7 @@ def test_nesting_that_python_reads_and_cannot_follow_is_refused(tmp_path):
         nested = [nested]
     path = write_log(tmp_path, [line(0), line(1, resps=nested)])
     with pytest.raises(RunError, match=r"line 2: (nested too deeply for a sample|damaged)"):
-        read_evaluation({"wo": path})
+        read_run({"wo": path})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_nesting_that_python_reads_and_cannot_follow_is_refused(tmp_path):
 )
 def test_a_results_file_that_is_none_is_named(tmp_path, changes, message):
     with pytest.raises(RunError, match=message):
-        read_evaluation(both(tmp_path, **changes))
+        read_run(both(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("text", ["{", DEEP, "[]"])
@@ -247,7 +247,7 @@ def test_a_damaged_results_file_is_named(tmp_path, text):
     with pytest.raises(
         RunError, match=r"results_2026-01-02\S+: the whole: expected|results_2026-01-02\S+ is torn or dam"
     ):
-        read_evaluation(logs)
+        read_run(logs)
 
 
 def our_log(tmp_path, change):
@@ -275,7 +275,7 @@ def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes, message):
         sample["filtered_resps"] = [[json.dumps({**grade, **changes})]]
 
     with pytest.raises(RunError, match=message):
-        read_evaluation(our_log(tmp_path, change))
+        read_run(our_log(tmp_path, change))
 
 
 @pytest.mark.parametrize(
@@ -291,29 +291,29 @@ def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes, message):
 def test_a_document_of_ours_without_its_segments_is_refused(tmp_path, segments, message):
     path = our_log(tmp_path, lambda sample: sample["doc"].update(segments=segments, system="You are an expert."))
     with pytest.raises(RunError, match=rf"line 2: its document: .*{message}"):
-        read_evaluation(path)
+        read_run(path)
     other = write_log(tmp_path, [line(0, doc={"segments": segments, "condition": 3})])
     (tmp_path / f"results_{DATE.format(1)}.json").unlink()
-    assert len(read_evaluation({"wo": other}).frame) == 1, "another task's fields of the same names"
+    assert len(read_run({"wo": other}).frame) == 1, "another task's fields of the same names"
 
 
 def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
     boast = json.dumps({"verdict": "correct", "answer": "x"})
     path = write_log(tmp_path, [line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
-    assert read_evaluation({"wo": path}).frame["correct"].sum() == 0
+    assert read_run({"wo": path}).frame["correct"].sum() == 0
 
 
 def test_half_a_pair_in_words_is_spelt_out(tmp_path):
     doc = {"question": "?", "id": "i\ud800", "subject": "s\ud800", "level": "9" * 5000}
     path = write_log(tmp_path, [line(0, doc=doc, target="t\ud800", resps=[["c\ud800"]], filtered_resps=["a\ud800"])])
     (tmp_path / f"results_{DATE.format(1)}.json").unlink()
-    row = read_evaluation({"wo": path}).frame.iloc[0]
+    row = read_run({"wo": path}).frame.iloc[0]
     assert [row[n] for n in ("problem_id", "subject", "target", "answer")] == [rf"{c}\ud800" for c in "ista"]
     assert row["level"] == 999_999_999
 
 
 def test_runs_of_one_label_agree_in_their_settings(tmp_path):
-    ours = read_evaluation(GREEDY_RUN)
+    ours = read_run(GREEDY_RUN)
     assert ours.facts["settings"] == {
         "backend": "vllm",
         "model_args": {"dtype": "float32", "max_model_len": "4096", "enforce_eager": "True"},
@@ -328,7 +328,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
     def second(config=None, model=None, **changes):
         changed = {**receipt["config"], **(config or {}), "model": {**receipt["config"]["model"], **(model or {})}}
         path.write_text(json.dumps({**receipt, "config": changed, **changes}))
-        return read_evaluation(path.parent)
+        return read_run(path.parent)
 
     for change, message in (
         ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),

@@ -1,0 +1,160 @@
+"""One reader for all who read runs: tables, plots, report, flips and probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import RunError
+from harness.experiment.config import fixed_arguments
+from harness.experiment.documents import document_prompt, hash_problem
+from harness.experiment.rewordings import is_edit
+from harness.runs.folder import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_scores,
+)
+from harness.runs.journal import hash_json, is_stored
+from harness.runs.read_lm_eval_logs import find_logs, read_logs
+from harness.runs.receipts import hash_stored
+from harness.runs.records import Identity, Sample, fit
+from harness.runs.run import Run
+from harness.runs.run_prompts import AskedPrompt
+from harness.runs.sample_frame import read_frame, read_receipt
+
+
+def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> Run:
+    """Read a run.
+
+    Args:
+        path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for any
+            task a mapping of condition to sample log.
+        metric: What in logs of other tasks says right or wrong; see `read_lm_eval_logs.read_log`.
+
+    Raises:
+        RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
+        ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
+    """
+    if isinstance(path, Mapping):
+        name = " ".join(f"{condition}={file}" for condition, file in path.items())
+        return read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric)
+    files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
+    if any(is_stored(path / name) for name in (RECEIPT, JOURNAL)) or not files:
+        return _read_folder(path)  # whose refusal says what was expected
+    return read_logs(str(path), [(None, file) for file in files], metric=metric)
+
+
+def _read_folder(path: Path) -> Run:
+    receipt, prompts = read_receipt(path), read_prompts(path)
+    names = list(dict.fromkeys(row["condition"] for row in prompts))
+    arguments = receipt["config"]["model"]["arguments"]
+    facts = {
+        "source": "run",
+        "run": receipt["run"],
+        "model": receipt["config"]["model"]["label"] or receipt["model"]["name"],
+        "model_sha256": hash_json(receipt["model"]),
+        "dataset": receipt["dataset"]["sha256"],
+        "dataset_name": receipt["dataset"]["name"],
+        "shard": receipt.get("shard"),
+        "problems": receipt["problems"],
+        "task_version": receipt["task_version"],
+        "grader_version": receipt["grader_version"],
+        "prompts_sha256": receipt["prompts_sha256"],
+        "journal_sha256": hash_stored(path / JOURNAL),
+        "scores_sha256": hash_stored(path / SCORES),
+        "sampling": receipt["generation"],
+        "settings": _run_settings(receipt),
+        "greedy": not receipt["generation"]["do_sample"],
+        "backend": receipt["engine"]["name"],
+        "engine": "{name} {version} on {device}".format(**receipt["engine"]),
+        **_registered(path),
+        "edits": [name for name in names if is_edit(name)],
+        "seed": receipt["seed"],
+        "created": receipt["created"],
+        "versions": receipt["versions"],
+        "git_revision": receipt["git_revision"],
+    }
+    docs = {row["doc"]["id"]: row["doc"] for row in prompts}
+    problems = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
+    return Run(
+        name=str(path),
+        facts=facts,
+        problems=problems,
+        model=next((arguments[name] for name in ("pretrained", "model", "tokenizer") if arguments.get(name)), None),
+        receipt=receipt,
+        metric="verdict",
+        read_frame=lambda: read_frame(path, receipt, prompts),
+        read_texts=lambda: read_frame(path, receipt, prompts, texts=True),
+        read_prompts=lambda: _asked(path, prompts),
+    )
+
+
+def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[AskedPrompt]:
+    """The prompts with what came back the first time; further replicates measure noise.
+
+    Raises:
+        RunError: a sample or a score is missing.
+    """
+    scores = read_scores(path)
+    samples: dict[tuple[str, str], list[Sample]] = {}
+    for sample in read_samples(path):
+        if sample.replicate == 0:
+            samples.setdefault((sample.task, sample.problem_id), []).append(sample)
+    found = []
+    for number, row in enumerate(prompts, start=1):
+        doc = row["doc"]
+        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample.sample_index)
+        if not repeats or any(sample.key not in scores for sample in repeats):
+            raise RunError(
+                f"{path}: the {'score' if repeats else 'sample'} of problem {doc['id']}, {row['task']}, is missing. "
+                "Run `mless regrade` on the folder, or restore its files."
+            )
+        prompt = document_prompt(doc)
+        found.append(
+            AskedPrompt(
+                where=f"{path / PROMPTS}, line {number}",
+                problem_id=doc["id"],
+                subject=doc["subject"],
+                level=doc["level"],
+                condition=row["condition"],
+                layout=row["layout"],
+                text=row["prompt"],
+                sha256=row["prompt_sha256"],
+                token_sha256=row["prompt_token_sha256"],
+                segments=prompt.segments,
+                system_size=prompt.system_size,
+                doc=doc,
+                completions=tuple(sample.completion for sample in repeats),
+                verdicts=tuple(scores[sample.key].verdict for sample in repeats),
+                answers=tuple(scores[sample.key].answer for sample in repeats),
+                target=doc["answer"],
+            )
+        )
+    return found
+
+
+def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a run, beside the facts that are told by themselves, could change a sample."""
+    model = receipt["config"]["model"]
+    return {
+        "backend": model["backend"],
+        "model_args": {k: str(v) for k, v in fixed_arguments(model["arguments"]).items()},
+        "instruction": receipt["config"].get("instruction"),
+        "seed": receipt["seed"],
+        "limit": receipt.get("limit"),
+    }
+
+
+def _registered(path: Path) -> dict[str, Any]:
+    """Primary contrast and family of a run as its journal's first line, written before any sample, has them.
+
+    None where it has no family: a run of before named no tests that tables could hold it to.
+    """
+    contrast = fit(Identity, read_identity(path), path / JOURNAL, "Restore it from a copy.").config
+    return {"primary": None if contrast.family is None else contrast.primary, "family": contrast.family}
