@@ -512,7 +512,7 @@ def test_six_thousand_samples_take_less_than_five_megabytes(large):
 
 
 def test_colours_can_be_read_in_light_and_dark():
-    style = (ROOT / "harness" / "report" / "style.css").read_text()
+    style = (ROOT / "harness" / "display" / "report" / "style.css").read_text()
     for part in re.findall(r":root \{([^}]*)\}", style)[:2]:
         colours = dict(re.findall(r"--([\w]+): (#[0-9a-f]{6});", part))
         grounds = [colours[name] for name in ("paper", "shade", "instruction", "filler", "problem", "mark")]
