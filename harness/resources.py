@@ -13,9 +13,14 @@ def folder(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
-def prompt_edits() -> Path:
-    """The file of harmless prompt edits."""
+def rewordings() -> Path:
+    """The file of harmless edits of the prompt."""
     return _PACKAGE / "experiment" / "rewordings.yaml"
+
+
+def sentences() -> Path:
+    """The file of unrelated sentences."""
+    return _PACKAGE / "experiment" / "sentences.yaml"
 
 
 def demo_folder() -> Path:

@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness import resources
 from harness.errors import ConfigError
 
+TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
+"""Model types whose capture the tests compare with eager attention."""
+
 
 class Architecture(BaseModel):
     """What a model is built from, with nothing of what it learnt.

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION, Done, OutOfReach, Pass
 from attention_probe.model.column_means import LayerCapture, Readout
 from attention_probe.model.eager_attention import run_eager, softmax_layers, switched_attention
@@ -25,9 +26,6 @@ from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
     from attention_probe.model.load_first_layers import LoadedModel
-
-TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
-"""Model types whose capture the tests compare with eager attention."""
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """What architectures call the non-linearity of their MLP."""

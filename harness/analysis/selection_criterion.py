@@ -28,7 +28,7 @@ class Criterion:
             or any of them.
         subject, level, ids: Only these.
         n: So many of what is left, drawn by `seed`; None for all.
-        controls: Add for each flipped problem one that did not flip: see `flips.match_controls`.
+        controls: Add for each flipped problem one that did not flip: see `matched_controls.match_controls`.
 
     Raises:
         ConfigError: a condition compared with itself, n below 1, or controls without a flip.

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import yaml
+
+from harness import resources
 from harness.errors import ConfigError
 
 STUDY_COUNT = 55
@@ -34,29 +37,8 @@ class Placement(StrEnum):
     RANDOM = "random"
 
 
-SENTENCES = (
-    "Before the ferry left the quiet harbour, an old gardener carried three baskets of ripe pears along the wet "
-    "wooden pier, waved to a boy on a red bicycle, and then sat down under a striped umbrella to watch grey "
-    "clouds drift slowly over the distant hills while church bells rang softly in the little town behind him and "
-    "a dog slept by the gate near the old stone wall",
-    "My cousin keeps a violin, two stamps from Peru and a broken clock in a blue cupboard beside the kitchen "
-    "window, where every winter morning the smell of fresh bread wakes her neighbours, who knock twice on the "
-    "thin wall and ask in a friendly voice whether anyone has seen their large orange cat again this week or "
-    "heard it cry in the garden at night",
-    "Late in autumn the museum opened a small room about lighthouses, with maps drawn on silk, a brass lamp from "
-    "an island nobody visits, letters that sailors wrote to their sisters, and a long painting of the sea in "
-    "which a single white bird flies low above dark water toward a shore we cannot see from here because thick "
-    "fog hides the land from every side",
-    "On market day the baker's daughter sells honey cakes from a green cart, sings songs that her grandmother "
-    "brought from the mountains, and gives the last warm piece to a tired traveller whose boots are full of dust "
-    "after a long walk through fields of yellow flowers under a pale and windy sky at the end of June when the "
-    "days are long and the hay is dry",
-    "The tailor folded a velvet coat, hid a silver button in its left pocket for luck, and told the young actor "
-    "that rain would fall before the evening play, so they moved the lanterns, the painted trees and the "
-    "wooden horse indoors, where children were already sharing plums and laughing at a clumsy juggler with two "
-    "hats and no shoes on his feet at all",
-)
-"""Unrelated sentences of our own writing: no digits, no mathematics, each long enough to be cut to length."""
+SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
+"""Unrelated sentences, which a condition `random` is cut from."""
 
 _PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 

@@ -14,7 +14,7 @@ from harness.experiment.conditions import Condition, Edit
 @cache
 def all_edits() -> tuple[Condition, ...]:
     """Every edit as a condition, in the order in which `prompt_null` takes them: `edit-01`, `edit-02`, ..."""
-    entries = yaml.safe_load(resources.prompt_edits().read_text(encoding="utf-8"))
+    entries = yaml.safe_load(resources.rewordings().read_text(encoding="utf-8"))
     return tuple(
         Condition(name=f"edit-{number:02}", edit=Edit(**entry)) for number, entry in enumerate(entries, start=1)
     )

@@ -25,11 +25,11 @@ from harness.experiment.rewordings import is_edit
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
 from harness.runs.journal import PACKED, find_stored, hash_json, is_stored, open_stored, other_settings, parse
-from harness.runs.lm_eval_results import TaskResults, read_results
+from harness.runs.read_lm_eval_results import TaskResults, read_results
 from harness.runs.records import COLUMNS, Document, Graded, Word, encodable, fit
+from harness.runs.repetition import loops
 from harness.runs.run import Run
 from harness.runs.run_prompts import AskedPrompt
-from harness.runs.sample_frame import loops
 
 if TYPE_CHECKING:
     import pandas

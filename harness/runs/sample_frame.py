@@ -26,27 +26,11 @@ if TYPE_CHECKING:
 
 BATCH = 1_000
 """Records that are held at once while their texts are measured."""
-LOOP_LENGTH, LOOP_COUNT = 100, 4
-"""A completion loops if its last so many characters occur so many times in it."""
 
 _TEXTS_OF_SAMPLES = [name for name in Sample.__struct_fields__ if name in COLUMNS]
 _TEXTS_OF_SCORES = [name for name in Score.__struct_fields__ if name in COLUMNS]
 _VERDICTS = list(get_args(Verdict))
 _TRUTHS = {None: -1, False: 0, True: 1}
-
-
-def loops(completion: str) -> bool:
-    """Whether a completion ends in a loop: its last `LOOP_LENGTH` characters occur `LOOP_COUNT` times or more.
-
-    Occurrences do not overlap. A block of up to 100 characters is found if it repeats over the last 700, a longer one
-    if it stands there four times; a loop that the model left again is not found.
-    """
-    text = completion.rstrip()
-    if len(text) < LOOP_LENGTH * LOOP_COUNT:
-        return False
-    before = len(text) - LOOP_LENGTH
-    # a few characters are looked for much faster than many, and in most texts they do not occur a second time
-    return text.rfind(text[-16:], 0, before) >= 0 and text.count(text[before:]) >= LOOP_COUNT
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from harness.execution.regrade import regrade
 from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, SCORES, read_prompts, read_scores
 from harness.runs.records import Score
-from harness.runs.sample_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame, read_receipt
+from harness.runs.repetition import LOOP_COUNT, LOOP_LENGTH, loops
+from harness.runs.sample_frame import load_run, read_frame, read_receipt
 from tests.example_runs import GREEDY_RUN, right, write_run
 
 
