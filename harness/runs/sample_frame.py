@@ -20,6 +20,7 @@ from harness.grading import Verdict
 from harness.runs.folder import JOURNAL, RECEIPT, doubled, read_prompts, refuse_missing, stream_scores
 from harness.runs.journal import read_records
 from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable
+from harness.runs.repetition import loops
 
 if TYPE_CHECKING:
     import pandas
