@@ -16,6 +16,15 @@ Definition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler has too. `published`:
 all later ones, filler included, so that instruction tokens fall merely because filler queries join the average."""
 
+Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
+"""What became of a problem from one condition to another."""
+
+Choice = Literal[Flip, "changed"]
+"""Which problems are chosen: those of one outcome, or those that changed in either direction."""
+
+Repeats = Literal["first", "majority", "any"]
+"""Which of several samples make a problem right."""
+
 
 class Split(StrEnum):
     """What of a problem a comparison is split by. An enumeration, since typer takes no list of literals."""

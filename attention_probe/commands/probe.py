@@ -9,7 +9,7 @@ import typer
 
 from attention_probe.choices import Dtype
 from attention_probe.commands.options import Averaged, parse_indices, split_words
-from harness.analysis.flips import Choice, Repeats
+from harness.choices import Choice, Repeats
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")

@@ -1,18 +1,15 @@
-"""What became of a problem from one condition to another, and unflipped problems to set beside flipped ones."""
+"""What became of a problem from one condition to another."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
+from harness.choices import Flip, Repeats
 from harness.runs.run_prompts import Problem, RunPrompt
 
-Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
-Repeats = Literal["first", "majority", "any"]
 FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
-Choice = Literal[Flip, "changed"]
-"""What can be chosen: an outcome, or a change in either direction."""
 UNDECIDED = "undecided"
 """The outcome of a problem without a verdict in one of the two conditions: it was not asked there."""
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from harness.analysis.flips import CHANGED, CHANGES, Choice, Repeats, outcome
+from harness.analysis.flips import CHANGED, CHANGES, outcome
+from harness.choices import Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import DEFAULT_SEED
 from harness.runs.prompt_source import BASELINE

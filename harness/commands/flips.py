@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.analysis.flips import Choice, Repeats
+from harness.choices import Choice, Repeats
 
 if TYPE_CHECKING:
     import pandas

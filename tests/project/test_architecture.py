@@ -144,6 +144,19 @@ def test_mless_is_harness_by_another_name():
     assert mless.load_run is harness.load_run and set(mless.__all__) == set(harness.__all__)
 
 
+def test_the_help_of_all_commands_imports_no_stage_of_the_work():
+    code = (
+        "import sys; from harness import cli\n"
+        "cli.add_commands()\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *sorted(name for name in sys.modules if name.startswith(('harness.', 'attention_probe.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[1] for name in done.stdout.splitlines()[-1].split()[1:]}
+    assert loaded <= {"choices", "cli", "commands", "display", "errors", "faces"}, loaded
+
+
 def test_load_run_and_help_import_nothing_heavy():
     code = (
         "import sys, harness; from harness import load_run; import harness.cli as c\n"
