@@ -100,7 +100,7 @@ def test_the_engine_takes_requests_in_the_plans_order(our_run):
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
     at_once = session["engine"]["max_num_seqs"]
     turns = {(row["task"], row["doc"]["id"]): turn for turn, row in enumerate(read_prompts(folder))}
-    ended = [turns[sample["task"], sample["problem_id"]] for sample in read_samples(folder)]
+    ended = [turns[sample.task, sample.problem_id] for sample in read_samples(folder)]
     assert at_once < len(ended)
     assert [(before, turn) for before, turn in enumerate(ended) if turn >= at_once + before] == []
 
