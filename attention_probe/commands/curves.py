@@ -22,8 +22,10 @@ def curves(
         bool | None,
         typer.Option("--exclude-first/--include-first", help="The first token; default: left out for Llama and Gemma."),
     ] = None,
-    form: Annotated[Literal["csv", "json"], typer.Option("--format", help="How it is written.")] = "csv",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file instead of the screen.")] = None,
+    form: Annotated[Literal["csv", "json"], typer.Option("--format", help="Output format.")] = "csv",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead of the screen.")
+    ] = None,
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
     from attention_probe.analysis.averaging import aligned_curve, as_frame, chosen_problems, full_curve

@@ -20,7 +20,7 @@ def figure(
         bool,
         typer.Option("--random-weights", help="The exact architecture with drawn weights, where none are at hand."),
     ] = False,
-    width: Annotated[Width, typer.Option(help="The whole page's, or one column's.")] = "page",
+    width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default: the config's.")] = None,
 ) -> None:

@@ -11,11 +11,13 @@ from attention_probe.commands.options import TracesPath, write_frame
 
 def heads(
     traces: TracesPath,
-    measure: Annotated[str, typer.Option(help="Which measure; the folder's header.json lists them.")] = "mass_filler",
-    baseline: Annotated[str, typer.Option(help="Subtracted: another filler, as a rule.")] = "random",
-    condition: Annotated[str, typer.Option(help="From which it is subtracted.")] = "mless",
-    top: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = 20,
-    form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="How it is written.")] = "text",
+    measure: Annotated[
+        str, typer.Option(help="Measure to rank by; header.json in the folder lists them.")
+    ] = "mass_filler",
+    baseline: Annotated[str, typer.Option(help="Condition to subtract, usually another filler.")] = "random",
+    condition: Annotated[str, typer.Option(help="Condition to subtract it from.")] = "mless",
+    top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
+    form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")] = "text",
 ) -> None:
     """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them."""
     from attention_probe.analysis.head_ranking import rank_heads

@@ -24,7 +24,7 @@ def probe(
     logs: Annotated[
         list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="What in the logs says right from wrong, if several do.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric to read verdicts from in the logs.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
     random_weights: Annotated[
@@ -36,28 +36,30 @@ def probe(
     layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
     select: Annotated[Path | None, typer.Option(help="A selection file instead of the options below.")] = None,
     save_selection: Annotated[Path | None, typer.Option(help="Write the selection here.")] = None,
-    flip: Annotated[Choice | None, typer.Option(help="Only problems that went so; `changed` is either way.")] = None,
-    baseline: Annotated[str, typer.Option(help="A flip is from this condition ...")] = "wo",
-    condition: Annotated[str, typer.Option(help="... to this one.")] = "mless",
-    repeats: Annotated[Repeats, typer.Option(help="Which of several samples make a problem right.")] = "first",
+    flip: Annotated[
+        Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")
+    ] = None,
+    baseline: Annotated[str, typer.Option(help="Condition before the flip.")] = "wo",
+    condition: Annotated[str, typer.Option(help="Condition after the flip.")] = "mless",
+    repeats: Annotated[Repeats, typer.Option(help="What makes a problem with several samples right.")] = "first",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
     ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 1234,
     queries: Annotated[
         Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
     ] = "prompt",
     decompose: Annotated[
         bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
     ] = False,
-    activations: Annotated[bool, typer.Option("--activations", help="Also the first MLP.")] = False,
+    activations: Annotated[bool, typer.Option("--activations", help="Record the first MLP too.")] = False,
     visible: Annotated[
         bool, typer.Option("--visible", help="Sliding windows: average over queries that can still see the key.")
     ] = False,
     definition: Averaged = "common",
-    dtype: Annotated[Dtype, typer.Option(help="What the layers are computed in.")] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The folder of traces; continued if it is there.")

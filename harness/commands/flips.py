@@ -29,21 +29,21 @@ def flips(
             metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
         ),
     ],
-    baseline: Annotated[str, typer.Option("--from", help="A change is from this condition ...")] = "wo",
-    condition: Annotated[str, typer.Option("--to", help="... to this one.")] = "mless",
-    direction: Annotated[Choice, typer.Option(help="Which problems; `changed` is either way.")] = "changed",
+    baseline: Annotated[str, typer.Option("--from", help="Condition before the change.")] = "wo",
+    condition: Annotated[str, typer.Option("--to", help="Condition after the change.")] = "mless",
+    direction: Annotated[Choice, typer.Option(help="Outcome to show; `changed`: either direction.")] = "changed",
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
-    repeats: Annotated[Repeats, typer.Option(help="Which of several samples make a problem right.")] = "first",
-    n: Annotated[int | None, typer.Option("--n", min=1, help="So many of them, drawn by seed.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 1234,
+    repeats: Annotated[Repeats, typer.Option(help="What makes a problem with several samples right.")] = "first",
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 1234,
     controls: Annotated[
         bool, typer.Option("--controls", help="Save a matched unchanged problem with each; they are not printed.")
     ] = False,
     layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Of a sample log: what says right or wrong.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Whole completions, however long.")] = False,
-    form: Annotated[Literal["text", "json"], typer.Option("--format", help="How it is written.")] = "text",
+    metric: Annotated[str | None, typer.Option(help="Metric to read verdicts from in sample logs.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
+    form: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
     save: Annotated[
         Path | None, typer.Option(help="Write the selection here, for `mless probe RUN --select FILE`.")
     ] = None,

@@ -15,10 +15,10 @@ RunNames = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),
 ]
-Metric = Annotated[str | None, typer.Option(help="What in the logs of other tasks says right or wrong.")]
-FormatName = Annotated[Format, typer.Option("--format", help="How it is written.")]
-SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split by this; repeatable.")]
-Baseline = Annotated[str, typer.Option(help="The condition that others are compared with.")]
+Metric = Annotated[str | None, typer.Option(help="Metric to read verdicts from in logs of other tasks.")]
+FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
+SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")]
+Baseline = Annotated[str, typer.Option(help="Condition that the others are compared with.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")

@@ -13,8 +13,8 @@ from harness.commands.options import Baseline, Margin, Metric, RunNames
 
 def plot(
     runs: RunNames,
-    kind: Annotated[list[Kind] | None, typer.Option(help="Which figure; repeatable; default all.")] = None,
-    width: Annotated[Width, typer.Option(help="The whole page's, or one column's.")] = "page",
+    kind: Annotated[list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")] = None,
+    width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     baseline: Baseline = "wo",
     margin: Margin = None,
     metric: Metric = None,

@@ -17,13 +17,13 @@ def report(
     traces: Annotated[
         list[Path] | None, typer.Option(help="A folder of traces of these runs' prompts; repeatable.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
     baseline: Baseline = "wo",
     margin: Margin = None,
     metric: Metric = None,
     layer: Annotated[int | None, typer.Option(help="Index from 0; default: the first of the traces.")] = None,
     head: Annotated[list[int] | None, typer.Option(help="Index from 0; repeatable; default: all.")] = None,
-    definition: Annotated[Definition, typer.Option(help="Queries that the curves average over.")] = "common",
+    definition: Annotated[Definition, typer.Option(help="Queries that the attention curves average over.")] = "common",
 ) -> None:
     """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
     from harness.display.report.page import write_report

@@ -13,13 +13,14 @@ from harness.commands.options import ConfigPath, Overrides
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N problems.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; default: the config's output and name.")] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N parts; see merge.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; default: the config's `output`/`name`.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run only part I of N; see `mless merge`.")] = None,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Where the folder holds a run with other settings, start one beside it.")
+        bool,
+        typer.Option("--fork", help="If the folder holds a run with other settings, start a new folder beside it."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="A line now and then, for logs; no live table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print a line every 30 s instead of progress bars.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""

@@ -17,11 +17,11 @@ def table(
     margin: Margin = None,
     metric: Metric = None,
     mediators: Annotated[
-        bool, typer.Option("--mediators", help="Also what else changed: missing boxes, truncation, length, loops.")
+        bool, typer.Option("--mediators", help="Add what else changed: missing boxes, truncation, length, loops.")
     ] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="Also what every other grader says.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Add what every other grader says.")] = False,
     reference: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Also published numbers: a name in results/reference, or a file.")
+        str | None, typer.Option(metavar="NAME", help="Add published numbers: a name in results/reference, or a file.")
     ] = None,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
