@@ -16,8 +16,8 @@ import torch
 from attention_probe.model.capture import Capture, capture
 from attention_probe.prompts.token_roles import tokenize
 from attention_probe.settings import ProbeSettings
+from harness.analysis.flips import Criterion
 from harness.analysis.selection import select, selected_problems
-from harness.analysis.selection_criterion import Criterion
 from harness.errors import ModelError
 from harness.runs.prompt_source import BASELINE, read_source
 

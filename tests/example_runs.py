@@ -132,7 +132,13 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
     known = {"model": model, "primary": None, "edits": [], "greedy": True}
-    return Run(name=f"results/{model}", facts={**known, **facts}, read_frame=lambda: frame)
+    return Run(
+        name=f"results/{model}",
+        facts={**known, **facts},
+        read_frame=lambda: frame,
+        read_texts=lambda: frame,
+        read_prompts=lambda: (),
+    )
 
 
 def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[str, list[list[str]]]:

@@ -18,7 +18,7 @@ def figure(
     overrides: Overrides = None,
     random_weights: Annotated[
         bool,
-        typer.Option("--random-weights", help="The exact architecture with drawn weights, where none are at hand."),
+        typer.Option("--random-weights", help="Use the exact architecture with random weights, without a checkpoint."),
     ] = False,
     width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",

@@ -311,7 +311,8 @@ def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]
     from transformers import AutoModel
 
     own = copy.deepcopy(config)
-    own.pad_token_id = None  # drawn weights would be zero for the padding token, which may occur with another tokenizer
+    # transformers sets the padding token's random embedding to zero, and another tokenizer may use that id for text
+    own.pad_token_id = None
     try:
         with torch.device("meta"):
             model = AutoModel.from_config(own, dtype=torch.float32, attn_implementation="eager")

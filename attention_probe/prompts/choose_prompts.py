@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection, select
-from harness.analysis.selection_criterion import Criterion
 from harness.choices import Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import DEFAULT_SEED, named_condition, named_conditions

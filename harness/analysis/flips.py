@@ -1,10 +1,16 @@
-"""What became of a problem from one condition to another."""
+"""What became of a problem from one condition to another, and the criterion by which problems are chosen."""
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import dataclass
+from typing import ClassVar, get_args
 
-from harness.choices import Flip, Repeats
+from pydantic import ConfigDict
+
+from harness.choices import Choice, Flip, Repeats
+from harness.errors import ConfigError
+from harness.experiment.conditions import DEFAULT_SEED
+from harness.runs.prompt_source import BASELINE
 from harness.runs.run_prompts import Problem, RunPrompt
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)
@@ -15,7 +21,7 @@ UNDECIDED = "undecided"
 
 
 def outcome(problem: Problem, *, baseline: str, condition: str, repeats: Repeats) -> str:
-    """One of `FLIPS`, or `UNDECIDED`; see `selection.Criterion` for `repeats`."""
+    """One of `FLIPS`, or `UNDECIDED`; see `Criterion` for `repeats`."""
     before, after = (_is_right(problem.prompts.get(name), repeats) for name in (baseline, condition))
     if before is None or after is None:
         return UNDECIDED
@@ -31,3 +37,57 @@ def _is_right(prompt: RunPrompt | None, repeats: Repeats) -> bool | None:
     if not right:
         return None
     return any(right) if repeats == "any" else 2 * sum(right) > len(right)
+
+
+STRICT = ConfigDict(extra="forbid")
+"""A saved selection with an unknown key is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What is selected.
+
+    Attributes:
+        flip: The outcome from `baseline` to `condition`; `changed` for either direction, None for any.
+        baseline, condition: The two conditions that an outcome compares.
+        repeats: What makes a problem with several samples right: its first sample, more than half of the graded ones,
+            or any of them.
+        subject, level, ids: Only these.
+        n: So many of what is left, drawn by `seed`; None for all.
+        controls: Add for each flipped problem one that did not flip: see `matched_controls.match_controls`.
+
+    Raises:
+        ConfigError: a condition compared with itself, n below 1, or controls without a flip.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    flip: Choice | None = None
+    baseline: str = BASELINE
+    condition: str = "mless"
+    repeats: Repeats = "first"
+    subject: str | None = None
+    level: int | None = None
+    ids: tuple[str, ...] | None = None
+    n: int | None = None
+    seed: int = DEFAULT_SEED
+    controls: bool = False
+
+    def __post_init__(self) -> None:
+        if self.flip is not None and self.baseline == self.condition:
+            raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice. Name another condition.")
+        if self.n is not None and self.n < 1:
+            raise ConfigError(f"Expected n from 1 up, got {self.n}. Leave it out for all that match.")
+        if self.controls and self.flip not in (*CHANGES, CHANGED):
+            raise ConfigError(
+                "Controls are problems that did not flip beside ones that did: expected the flip wrong_to_right, "
+                f"right_to_wrong or changed, got {self.flip or 'none'}. Choose one of these, or leave the controls out."
+            )
+
+    def wants(self, outcome: str | None) -> bool:
+        """Whether problems of this outcome are selected."""
+        return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
+
+    def outcome(self, problem: Problem) -> str:
+        """One of `FLIPS`, or `UNDECIDED`."""
+        return outcome(problem, baseline=self.baseline, condition=self.condition, repeats=self.repeats)

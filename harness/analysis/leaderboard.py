@@ -59,39 +59,39 @@ class Leaderboard:
 
 
 def make_leaderboard(
-    evaluations: Sequence[Run],
+    runs: Sequence[Run],
     *,
     baseline: str = "wo",
     margin: float | None = None,
     by: Sequence[str] = (),
 ) -> Leaderboard:
-    """Compare all conditions of all evaluations with the baseline.
+    """Compare all conditions of all runs with the baseline.
 
     The tests that the runs registered are one family, over all models. Against another baseline than `wo`, or split,
     nothing is registered: then all tests are the family, and none is primary.
 
     Args:
-        evaluations: From `read_run.read_run`.
+        runs: From `read_run.read_run`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
 
     Raises:
-        ComparisonError: the evaluations cannot be compared; see `comparable.join` and `analysis.compare`.
+        ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
     """
     from harness.analysis.comparison import MARGIN, compare
     from harness.analysis.mediators import mediator_table
     from harness.experiment.conditions import BASELINE, DEFAULT_SEED
 
-    frame = join(evaluations)
+    frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    edits = [name for one in evaluations for name in one.facts.get("edits") or () if name != baseline]
+    edits = [name for one in runs for name in one.facts.get("edits") or () if name != baseline]
     if baseline != BASELINE:  # what edits another prompt is no null for this one
         frame = frame[~frame["condition"].isin(edits)]
     there = set(frame["condition"].unique())
     edits = [name for name in dict.fromkeys(edits) if name in there]
-    family, primary = _registered(evaluations) if baseline == BASELINE and not by else (None, None)
+    family, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     comparison = compare(
         frame,
         baseline=baseline,
@@ -112,22 +112,22 @@ def make_leaderboard(
         edits=tuple(edits),
         by=tuple(by),
         seed=DEFAULT_SEED,
-        receipt=tuple({"name": one.name, **one.facts} for one in evaluations),
+        receipt=tuple({"name": one.name, **one.facts} for one in runs),
     )
 
 
-def _registered(evaluations: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
+def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
     """The family that the runs registered between them, and the primary contrast if they all name the same.
 
     None if a run registered nothing, or ran what another one registered and left it out of its own family.
     """
-    families = [one.facts.get("family") for one in evaluations]
-    ran = [set(one.frame["condition"].unique()) for one in evaluations]
+    families = [one.facts.get("family") for one in runs]
+    ran = [set(one.frame["condition"].unique()) for one in runs]
     every = dict.fromkeys(str(name) for family in families for name in family or ())
     for family, there in zip(families, ran, strict=True):
         if family is None or there & every.keys() - set(family):
             return None, None
-    primaries = {one.facts.get("primary") for one in evaluations}
+    primaries = {one.facts.get("primary") for one in runs}
     kept = tuple(name for name in every if name in set.union(*ran))
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 

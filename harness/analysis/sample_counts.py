@@ -140,7 +140,7 @@ def _refuse_unusable(frame: pandas.DataFrame, keys: list[str], group: IntArray, 
 
 
 def refuse_unpaired(frame: pandas.DataFrame, baseline: Outcomes, other: Outcomes) -> None:
-    """Nothing, if the two have the same problems with the same number of samples each.
+    """Refuse conditions that differ in their problems, or in the number of samples of one.
 
     Args:
         frame: The samples that they were counted from, to find out which are missing.

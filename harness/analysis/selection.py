@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from harness.analysis.flips import FLIPS, UNDECIDED
+from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
 from harness.analysis.matched_controls import match_controls
-from harness.analysis.selection_criterion import STRICT, Criterion
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem

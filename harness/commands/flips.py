@@ -14,7 +14,7 @@ from harness.choices import Choice, Repeats
 if TYPE_CHECKING:
     import pandas
 
-    from harness.analysis.selection_criterion import Criterion
+    from harness.analysis.flips import Criterion
     from harness.runs.prompt_source import Source
 
 RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
@@ -51,8 +51,8 @@ def flips(
     """Show the problems that changed between two conditions: both completions, answers and verdicts."""
     from rich.console import Console
 
+    from harness.analysis.flips import Criterion
     from harness.analysis.selection import require_verdicts, select
-    from harness.analysis.selection_criterion import Criterion
     from harness.display.flips_side_by_side import FlipEntry, count_line, print_page
     from harness.runs.find_runs import locate_one
     from harness.runs.prompt_source import source_of

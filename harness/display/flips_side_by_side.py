@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.flips import CHANGES
-from harness.analysis.selection_criterion import Criterion
+from harness.analysis.flips import CHANGES, Criterion
 from harness.display.visible import is_hidden, name_character
 from harness.display.words import label
 from harness.runs.run_prompts import Problem, RunPrompt

@@ -69,8 +69,8 @@ def make_plots(
         ConfigError: the files cannot be written.
         HarnessError: the runs cannot be read or compared.
     """
-    evaluations = [read_run(run, metric=metric) for run in locate(runs)]
-    board = partial(make_leaderboard, evaluations, baseline=baseline, margin=margin)
+    read = [read_run(run, metric=metric) for run in locate(runs)]
+    board = partial(make_leaderboard, read, baseline=baseline, margin=margin)
     whole = board()
     if whole.comparison["difference"].isna().all():
         raise ComparisonError(
@@ -79,21 +79,21 @@ def make_plots(
         )
     files = []
     for kind in dict.fromkeys(map(Kind, kinds or Kind)):
-        plot = _plot(kind, evaluations, whole, board)
+        plot = _plot(kind, read, whole, board)
         stem = kind if width == "page" else f"{kind}-column"
         files += _write(plot, folder / stem, width, _receipt(kind, whole))
     return files
 
 
-def _plot(kind: Kind, evaluations: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
+def _plot(kind: Kind, read: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
     if kind in ("levels", "subjects"):
         by = kind.removesuffix("s")
         return Plot(draw=partial(draw_split_differences, by=by), table=board(by=(by,)).comparison)
     if kind == "lengths":
-        frame = join(evaluations)
+        frame = join(read)
         return Plot(draw=draw_lengths, table=length_shares(frame[~frame["condition"].isin(whole.edits)]))
     if kind == "bars":
-        names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in evaluations)
+        names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
         title = f"Results on {', '.join(names)}"
         return Plot(draw=partial(draw_accuracy_bars, title=title), table=whole.comparison)
     if kind == "flips":

@@ -58,14 +58,14 @@ def make_table(
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
     by, parts = [Split(name).value for name in by], parts or Parts()
-    evaluations = _read(runs, metric)
-    if lenient and not all((one.frame["condition"] == baseline).any() for one in evaluations):
-        frame = evaluations[0].frame
+    read = _read(runs, metric)
+    if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
+        frame = read[0].frame
         return render_grids([plain_grid(accuracy_table(frame))], "text")
     published = None if parts.reference is None else read_reference(parts.reference)
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
-    board = make_leaderboard(evaluations, baseline=baseline, margin=margin, by=by)
+    board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
     beside = None
     if published is not None:
         beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)

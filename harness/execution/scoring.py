@@ -26,11 +26,6 @@ class Scorer:
         self._half: dict[str, dict[str, Grade | Audit]] = {}
         self._pool = GraderPool()
 
-    @property
-    def pending(self) -> int:
-        """Samples without a score yet."""
-        return len(self._half)
-
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key

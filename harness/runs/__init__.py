@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "run": ["Run"],
         "comparable": ["by_table", "join"],
         "sample_frame": ["load_run", "read_receipt"],
-        "read_lm_eval_logs": ["read_log"],
+        "lm_eval_logs.sample_log": ["read_log"],
         "parquet": ["export_parquet"],
         "prompt_source": ["Source", "read_source"],
     },

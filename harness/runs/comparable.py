@@ -1,4 +1,4 @@
-"""Whether evaluations may stand in one table: the same problems, versions and, under one model's label, settings."""
+"""Whether runs may stand in one table: the same problems, versions and, under one model's label, settings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ALL = {
     "task_version": ("another task version", "Run the older one again"),
     "grader_version": ("another grader version", "Grade both alike with `mless regrade`"),
 }
-"""Facts in which all evaluations of a table agree: what a difference means, and what to do about it."""
+"""Facts in which all runs of a table agree: what a difference means, and what to do about it."""
 _ONE_MODEL = {
     name: (f"the same model's label, but other {words},", "Leave one out")
     for name, words in (("model_sha256", "weights"), ("sampling", "sampling"), ("engine", "engine"))
 }
-"""Facts in which evaluations of one model agree, beside their settings."""
+"""Facts in which runs of one model agree, beside their settings."""
 
 
-def join(evaluations: Sequence[Run]) -> pandas.DataFrame:
+def join(runs: Sequence[Run]) -> pandas.DataFrame:
     """The samples of all in one frame.
 
     Raises:
@@ -36,16 +36,16 @@ def join(evaluations: Sequence[Run]) -> pandas.DataFrame:
     import pandas
     from pandas.api.types import union_categoricals
 
-    _refuse_twice(evaluations)
-    for place, one in enumerate(evaluations):
-        for other in evaluations[:place]:
+    _refuse_twice(runs)
+    for place, one in enumerate(runs):
+        for other in runs[:place]:
             if message := _disagreement(other, one):
                 raise ComparisonError(message)
-    if len(evaluations) == 1:
-        return evaluations[0].frame
+    if len(runs) == 1:
+        return runs[0].frame
     columns: dict[str, Any] = {}
-    for name in evaluations[0].frame.columns:
-        parts = [one.frame[name] for one in evaluations]
+    for name in runs[0].frame.columns:
+        parts = [one.frame[name] for one in runs]
         if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
             columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
         else:
@@ -53,19 +53,19 @@ def join(evaluations: Sequence[Run]) -> pandas.DataFrame:
     return pandas.DataFrame(columns)
 
 
-def by_table(evaluations: Sequence[Run]) -> list[list[Run]]:
-    """The evaluations in groups that may stand in one table and have no sample in common, in order.
+def by_table(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs in groups that may stand in one table and have no sample in common, in order.
 
     A shard is left out where the merged run is there too.
 
     Raises:
         ComparisonError: one is given twice.
     """
-    _refuse_twice(evaluations)
-    samples = {one.name: _samples(one) for one in evaluations}
-    wholes = [one for one in evaluations if not one.facts.get("shard")]
+    _refuse_twice(runs)
+    samples = {one.name: _samples(one) for one in runs}
+    wholes = [one for one in runs if not one.facts.get("shard")]
     groups: list[list[Run]] = []
-    for one in evaluations:
+    for one in runs:
         mine = samples[one.name]
         if one.facts.get("shard") and any(
             mine <= samples[whole.name] and not _disagreement(whole, one) for whole in wholes
@@ -84,9 +84,9 @@ def by_table(evaluations: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def _refuse_twice(evaluations: Sequence[Run]) -> None:
-    names = [str(Path(one.name).resolve()) for one in evaluations]
-    if twice := next((one.name for place, one in enumerate(evaluations) if names[place] in names[:place]), None):
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    names = [str(Path(one.name).resolve()) for one in runs]
+    if twice := next((one.name for place, one in enumerate(runs) if names[place] in names[:place]), None):
         raise ComparisonError(f"{twice} is given twice: expected every run once. Leave one out.")
 
 

@@ -224,7 +224,7 @@ def _count_expected(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int
 def refuse_missing(
     path: Path, prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any], there: Sequence[int]
 ) -> None:
-    """Nothing, if of each prompt there are as many samples as a finished run has.
+    """Refuse a run in which a prompt has fewer samples than a finished run has.
 
     Raises:
         JournalError: naming the problems that lack some.

@@ -77,7 +77,7 @@ def read_source(
         path: A run folder of ours; an lm-eval output folder or sample log of our tasks; or for any task a mapping of
             condition to sample log. There the condition without filler is `wo`, or the first if none is called so.
         layout: Which one, where there are several.
-        metric: See `read_lm_eval_logs.read_log`.
+        metric: See `lm_eval_logs.read_log`.
 
     Raises:
         RunError: there is no run and no sample log, a file of it is damaged, or it does not say what was asked.

@@ -21,7 +21,8 @@ from harness.runs.folder import (
     read_scores,
 )
 from harness.runs.journal import hash_json, is_stored
-from harness.runs.read_lm_eval_logs import find_logs, read_logs
+from harness.runs.lm_eval_logs.run_of_logs import read_logs
+from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.receipts import hash_stored
 from harness.runs.records import Identity, Sample, fit
 from harness.runs.run import Run
@@ -35,7 +36,7 @@ def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> R
     Args:
         path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for any
             task a mapping of condition to sample log.
-        metric: What in logs of other tasks says right or wrong; see `read_lm_eval_logs.read_log`.
+        metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
 
     Raises:
         RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.

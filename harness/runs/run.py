@@ -37,8 +37,8 @@ class Run:
     receipt: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
     read_frame: Callable[[], pandas.DataFrame]
-    read_texts: Callable[[], pandas.DataFrame] = field(default=NotImplemented)
-    read_prompts: Callable[[], Sequence[AskedPrompt]] = field(default=NotImplemented)
+    read_texts: Callable[[], pandas.DataFrame]
+    read_prompts: Callable[[], Sequence[AskedPrompt]]
 
     @cached_property
     def frame(self) -> pandas.DataFrame:

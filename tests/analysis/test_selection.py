@@ -11,9 +11,8 @@ import pytest
 
 from harness import load_run, resources
 from harness.analysis import compare
-from harness.analysis.flips import CHANGES, FLIPS
+from harness.analysis.flips import CHANGES, FLIPS, Criterion
 from harness.analysis.selection import Selection, select, selected_problems
-from harness.analysis.selection_criterion import Criterion
 from harness.errors import ConfigError, JournalError, PromptMismatchError, RunError
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import Condition, Filler, named_conditions

@@ -27,8 +27,8 @@ from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness import resources
+from harness.analysis.flips import Criterion
 from harness.analysis.selection import select
-from harness.analysis.selection_criterion import Criterion
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
 from harness.experiment.conditions import named_condition
 from harness.experiment.config import open_dataset

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from harness import load_run
 from harness.analysis import compare
+from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection, select, selected_problems
-from harness.analysis.selection_criterion import Criterion
 from harness.display.flips_side_by_side import FlipEntry, print_page, shorten, spell_out
 from harness.display.words import signed
 from harness.experiment.prompt import Segment, hash_text

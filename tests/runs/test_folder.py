@@ -47,7 +47,7 @@ from harness.runs.folder import (
     write_whole,
 )
 from harness.runs.journal import Journal
-from harness.runs.read_lm_eval_logs import find_logs
+from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.read_run import read_run
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run

@@ -14,7 +14,7 @@ from harness.errors import ComparisonError, RunError
 from harness.experiment.documents import hash_problem
 from harness.runs.comparable import by_table, join
 from harness.runs.folder import read_prompts
-from harness.runs.read_lm_eval_logs import find_logs, read_log
+from harness.runs.lm_eval_logs.sample_log import find_logs, read_log
 from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN, evaluation, right, write_run
 
