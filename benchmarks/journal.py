@@ -100,7 +100,6 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
         for condition in CONDITIONS
     ]
     completions = [(problem.solution * CHARACTERS)[:CHARACTERS] for problem in load_demo().problems]
-    parameters = requests[0].sampling.record()
     memory, seconds = {}, 0.0
     with Journal(path, HEADER) as journal:
         before = _memory()
@@ -108,7 +107,7 @@ def append_samples(path: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
             key = hashlib.sha256(str(number).encode()).hexdigest()
             request, completion = requests[number % len(requests)], completions[number % len(completions)]
             started = time.perf_counter()
-            sample = Sample.of(request, key, completion, sampling=parameters, tokens=600, reason="stop")
+            sample = Sample.of(request, key, completion, tokens=600, reason="stop")
             journal.append(sample)
             journal.sync_if_due()
             seconds += time.perf_counter() - started
@@ -136,7 +135,6 @@ def plan_requests(count: int) -> dict[str, Any]:
     from harness.execution.run import run_identity
     from harness.experiment.config import load_config
     from harness.experiment.plan import make_plan
-    from harness.experiment.requests import hash_setting
 
     repeats = -(-count // (500 * len(CONDITIONS)))
     settings = ["sampling={temperature: 0.7, top_p: 0.95}", f"samples_per_problem={repeats}"]
@@ -146,8 +144,7 @@ def plan_requests(count: int) -> dict[str, Any]:
     started = time.perf_counter()
     requests = list(plan.requests(sampling))
     made = time.perf_counter()
-    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
-    setting = hash_setting(sampling=sampling, **parts)
+    setting = identity.hash_setting()
     keys = {request.key(setting) for request in requests}
     return {"requests": len(keys), "seconds": made - started, "key_seconds": time.perf_counter() - made}
 

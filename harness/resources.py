@@ -13,6 +13,18 @@ def folder(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
+def task_version() -> float:
+    """The version of our lm-eval tasks: it goes up when a prompt or its grading changes."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Reads over `!function`: only the metadata is wanted."""
+
+    Loader.add_constructor("!function", lambda loader, node: None)
+    text = (folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
+    return float(yaml.load(text, Loader)["metadata"]["version"])
+
+
 def rewordings() -> Path:
     """The file of harmless edits of the prompt."""
     return _PACKAGE / "experiment" / "rewordings.yaml"

@@ -16,7 +16,7 @@ import yaml
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.requests import Request, hash_prompts, hash_setting
+from harness.experiment.requests import Request, hash_prompts
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts, unpack
 from harness.runs.receipts import hash_stored
@@ -82,18 +82,20 @@ def write_run(
     plan = make_plan(load_config(file), limit=limit)
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
-    setting = hash_setting(sampling=sampling, **parts)
+    setting = identity.hash_setting()
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
             text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(
-                request, request.key(setting), text, sampling=sampling.record(), tokens=len(text) // 4, reason=reason
-            )
+            sample = Sample.of(request, request.key(setting), text, tokens=len(text) // 4, reason=reason)
             opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
+
+
+def with_stop(arms: dict[str, dict]) -> dict[str, dict]:
+    """The arms of a receipt, sampled with a stop string."""
+    return {task: {**arm, "sampling": {**arm["sampling"], "stop": ["x"]}} for task, arm in arms.items()}
 
 
 def right(request: Request, target: str) -> tuple[str, str]:

@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.experiment.plan import Shard
 from harness.experiment.requests import hash_prompts
-from harness.grading import GRADER_VERSION
 from harness.runs.folder import (
     RunFolder,
-    count_expected_samples,
-    read_config,
+    count_expected,
     read_identity,
     read_prompts,
     read_samples,
+    read_scored_by,
     read_sessions,
-    scores_version,
+    scored_now,
     stream_scores,
 )
 from harness.runs.journal import differences
-from harness.runs.records import Sample
+from harness.runs.records import Identity, Sample, as_json
 
 _PER_SHARD = ("shard", "prompts_sha256")
 """What of a run's identity each shard has of its own."""
@@ -43,7 +44,9 @@ def merge(shards: Sequence[Path], output: Path) -> None:
     if missing or len(parts) != count:
         names = ", ".join(f"{index}/{count}" for index in sorted(missing)) or "none, but one is given twice"
         raise JournalError(f"merge needs all {count} shards of the run. Missing: {names}.")
-    common = [{k: v for k, v in identity.items() if k not in _PER_SHARD} for identity in identities]
+    common = [
+        {name: value for name, value in as_json(identity).items() if name not in _PER_SHARD} for identity in identities
+    ]
     for path, other in zip(shards[1:], common[1:], strict=True):
         if changed := differences(common[0], other):
             raise JournalError(
@@ -55,12 +58,11 @@ def merge(shards: Sequence[Path], output: Path) -> None:
     in_order = [path for _, path in sorted(zip([part.index for part in parts], shards, strict=True))]
     recorded = [_finished_samples(path) for path in in_order]
     prompts = _interleave([read_prompts(path) for path in in_order])
-    whole = {**common[0], "shard": None, "prompts_sha256": hash_prompts(prompts)}
-    identity = {name: whole[name] for name in identities[0]}
+    identity = msgspec.structs.replace(identities[0], shard=None, prompts_sha256=hash_prompts(prompts))
     with RunFolder(output, identity, prompts) as folder:
         with Scorer(folder.scores, prompts) as scorer:  # where a shard has the scores of another grader
             for path, samples in zip(in_order, recorded, strict=True):
-                if scores_version(path) == GRADER_VERSION:
+                if read_scored_by(path) == scored_now():
                     for score in stream_scores(path):
                         folder.scores.append({"key": score.key, **score.graded()})
                 for session in read_sessions(path):
@@ -79,7 +81,7 @@ def _finished_samples(path: Path) -> list[Sample]:
     Raises:
         JournalError: the shard has not been finished.
     """
-    wanted = count_expected_samples(read_prompts(path), read_config(path))
+    wanted = sum(count_expected(read_prompts(path), read_identity(path)))
     found = list(read_samples(path))
     if len(found) != wanted:
         raise JournalError(
@@ -88,10 +90,10 @@ def _finished_samples(path: Path) -> list[Sample]:
     return found
 
 
-def _shard(path: Path, identity: dict[str, Any]) -> Shard:
-    if not identity.get("shard"):
+def _shard(path: Path, identity: Identity) -> Shard:
+    if identity.shard is None:
         raise JournalError(f"{path} is no shard. Expected folders that `mless run --shard I/N` made.")
-    return Shard.parse(identity["shard"])
+    return Shard.parse(identity.shard)
 
 
 def _interleave(prompts: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

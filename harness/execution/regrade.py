@@ -18,10 +18,12 @@ from harness.runs.folder import (
     read_prompts,
     read_samples,
     read_scores,
+    scored_now,
     set_old_scores_aside,
     unpack,
 )
 from harness.runs.journal import Journal, is_stored, read_journal
+from harness.runs.records import as_json
 
 
 def regrade(path: Path) -> str:
@@ -43,7 +45,7 @@ def regrade(path: Path) -> str:
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
         with (
-            Journal(part, {"grader_version": GRADER_VERSION}) as scores,
+            Journal(part, as_json(scored_now())) as scores,
             Scorer(scores, read_prompts(path)) as scorer,
         ):
             for sample in samples:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from harness.display.progress import Progress
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
+from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
-from harness.experiment.plan import Plan, task_version
-from harness.experiment.requests import hash_setting
+from harness.experiment.plan import Plan
+from harness.experiment.prompt import PROMPT_VERSION
 from harness.experiment.sampling import Sampling
-from harness.grading import GRADER_VERSION
 from harness.runs import receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -38,11 +38,19 @@ from harness.runs.folder import (
     read_identity,
     read_prompts,
     read_samples,
+    read_scored_by,
     read_scores,
     read_sessions,
     write_whole,
 )
-from harness.runs.records import Sample
+from harness.runs.records import (
+    FORMAT,
+    Arm,
+    DatasetFacts,
+    Identity,
+    Sample,
+    as_json,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -89,28 +97,36 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
     return path
 
 
-def run_identity(plan: Plan, sampling: Sampling) -> dict[str, Any]:
+def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config = plan.config
     name = str(config.model_arguments().get("pretrained") or config.model.name)
-    return {
-        "config": config.identity(),
-        "limit": plan.limit,
-        "shard": None if plan.shard is None else str(plan.shard),
-        "dataset": {
-            "name": plan.whole.name,
-            "problems": len(plan.whole.problems),
-            "sha256": plan.whole.sha256,
+    primary = config.primary_condition
+    return Identity(
+        format=FORMAT,
+        config=config.identity(),
+        limit=plan.limit,
+        shard=None if plan.shard is None else str(plan.shard),
+        dataset=DatasetFacts(name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256),
+        prompt_version=PROMPT_VERSION,
+        prompts_sha256=plan.prompts_sha256,
+        contrasts=[(condition, BASELINE) for condition in config.tested],
+        primary=None if primary is None else (primary, BASELINE),
+        arms={
+            arm.task: Arm(
+                condition=arm.built.condition.name,
+                layout=str(arm.built.layout),
+                samples=config.samples_per_problem,
+                replicates=arm.replicates,
+                sampling=sampling,
+            )
+            for arm in plan.arms
         },
-        "task_version": task_version(),
-        "prompts_sha256": plan.prompts_sha256,
-        "sampling": sampling.record(),
-        "generation": sampling.lm_eval(),
-        "model": receipts.model_fingerprint(
+        model=receipts.model_fingerprint(
             name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
         ),
-        "engine": receipts.engine_identity(config.model.backend, config.model.arguments),
-    }
+        engine=receipts.engine_identity(config.model.backend, config.model.arguments),
+    )
 
 
 def finish(path: Path) -> None:
@@ -128,18 +144,19 @@ def finish(path: Path) -> None:
     notes: list[dict[str, Any]] = []
     samples = list(read_samples(path, notes))
     identity, config = read_identity(path), read_config(path, notes)
-    prompts, scores = read_prompts(path), read_scores(path)
+    prompts, scores, scored_by = read_prompts(path), read_scores(path), read_scored_by(path)
+    assert scored_by is not None
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
         tasks = export(path, identity, config, prompts, samples, scores)
         receipt = {
             "run": config["name"],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **identity,
+            **as_json(identity),
+            **as_json(scored_by),
             "config": config,
             "problems": len({row["doc"]["id"] for row in prompts}),
             "timing": find_timing(notes),
-            "grader_version": GRADER_VERSION,
             "seed": config["seed"],
             "tasks": tasks,
             "sessions": read_sessions(path, notes),
@@ -176,20 +193,13 @@ def _is_finished(path: Path) -> bool:
         return False
 
 
-def _generate_and_grade(
-    plan: Plan, sampling: Sampling, identity: Mapping[str, Any], folder: RunFolder, *, quiet: bool
-) -> bool:
+def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
     Raises:
         JournalError: the journal holds samples that the plan has no place for.
     """
-    setting = hash_setting(
-        task_version=identity["task_version"],
-        sampling=sampling,
-        model=identity["model"],
-        engine=identity["engine"],
-    )
+    setting = identity.hash_setting()
     keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
     lines = plan.lines
     tasks = {key: lines[request.task] for request, key in keyed}
@@ -202,7 +212,6 @@ def _generate_and_grade(
     if not missing and folder.scores.keys >= tasks.keys():
         return False
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
-    parameters = sampling.record()
     session = _session(plan)
     with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
         totals = Counter[str]()
@@ -236,7 +245,6 @@ def _generate_and_grade(
                             request,
                             request.key(setting),
                             done.text,
-                            sampling=parameters,
                             tokens=done.completion_tokens,
                             reason=done.finish_reason,
                         )

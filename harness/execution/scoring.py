@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
+from harness.runs.folder import PromptPlaces
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, Score
 
@@ -19,9 +20,10 @@ class Scorer:
         audit: Whether the other graders are asked as well.
     """
 
-    def __init__(self, scores: Journal, prompts: Iterable[Mapping[str, Any]], *, audit: bool = True) -> None:
+    def __init__(self, scores: Journal, prompts: Sequence[Mapping[str, Any]], *, audit: bool = True) -> None:
         self._scores = scores
-        self._prompts = {(row["task"], row["doc"]["id"]): row for row in prompts}
+        self._prompts = prompts
+        self._places = PromptPlaces(prompts)
         self._audit = audit
         self._half: dict[str, dict[str, Grade | Audit]] = {}
         self._pool = GraderPool()
@@ -31,7 +33,9 @@ class Scorer:
         key = sample.key
         if key in self._scores.keys or key in self._half:
             return
-        row = self._prompts[sample.task, sample.problem_id]
+        place = self._places.find(sample)
+        assert place is not None
+        row = self._prompts[place]
         doc, completion = row["doc"], sample.completion
         self._half[key] = {}
         self._pool.submit(

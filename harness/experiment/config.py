@@ -265,14 +265,12 @@ class RunConfig(Strict):
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a run to be continued.
 
-        Left out: where things lie (model, data and prompts are told by their hashes), what the run is called and who
-        looks over it, and how much memory the engine may have and how it schedules.
+        Left out: where things lie (model, data and prompts are known by their hashes), the run's name, whether other
+        graders look over it, what is tested (the identity holds that as `contrasts`), and how much memory the engine
+        may have and how it schedules.
         """
-        values = {k: v for k, v in self.as_written().items() if k not in ("output", "audit", "name", "dataset")}
-        # what is as it was before these keys were known is left out: runs of that time can be continued
-        values = {k: v for k, v in values.items() if k not in _LATER or v != type(self).model_fields[k].default}
-        # always there, defaults too: what is tested must not be chosen, by a later default either, after the result
-        values |= {"primary": self.primary_condition, "family": list(self.tested)}
+        left_out = ("output", "audit", "name", "dataset", "primary", "family")
+        values = {name: value for name, value in self.as_written().items() if name not in left_out}
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 
@@ -304,9 +302,6 @@ class RunConfig(Strict):
                 arguments.setdefault("tokenizer_revision", arguments["revision"])
         return arguments
 
-
-_LATER = ("replicates", "prompt_null")
-"""Keys that enter a run's identity only where they change something."""
 
 _NESTED: dict[str, type[Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any
 
-from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
@@ -110,6 +109,7 @@ class Plan:
                 "prompt_token_sha256": prompt.token_sha256,
                 "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
                 "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
+                "thinking_opened": prompt.text.rstrip().endswith("<think>"),
             }
             for arm, problem, prompt in self._rows
         ]
@@ -187,16 +187,22 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             dataset, conditions, layout, model, max_gen_toks=config.max_gen_toks, instruction=config.instruction
         )
     ]
+    _refuse_equal_prompts(arms)
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
 
 
-def task_version() -> float:
-    """The version of the task template: it goes up when a prompt or its grading changes."""
-    import yaml
+def _refuse_equal_prompts(arms: Sequence[Arm]) -> None:
+    """Refuse two conditions that ask the model the same: one sample would stand for both.
 
-    class Loader(yaml.SafeLoader):
-        """Reads over `!function`: only the metadata is wanted."""
-
-    Loader.add_constructor("!function", lambda loader, node: None)
-    text = (resources.folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
-    return float(yaml.load(text, Loader)["metadata"]["version"])
+    Raises:
+        ConfigError: naming the two.
+    """
+    first: dict[tuple[int, object], Arm] = {}
+    for arm in arms:
+        for place, prompt in enumerate(arm.built.prompts):
+            other = first.setdefault((place, prompt.token_sha256 or (prompt.sha256, arm.built.layout)), arm)
+            if other is not arm:
+                raise ConfigError(
+                    f"{other.task} and {arm.task} give the model the same prompt. Expected conditions that differ: "
+                    "leave one out, or set `replicates: 2` to run the baseline twice."
+                )

@@ -32,6 +32,9 @@ breaks before it. A blank ends the piece on the left and the line break starts a
 filler nor the problem is ever merged with its neighbour. The same separator stands in every condition.
 """
 
+PROMPT_VERSION = 1
+"""Goes up when a problem, condition and layout give another prompt than before; older samples then count no more."""
+
 Role = Literal["instruction", "separator", "filler", "problem"]
 
 

@@ -26,6 +26,7 @@ class Request:
         prompt_sha256: Hash of the text, as lm-eval's sample logs carry it.
         prompt_token_sha256: Hash of the token ids; None where they are not known.
         sampling: The parameters in force.
+        intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
         replay: Token ids that the engine generates, whatever the model says; None for what the model says.
     """
@@ -40,40 +41,50 @@ class Request:
     prompt_sha256: str
     prompt_token_sha256: str | None
     sampling: Sampling
+    intervention: Mapping[str, Any] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     replay: tuple[int, ...] | None = None
 
     def key(self, setting: str) -> str:
-        """What the sample is filed under: equal keys mean that one sample may stand for the other.
+        """Cache key: two requests with the same key give interchangeable samples.
+
+        It covers all that can change a sample. The condition's name is not part of it: the prompt's tokens are. What
+        grades the sample is not part of it either.
 
         Args:
             setting: What all samples of a run share, from `hash_setting`.
         """
         parts = (
             setting,
-            self.task,
+            self.prompt_token_sha256 or (self.prompt_sha256, self.turns),
+            self.sampling.vllm(),
+            self.intervention,
+            self.seed,
             self.problem_id,
             self.sample_index,
             self.replicate,
-            self.prompt_token_sha256 or self.prompt_sha256,
-            self.seed,
         )
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return hash_json(parts)
 
 
 def hash_setting(
-    *, task_version: float, sampling: Sampling, model: Mapping[str, Any], engine: Mapping[str, Any]
+    *, prompt_version: int, model: Mapping[str, Any], arguments: Mapping[str, Any], engine: Mapping[str, Any]
 ) -> str:
     """Hash of what all samples of a run share.
 
     Args:
-        task_version: The task's.
-        sampling: The parameters in force.
-        model: The model's fingerprint.
-        engine: The engine's name and version.
+        prompt_version: `PROMPT_VERSION` of the prompts.
+        model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
+        arguments: The model arguments that can change a sample: `config.fixed_arguments`.
+        engine: The engine's name, its version and the type of device.
     """
-    parts = {"task_version": task_version, "sampling": sampling.record(), "model": model, "engine": engine}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    content = model.get("sha256") or model
+    return hash_json({"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine})
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 of a value as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:

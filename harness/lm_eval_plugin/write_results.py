@@ -23,8 +23,8 @@ from harness import resources
 from harness.engines.lm_eval_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
-from harness.runs.folder import count_expected_samples
-from harness.runs.records import Sample, Score
+from harness.runs.folder import count_expected
+from harness.runs.records import Arm, Identity, Sample, Score
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -73,7 +73,7 @@ class Replay(LM):  # type: ignore[misc]
 
 def export(
     folder: Path,
-    identity: Mapping[str, Any],
+    identity: Identity,
     config: Mapping[str, Any],
     prompts: Sequence[Mapping[str, Any]],
     everything: Sequence[Sample],
@@ -96,7 +96,7 @@ def export(
     Raises:
         JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
     """
-    wanted = count_expected_samples(prompts, config)
+    wanted = sum(count_expected(prompts, identity))
     if len(everything) < wanted or any(sample.key not in scores for sample in everything):
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
@@ -116,7 +116,7 @@ def export(
 
 def _evaluate(
     folder: Path,
-    identity: Mapping[str, Any],
+    identity: Identity,
     config: Mapping[str, Any],
     prompts: Sequence[Mapping[str, Any]],
     samples: Mapping[tuple[str, str, int], Sample],
@@ -130,18 +130,17 @@ def _evaluate(
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import sanitize_model_name
 
-    repeats = config["samples_per_problem"]
     rows_by_task: dict[str, list[Mapping[str, Any]]] = {}
     for row in prompts:
         rows_by_task.setdefault(row["task"], []).append(row)
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     manager = TaskManager(include_defaults=False)  # reading all of lm-eval's tasks would take 10 s
-    tasks = manager.load([_task(task, rows, identity, repeats) for task, rows in rows_by_task.items()])
+    tasks = manager.load([_task(task, rows, identity.arms[task]) for task, rows in rows_by_task.items()])
     # not simple_evaluate: it seeds random, numpy and torch for the whole process, and asks git about the working folder
     with _silence():
         results = evaluate(lm=replay, task_dict=tasks, apply_chat_template=chat, log_samples=True)
     logged = results.pop("samples")
-    label = config["model"]["label"] or identity["model"]["name"]
+    label = config["model"]["label"] or identity.model.name
     results |= {
         "config": {
             "model": config["model"]["backend"],
@@ -157,7 +156,8 @@ def _evaluate(
     tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(label)
     for task, lines in logged.items():
         for line in lines:
-            line["generations"] = [_generation(samples[task, line["doc"]["id"], index]) for index in range(repeats)]
+            repeats = range(identity.arms[task].samples)
+            line["generations"] = [_generation(samples[task, line["doc"]["id"], index]) for index in repeats]
     tracker.save_results_aggregated(results=results, samples=logged)
     for task, lines in logged.items():
         tracker.save_results_samples(task_name=task, samples=lines)
@@ -203,7 +203,7 @@ def _check_whole(log: Path, lines: int) -> None:
         )
 
 
-def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str, Any], repeats: int) -> Any:
+def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
     """The shipped task template with the run's own documents."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask
@@ -218,7 +218,8 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], identity: Mapping[str
             self.dataset = {"test": Dataset.from_list([row["doc"] for row in prompts])}
 
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
-    return Recorded(config={**template, "task": name, "repeats": repeats, "generation_kwargs": identity["generation"]})
+    asked = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}
+    return Recorded(config={**template, "task": name, **asked})
 
 
 def _completion(sample: Sample, score: Score) -> Completion:

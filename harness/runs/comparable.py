@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pandas
 
 _ALL = {
-    "task_version": ("another task version", "Run the older one again"),
+    "prompt_version": ("another version of the prompts", "Run the older one again"),
+    "task_version": ("another task version", "Grade both alike with `mless regrade`, or run the older one again"),
     "grader_version": ("another grader version", "Grade both alike with `mless regrade`"),
 }
 """Facts in which all runs of a table agree: what a difference means, and what to do about it."""

@@ -14,11 +14,10 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from harness import resources
 from harness.errors import JournalError, RunError
-from harness.experiment.conditions import BASELINE
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts
-from harness.grading import GRADER_VERSION
 from harness.runs.journal import (
     PACKED,
     Journal,
@@ -32,7 +31,20 @@ from harness.runs.journal import (
     read_notes,
     read_records,
 )
-from harness.runs.records import SESSION, TIMING, Keyed, Prompt, Sample, Score, Session, fit
+from harness.runs.records import (
+    SESSION,
+    TIMING,
+    Identity,
+    Keyed,
+    Prompt,
+    Sample,
+    Score,
+    ScoredBy,
+    Session,
+    as_json,
+    fit,
+    refuse_other_format,
+)
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
 
@@ -42,7 +54,7 @@ class RunFolder:
 
     Args:
         path: The folder; made if it is missing.
-        identity: What is being recorded: see `run.run_identity`.
+        identity: What is being recorded; `execution.run.run_identity` makes it.
         prompts: Every prompt with its document; written once.
 
     Raises:
@@ -50,22 +62,24 @@ class RunFolder:
             or it cannot be written.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> None:
         self.path = path
         with clear_messages(path), ExitStack() as opened:
             _make(path)
             opened.callback(lock(path).release)
+            if has_sample(path):
+                refuse_other_format(read_header(path / JOURNAL), path / JOURNAL)
             if changed := changes(path, identity):
                 raise changed_settings(path / JOURNAL, changed)
             unpack(path)
-            if not known_identity(path):  # begun, but without a sample yet: nothing there needs protection
+            if not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
                 write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
-            self.journal = opened.enter_context(Journal(path / JOURNAL, _as_begun(path, identity)))
+            self.journal = opened.enter_context(Journal(path / JOURNAL, as_json(identity)))
             read_prompts(path)
             set_old_scores_aside(path)
-            self.scores = opened.enter_context(Journal(path / SCORES, {"grader_version": GRADER_VERSION}))
+            self.scores = opened.enter_context(Journal(path / SCORES, as_json(scored_now())))
             self._opened = opened.pop_all()
 
     @property
@@ -120,20 +134,20 @@ def lock(path: Path) -> FileLock:
     return held
 
 
-def read_identity(path: Path) -> dict[str, Any]:
+def read_identity(path: Path) -> Identity:
     """The first line of the folder's journal.
 
     Raises:
-        JournalError: there is none.
+        RunError: there is none, or it is damaged or of another format.
     """
-    return read_header(path / JOURNAL)
+    header = read_header(path / JOURNAL)
+    refuse_other_format(header, path / JOURNAL)
+    return fit(Identity, header, path / JOURNAL, "Restore it from a copy.")
 
 
-def known_identity(path: Path) -> dict[str, Any]:
-    """The journal's first line if samples follow it, else empty: a run without a sample may become any other run."""
-    if not is_stored(path / JOURNAL) or not has_samples(path / JOURNAL):
-        return {}
-    return read_identity(path)
+def has_sample(path: Path) -> bool:
+    """Whether a journal with a sample is in the folder; a run without one may become any other run."""
+    return is_stored(path / JOURNAL) and has_samples(path / JOURNAL)
 
 
 def read_sessions(path: Path, notes: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
@@ -202,39 +216,63 @@ def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
     return read_records(path / name, Score, "Run `mless regrade` on the folder.")
 
 
-def scores_version(path: Path) -> int | None:
-    """The grader's version of the folder's scores; None where there are none."""
-    if not is_stored(path / SCORES):
+def scored_now() -> ScoredBy:
+    """What this mless would score with."""
+    return ScoredBy(task_version=resources.task_version())
+
+
+def read_scored_by(path: Path) -> ScoredBy | None:
+    """What made the folder's scores; None where there are none.
+
+    Raises:
+        RunError: their first line is damaged or of another format.
+    """
+    file = path / SCORES
+    header = read_header(file) if is_stored(file) else {}
+    if not header:
         return None
-    version: int | None = read_header(path / SCORES).get("grader_version")
-    return version
+    refuse_other_format(header, file)
+    return fit(ScoredBy, header, file, "Delete the file and run `mless regrade`.")
 
 
-def count_expected_samples(prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> int:
-    """How many samples a finished run of these prompts has."""
-    return sum(_count_expected(row, config) for row in prompts)
+class PromptPlaces:
+    """Finds the prompt of a sample among a run's prompts, by task, problem and, where samples differ, sample."""
+
+    def __init__(self, prompts: Sequence[Mapping[str, Any]]) -> None:
+        self._places = {
+            (row["task"], row["doc"]["id"], row.get("sample_index")): place for place, row in enumerate(prompts)
+        }
+
+    def find(self, sample: Sample) -> int | None:
+        """The prompt's row; None if there is none."""
+        place = self._places.get((sample.task, sample.problem_id, None))
+        if place is None:
+            place = self._places.get((sample.task, sample.problem_id, sample.sample_index))
+        return place
 
 
-def _count_expected(prompt: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """The same of one prompt; the baseline may be run more than once."""
-    runs = config.get("replicates", 1) if prompt["condition"] == BASELINE else 1
-    return int(runs * config["samples_per_problem"])
+def count_expected(prompts: Sequence[Mapping[str, Any]], identity: Identity) -> list[int]:
+    """How many samples each prompt has in a finished run."""
+    each = {task: (arm.replicates, arm.samples) for task, arm in identity.arms.items()}
+    return [
+        replicates * (samples if row.get("sample_index") is None else 1)
+        for row, (replicates, samples) in ((row, each[row["task"]]) for row in prompts)
+    ]
 
 
-def refuse_missing(
-    path: Path, prompts: Sequence[Mapping[str, Any]], config: Mapping[str, Any], there: Sequence[int]
-) -> None:
+def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:
     """Refuse a run in which a prompt has fewer samples than a finished run has.
 
     Raises:
         JournalError: naming the problems that lack some.
     """
-    short = [row for row, count in zip(prompts, there, strict=True) if count < _count_expected(row, config)]
+    expected = count_expected(prompts, identity)
+    short = [row for row, count, wanted in zip(prompts, there, expected, strict=True) if count < wanted]
     if short:
         named = "; ".join(f"problem {row['doc']['id']}, {row['task']}" for row in short[:3])
         more = f" and {len(short) - 3} more" if len(short) > 3 else ""
         raise JournalError(
-            f"{path}: samples are missing: expected {count_expected_samples(prompts, config)}, got {sum(there)}. They "
+            f"{path}: samples are missing: expected {sum(expected)}, got {sum(there)}. They "
             f"lack for {named}{more}. Continue the run by the command that began it, or restore {JOURNAL} from a copy."
         )
 
@@ -250,7 +288,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         with open_stored(path / PROMPTS) as stream:
             rows = [parse(line) for line in stream]
         whole = all(hash_text(row["prompt"]) == row["prompt_sha256"] for row in rows)
-        if whole and hash_prompts(rows) == begun["prompts_sha256"]:
+        if whole and hash_prompts(rows) == begun.prompts_sha256:
             for number, row in enumerate(rows, start=1):
                 fit(Prompt, row, f"{path / PROMPTS}, line {number}", "Restore it from a copy.")
             return rows
@@ -262,30 +300,19 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     )
 
 
-def next_free_folder(path: Path, identity: Mapping[str, Any]) -> Path:
+def next_free_folder(path: Path, identity: Identity) -> Path:
     """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
     number = 2
     while (found := path.with_name(f"{path.name}-{number}")).exists():
-        begun = read_identity(found) if is_stored(found / JOURNAL) else {}
-        if begun and not differences(begun, json.loads(json.dumps(_as_begun(found, identity)))):
+        if is_stored(found / JOURNAL) and read_header(found / JOURNAL) == as_json(identity):
             break  # another run may be loading its model in a folder that has no sample yet
         number += 1
     return found
 
 
-def changes(path: Path, identity: Mapping[str, Any]) -> list[str]:
+def changes(path: Path, identity: Identity) -> list[str]:
     """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
-    known = known_identity(path)
-    return differences(known, json.loads(json.dumps(_as_begun(path, identity)))) if known else []
-
-
-def _as_begun(path: Path, identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The wanted identity, less the contrasts if the begun run registered none: continuing it registers none either."""
-    known = known_identity(path).get("config")
-    if known is None or "family" in known:
-        return identity
-    config = {k: v for k, v in identity["config"].items() if k in known or k not in ("primary", "family")}
-    return {**identity, "config": config}
+    return differences(read_header(path / JOURNAL), as_json(identity)) if has_sample(path) else []
 
 
 def _make(path: Path) -> None:
@@ -297,10 +324,10 @@ def _make(path: Path) -> None:
 
 
 def set_old_scores_aside(path: Path) -> None:
-    """Scores of another grader version are kept under another name, and every sample is graded again."""
-    version = scores_version(path)
-    if version not in (None, GRADER_VERSION):
-        (path / SCORES).replace(path / f"scores-grader-{version}.jsonl")
+    """Keep scores of another version under another name; every sample is graded again."""
+    found = read_scored_by(path)
+    if found not in (None, scored_now()):
+        (path / SCORES).replace(path / f"scores-grader-{found.grader_version}.jsonl")
 
 
 def pack(path: Path) -> None:

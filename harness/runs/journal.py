@@ -7,7 +7,6 @@ record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import lzma
 import os
@@ -346,8 +345,3 @@ def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """What differs between settings, in words, of that what both say; empty if nothing does."""
     both = ours.keys() & theirs.keys()
     return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))
-
-
-def hash_json(value: Any) -> str:
-    """SHA-256 of a value as JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

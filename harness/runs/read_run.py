@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.errors import RunError
+from harness.experiment.conditions import BASELINE
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
+from harness.experiment.requests import hash_json
 from harness.experiment.rewordings import is_edit
+from harness.experiment.sampling import Sampling
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
@@ -20,11 +25,11 @@ from harness.runs.folder import (
     read_samples,
     read_scores,
 )
-from harness.runs.journal import hash_json, is_stored
+from harness.runs.journal import is_stored
 from harness.runs.lm_eval_logs.run_of_logs import read_logs
 from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.receipts import hash_stored
-from harness.runs.records import Identity, Sample, fit
+from harness.runs.records import Sample
 from harness.runs.run import Run
 from harness.runs.run_prompts import AskedPrompt
 from harness.runs.sample_frame import read_frame, read_receipt
@@ -55,6 +60,9 @@ def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
     names = list(dict.fromkeys(row["condition"] for row in prompts))
     arguments = receipt["config"]["model"]["arguments"]
+    identity = read_identity(path)
+    first = next(iter(receipt["arms"].values()))  # a config has one sampling for all its conditions
+    sampling = msgspec.convert(first["sampling"], Sampling)
     facts = {
         "source": "run",
         "run": receipt["run"],
@@ -64,17 +72,19 @@ def _read_folder(path: Path) -> Run:
         "dataset_name": receipt["dataset"]["name"],
         "shard": receipt.get("shard"),
         "problems": receipt["problems"],
+        "prompt_version": receipt["prompt_version"],
         "task_version": receipt["task_version"],
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
-        "sampling": receipt["generation"],
+        "sampling": sampling.lm_eval(),
         "settings": _run_settings(receipt),
-        "greedy": not receipt["generation"]["do_sample"],
+        "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version} on {device}".format(**receipt["engine"]),
-        **_registered(path),
+        "primary": identity.primary and identity.primary[0],
+        "family": [condition for condition, baseline in identity.contrasts if baseline == BASELINE],
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],
@@ -150,12 +160,3 @@ def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
         "seed": receipt["seed"],
         "limit": receipt.get("limit"),
     }
-
-
-def _registered(path: Path) -> dict[str, Any]:
-    """Primary contrast and family of a run as its journal's first line, written before any sample, has them.
-
-    None where it has no family: a run of before named no tests that tables could hold it to.
-    """
-    contrast = fit(Identity, read_identity(path), path / JOURNAL, "Restore it from a copy.").config
-    return {"primary": None if contrast.family is None else contrast.primary, "family": contrast.family}

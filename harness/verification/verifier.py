@@ -222,7 +222,7 @@ def _bench(folder: Path, settings: Settings, device: str | None) -> Bench:
 
         say("writing a model with random weights, about a minute")
         model = str(write_random_model(receipts.cache_folder() / "random-weights" / SHAPE))
-    version = receipts.engine_identity("vllm", {})["version"] or "0"
+    version = receipts.engine_identity("vllm", {}).version or "0"
     replays = device == "cuda" and tuple(map(int, version.split("+")[0].split(".")[:2])) >= FIRST_REPLAYING
     bundled = model == "demo"
     if not bundled:

@@ -98,13 +98,9 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
     assert read_run(run).facts["family"] == ["mless"]
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
-    header = json.loads(first)
-    older = {**header, "config": {k: v for k, v in header["config"].items() if k not in ("primary", "family")}}
-    (run / "journal.jsonl").write_text("\n".join([json.dumps(older), *rest, ""]))
-    assert [read_run(run).facts[name] for name in ("primary", "family")] == [None, None]
-    header["config"]["family"] = [7]
+    header = {**json.loads(first), "contrasts": [["mless", 7]]}
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
-    with pytest.raises(RunError, match=r"journal.jsonl: config.family.0: expected `str`, got 7\. Rest"):
+    with pytest.raises(RunError, match=r"journal.jsonl: contrasts.0.1: expected `str`, got 7\. Rest"):
         read_run(run)
 
 

@@ -20,7 +20,6 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.requests import hash_setting
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
@@ -47,7 +46,7 @@ def repeated(tmp_path_factory):
     plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml", overrides), limit=6)
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    setting = hash_setting(sampling=sampling, **{name: identity[name] for name in ("task_version", "model", "engine")})
+    setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s.completion for s in read_samples(GREEDY_RUN)}
     targets = {problem.id: problem.answer for problem in plan.dataset.problems}
     folder = tmp_path_factory.mktemp("repeated") / "run"
@@ -62,7 +61,6 @@ def repeated(tmp_path_factory):
                 request,
                 request.key(setting),
                 texts[request.sample_index],
-                sampling=request.sampling.record(),
                 tokens=9,
                 reason="stop",
             )

@@ -320,7 +320,7 @@ def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
     run = write_run(tmp_path / "run", replicates=2, write=judged)
     lines = (run / "journal.jsonl").read_text().splitlines()
     header = json.loads(lines[0])
-    header["config"] |= {"primary": "mless", "family": ["mless", "random"]}
+    header["contrasts"] = [["mless", "wo"], ["random", "wo"]]
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:], ""]))
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

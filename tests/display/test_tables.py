@@ -27,7 +27,7 @@ from harness.runs.comparable import join
 from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
 from harness.runs.sample_frame import load_run
-from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, write_run
+from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, with_stop, write_run
 
 REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -422,18 +422,19 @@ def test_logs_of_several_task_versions_are_refused(tmp_path):
         make_table([str(tmp_path)])
 
 
+SAMPLED = with_stop(json.loads((GREEDY_RUN / "run.json").read_text())["arms"])
 BAD = [
     (
         {"task_version": 1.0},
-        r"other has another task version than .*demo: expected 3.0, got 1.0. Run the older one again",
+        r"other has another task version than .*demo: expected 3.0, got 1.0. Grade both alike with",
     ),
     ({"grader_version": 1}, r"has another grader version .* Grade both alike with `mless regrade`"),
     (
-        {"dataset": {"name": "demo", "sha256": "0" * 64}},
+        {"dataset": {"name": "demo", "problems": 500, "sha256": "0" * 64}},
         r"another dataset .* expected 09e2316ab347..., got 000000000000...",
     ),
     ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Leave one out, or make two tables"),
-    ({"generation": {"do_sample": True}}, r"the same model's label, but other sampling, than"),
+    ({"arms": SAMPLED}, r"the same model's label, but other sampling, than"),
     ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
 ]
 

@@ -186,15 +186,12 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
 
 
-def test_primary_and_family_are_always_in_the_identity(tmp_path):
+def test_the_identity_holds_what_can_change_a_sample(tmp_path):
     config = load_config(write(tmp_path, MINIMAL))
-    assert (config.primary_condition, config.tested) == ("mless", ("mless",))
     identity = config.identity()
-    assert (identity["primary"], identity["family"]) == ("mless", ["mless"]), "resolved, defaults too"
-    assert not {"replicates", "prompt_null"} & identity.keys(), "as it was before these keys were known"
-    spelled = load_config(write(tmp_path, {**MINIMAL, "primary": "mless", "family": ["mless"]}))
-    assert spelled.identity() == identity
-    for change in ({"replicates": 2}, {"prompt_null": 20}):
+    for same in ({"name": "x"}, {"output": "x"}, {"audit": False}, {"primary": "mless", "family": ["mless"]}):
+        assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
+    for change in ({"replicates": 2}, {"prompt_null": 20}, {"seed": 7}):
         assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
 
 
@@ -212,8 +209,8 @@ def test_primary_and_family_are_always_in_the_identity(tmp_path):
 )
 def test_the_family_is_all_conditions_unless_named(tmp_path, change, primary, family):
     values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **change}
-    identity = load_config(write(tmp_path, values)).identity()
-    assert (identity["primary"], identity["family"]) == (primary, family)
+    config = load_config(write(tmp_path, values))
+    assert (config.primary_condition, list(config.tested)) == (primary, family)
 
 
 def test_the_seed_reaches_the_engine(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from harness import resources
 from harness.display.describe_plan import describe_plan
+from harness.errors import ConfigError
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
@@ -71,3 +72,13 @@ def test_the_token_ids_that_were_checked_are_those_that_run(demo_tokenizer):
     for request in requests:
         assert checked[id(request.prompt_token_ids)].text == request.prompt
         assert encode(request.prompt, demo_tokenizer)[0] == request.prompt_token_ids
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_two_conditions_with_the_same_prompt_are_refused(tokenizer):
+    model = [] if tokenizer else ["model={backend: local-chat-completions, arguments: {model: m, base_url: x}}"]
+    layouts = [] if tokenizer else ["layouts=[chat]"]
+    path = RUNS / "demo.yaml"
+    config = load_config(path, [*model, *layouts, "conditions=[wo, mless, {name: twin, unit: /}]"])
+    with pytest.raises(ConfigError, match=r"demo_mless\w* and demo_twin\w* give the model the same prompt. Expected"):
+        make_plan(config, limit=2)

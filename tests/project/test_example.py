@@ -12,11 +12,11 @@ from harness import load_run
 from harness.analysis import compare
 from harness.display.table_pages import make_table
 from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan, task_version
+from harness.experiment.plan import make_plan
 from harness.experiment.requests import hash_prompts
 from harness.experiment.rewordings import is_edit
-from harness.grading import GRADER_VERSION, GradeJob, GraderPool
-from harness.runs.folder import read_identity, read_prompts, read_samples, read_scores, scores_version
+from harness.grading import GradeJob, GraderPool
+from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
 from tests.display.test_figures import covered, cut_off, drawn
 
@@ -45,14 +45,13 @@ def table():
 
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
-    assert identity["config"] == config.identity()
-    assert identity["task_version"] == task_version()
+    assert identity.config == config.identity()
     assert len(load_run(EXAMPLE, replicates=True, rewordings=True)) == 25_000
     name = config.model_arguments()["pretrained"]
-    assert identity["model"] == json.loads(json.dumps(model_fingerprint(name)))
+    assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
     assert rows[: len(plan.prompts)] == json.loads(json.dumps(plan.prompts))
-    assert identity["prompts_sha256"] == hash_prompts(rows)
+    assert identity.prompts_sha256 == hash_prompts(rows)
 
 
 def test_the_example_has_problems_of_all_kinds():
@@ -65,7 +64,7 @@ def test_the_example_has_problems_of_all_kinds():
 def test_its_verdicts_are_what_todays_grader_says():
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(EXAMPLE)}
     scores = read_scores(EXAMPLE)
-    assert scores_version(EXAMPLE) == GRADER_VERSION
+    assert read_scored_by(EXAMPLE) == scored_now()
     counts = Counter()
     with GraderPool() as pool:
         verdicts = {}

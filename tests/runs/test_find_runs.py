@@ -11,7 +11,7 @@ import pytest
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.find_runs import locate, locate_folder, locate_one
-from tests.example_runs import GREEDY_RUN, right, write_run
+from tests.example_runs import GREEDY_RUN, right, with_stop, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 
@@ -132,7 +132,7 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     shutil.copytree(GREEDY_RUN, results / "again")
     shutil.copytree(GREEDY_RUN, results / "sampled")
     receipt = json.loads((GREEDY_RUN / "run.json").read_text())
-    receipt["generation"] = {**receipt["generation"], "until": ["x"]}
+    receipt["arms"] = with_stop(receipt["arms"])
     (results / "sampled" / "run.json").write_text(json.dumps(receipt))
     page = make_leaderboard_page([str(results)])
     blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title

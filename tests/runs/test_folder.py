@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ import pandas
 import pytest
 import torch
 from lm_eval.utils import hash_string
+from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.display.table_pages import make_table
@@ -28,7 +30,7 @@ from harness.execution.run import _generation_config, _session, execute, finish,
 from harness.experiment.config import load_config
 from harness.experiment.plan import Shard, make_plan
 from harness.experiment.prompt import hash_text
-from harness.experiment.requests import hash_prompts, hash_setting
+from harness.experiment.requests import hash_prompts
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -36,19 +38,23 @@ from harness.runs.folder import (
     PROMPTS,
     RECEIPT,
     SCORES,
+    PromptPlaces,
     RunFolder,
     changes,
+    count_expected,
     next_free_folder,
     pack,
     read_identity,
     read_prompts,
     read_samples,
+    scored_now,
     write_atomic,
     write_whole,
 )
 from harness.runs.journal import Journal
 from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.read_run import read_run
+from harness.runs.records import Fingerprint, as_json
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run
 
@@ -102,8 +108,7 @@ def filled(plan, folder):
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    parts = {name: identity[name] for name in ("task_version", "model", "engine")}
-    setting = hash_setting(sampling=sampling, **parts)
+    setting = identity.hash_setting()
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
@@ -121,15 +126,66 @@ def test_the_committed_greedy_run_can_be_continued_under_todays_config():
 
 
 def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
-    assert identity["config"]["family"] == ["mless", "mful", "random"]
+    assert identity.contrasts == [("mless", "wo"), ("mful", "wo"), ("random", "wo")]
     begun(tmp_path / "run", identity, plan)
-    other = {**identity, "config": {**identity["config"], "family": ["mless"]}}
-    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.family: .* -> \[\"mless\"\]"):
+    other = replace(identity, contrasts=[("mless", "wo")])
+    with pytest.raises(
+        JournalError, match=r"begun with other settings. Changed: contrasts: .* -> \[\[\"mless\", \"wo\""
+    ):
         RunFolder(tmp_path / "run", other, plan.prompts)
-    before = {k: v for k, v in identity["config"].items() if k not in ("primary", "family")}
-    begun(tmp_path / "old", {**identity, "config": before}, plan)
-    RunFolder(tmp_path / "old", identity, plan.prompts).__exit__()
-    assert "family" not in read_identity(tmp_path / "old")["config"], "what was not registered stays so"
+
+
+@pytest.mark.parametrize(("number", "got"), [(2, "2"), (None, "none")])
+@pytest.mark.parametrize("name", [JOURNAL, SCORES, RECEIPT])
+def test_another_format_is_refused_by_its_number(tmp_path, name, number, got):
+    run = small_run(tmp_path / "run")
+    text = (run / name).read_text()
+    first, rest = (text, "") if name == RECEIPT else text.split("\n", 1)
+    (run / name).write_text(json.dumps({**json.loads(first), "format": number}) + "\n" + rest)
+    with pytest.raises(RunError, match=rf"{name}: expected format 1, got {got}. Read it with the mless that wrote it"):
+        regrade(run) if name == SCORES else load_run(run)
+
+
+def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
+    sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
+    request = next(iter(plan.requests(sampling)))
+    key = request.key(setting)
+    moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
+    assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
+    assert dataclasses.replace(request, task="demo_other").key(setting) == key, "the condition's name"
+    arguments = {**identity.config["model"], "arguments": {"dtype": "bfloat16"}}
+    others = [
+        replace(identity, prompt_version=2),
+        replace(identity, engine=replace(identity.engine, device="cuda")),
+        replace(identity, engine=replace(identity.engine, version="9")),
+        replace(identity, model=Fingerprint(name="model", sha256={"config.json": "0"})),
+        replace(identity, config={**identity.config, "model": arguments}),
+    ]
+    changes = (
+        {"prompt_token_sha256": "0"},
+        {"sampling": dataclasses.replace(sampling, max_tokens=7)},
+        {"seed": 3},
+        {"problem_id": "x"},
+        {"sample_index": 1},
+        {"replicate": 1},
+        {"intervention": {"layer": 0}},
+    )
+    keys = [request.key(other.hash_setting()) for other in others]
+    keys += [dataclasses.replace(request, **change).key(setting) for change in changes]
+    assert len({key, *keys}) == 1 + len(others) + len(changes)
+
+
+def test_a_sample_finds_its_prompt_whether_all_samples_share_it_or_each_has_its_own(tmp_path):
+    rows = read_prompts(small_run(tmp_path / "run"))
+    sample = next(read_samples(tmp_path / "run"))
+    assert rows[PromptPlaces(rows).find(sample)]["doc"]["id"] == sample.problem_id
+    drawn = [{**row, "sample_index": index} for row in rows for index in range(2)]
+    place = PromptPlaces(drawn).find(replace(sample, sample_index=1))
+    assert (drawn[place]["task"], drawn[place]["sample_index"]) == (sample.task, 1)
+    assert PromptPlaces(drawn).find(replace(sample, sample_index=2)) is None
+    identity = read_identity(tmp_path / "run")
+    twice = replace(identity, arms={task: replace(arm, samples=2) for task, arm in identity.arms.items()})
+    assert count_expected(drawn, twice) == [1] * len(drawn) and count_expected(rows, twice) == [2] * len(rows)
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
@@ -170,7 +226,7 @@ def test_a_continued_run_has_the_config_of_its_last_session(own_run):
 
 
 def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
-    typo = {**identity, "config": {**identity["config"], "max_gen_toks": 9}}
+    typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
     with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
         folder.begin_session(_session(plan))
     assert changes(tmp_path / "run", identity) == []
@@ -183,10 +239,10 @@ def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
 
 @needs_vllm
 def test_samples_of_a_cpu_are_not_continued_on_a_gpu(plan, identity, tmp_path):
-    assert identity["engine"]["device"] == "cpu"
+    assert identity.engine.device == "cpu"
     with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
         folder.journal.append({"key": "k", "task": "t"})
-    other = {**identity, "engine": {**identity["engine"], "device": "cuda"}}
+    other = replace(identity, engine=replace(identity.engine, device="cuda"))
     with pytest.raises(JournalError, match=r'Changed: engine.device: "cpu" -> "cuda"'):
         RunFolder(tmp_path / "run", other, plan.prompts)
 
@@ -212,23 +268,23 @@ def test_large_files_are_hashed_once(tmp_path, monkeypatch):
     for name in ("a.safetensors", "b.safetensors"):
         (model / name).write_bytes(name.encode())
     first = receipts.model_fingerprint(str(model))
-    assert first["sha256"]["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
+    assert first.sha256["a.safetensors"] == hashlib.sha256(b"a.safetensors").hexdigest()
     with monkeypatch.context() as patched:
         patched.setattr(receipts, "hash_stored", None)  # a second computation would fail
         assert receipts.model_fingerprint(str(model)) == first
     (model / "a.safetensors").write_bytes(b"other weights")
-    assert receipts.model_fingerprint(str(model))["sha256"] != first["sha256"]
+    assert receipts.model_fingerprint(str(model)).sha256 != first.sha256
     for garbage in ("torn {", "[]", '{"a": 3}', json.dumps({str((model / "b.safetensors").resolve()): 3})):
         (tmp_path / "cache" / "mless" / "file-hashes.json").write_text(garbage)
-        assert receipts.model_fingerprint(str(model))["sha256"]["b.safetensors"] == first["sha256"]["b.safetensors"]
+        assert receipts.model_fingerprint(str(model)).sha256["b.safetensors"] == first.sha256["b.safetensors"]
 
 
 def test_a_served_model_is_never_looked_up_and_a_local_folder_is_still_hashed(tmp_path, monkeypatch):
     monkeypatch.setattr(receipts, "_hub_commit", None)  # a look-up would fail
-    assert receipts.model_fingerprint("any-name", served=True) == {"name": "any-name", "revision": None}
+    assert receipts.model_fingerprint("any-name", served=True) == Fingerprint(name="any-name")
     (tmp_path / "config.json").write_text("{}")
-    assert receipts.model_fingerprint(str(tmp_path), served=True)["sha256"].keys() == {"config.json"}
-    assert receipts.engine_identity("local-completions", {})["device"] == "server"
+    assert receipts.model_fingerprint(str(tmp_path), served=True).sha256.keys() == {"config.json"}
+    assert receipts.engine_identity("local-completions", {}).device == "server"
 
 
 def test_a_folder_has_one_writer(plan, identity, tmp_path):
@@ -330,7 +386,7 @@ def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
 
 def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
-    other = {**identity, "config": {**identity["config"], "max_gen_toks": 7}, "generation": {}}
+    other = replace(identity, config={**identity.config, "max_gen_toks": 7}, arms={})
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
         RunFolder(tmp_path / "run", other, plan.prompts)
     assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
@@ -344,9 +400,20 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
     (tmp_path / "run" / SCORES).unlink()
-    Journal(tmp_path / "run" / SCORES, {"grader_version": 1}).close()
+    Journal(tmp_path / "run" / SCORES, {**as_json(scored_now()), "grader_version": 1}).close()
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
     assert (tmp_path / "run" / "scores-grader-1.jsonl").exists()
+
+
+@needs_vllm
+def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeypatch):
+    before = (own_run / JOURNAL).read_text()
+    monkeypatch.setattr(resources, "task_version", lambda: 99.0)
+    plan = make_plan(load_config(CONFIG), limit=5)
+    assert changes(own_run, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+    assert regrade(own_run).endswith("0 verdicts changed")
+    assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
+    assert (own_run / JOURNAL).read_text() == before
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):

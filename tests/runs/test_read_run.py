@@ -16,7 +16,7 @@ from harness.runs.comparable import by_table, join
 from harness.runs.folder import read_prompts
 from harness.runs.lm_eval_logs.sample_log import find_logs, read_log
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, evaluation, right, write_run
+from tests.example_runs import GREEDY_RUN, evaluation, right, with_stop, write_run
 
 DATE = "2026-01-0{}T00-00-00.0"
 
@@ -341,7 +341,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
         ):
             join([ours, second(**change)])
     with pytest.raises(ComparisonError, match=r"other sampling, .*\. Leave one out, or make two tables"):
-        join([ours, second(generation={**receipt["generation"], "until": ["x"]})])
+        join([ours, second(arms=with_stop(receipt["arms"]))])
     with pytest.raises(ComparisonError, match="occurs more than once"):
         make_leaderboard(
             [ours, second(model={"arguments": {**receipt["config"]["model"]["arguments"], "device": "x"}})]
@@ -395,7 +395,7 @@ def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, ca
     options = ["-o", str(tmp_path / "out")] if command in ("plot", "report", "export") else []
     (folder / "run.json").write_bytes(b'{"tasks":\xff}')
     refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged")
-    (folder / "run.json").write_text('{"tasks": [1], "model": {}}')
+    (folder / "run.json").write_text('{"format": 1, "tasks": [1], "model": {}}')
     refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json: tasks.0: expected `object`, got 1")
     shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import BASELINE, named_conditions
 from harness.experiment.problems import Dataset, Problem
+from harness.experiment.requests import hash_json
 from harness.experiment.rewordings import is_edit
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
-from harness.runs.journal import hash_json, other_settings
+from harness.runs.journal import other_settings
 from harness.runs.records import COLUMNS, encodable
 from harness.runs.repetition import loops
 from harness.runs.run import Run
