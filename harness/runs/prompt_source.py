@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from harness.experiment.rewordings import is_edit
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
-from harness.runs.run_prompts import AskedPrompt, Problem, RunPrompt
+from harness.runs.run_prompts import Problem, RunPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,13 +94,13 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         _refuse_unknown_text(one)
     chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
     # the prompt null's edits are no conditions, and their other instruction could not be aligned
-    asked = [one for one in asked if one.layout == chosen and not is_edit(str(one.condition))]
-    conditions = list(dict.fromkeys(str(one.condition) for one in asked))
+    asked = [one for one in asked if one.layout == chosen and not is_edit(one.condition)]
+    conditions = list(dict.fromkeys(one.condition for one in asked))
     baseline = BASELINE if BASELINE in conditions else conditions[0]
     if run.is_logs:
         places = {condition: place for place, condition in enumerate((baseline, *named_conditions()))}
         conditions.sort(key=lambda condition: places.get(condition, len(places)))
-        asked = sorted(asked, key=lambda one: conditions.index(str(one.condition)))
+        asked = sorted(asked, key=lambda one: conditions.index(one.condition))
     elif chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: its chat prompts were templated by a server whose tokenizer was not known, so the text that "
@@ -108,14 +108,14 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         )
     plain = {one.problem_id: one for one in asked if one.condition == baseline}
     facts = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
-    logs = {str(one.condition): Path(one.where.rpartition(", line ")[0]).name for one in asked}
+    logs = {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
         model=run.model,
         layout=chosen,
         conditions=tuple(conditions),
-        problems=_problems((one.subject, one.level, _run_prompt(one, plain, baseline)) for one in asked),
+        problems=_problems(_with_segments(one, plain, baseline) for one in asked),
         metric=run.metric,
         fingerprint={"logs": logs} if run.is_logs else facts,
     )
@@ -137,37 +137,35 @@ def build_source(
     chosen = Layout(layout)
     name = tokenizer.name_or_path or "this model"
     model = Model(name=name, tokenizer=tokenizer, context_length=None)
-    rows: dict[str, list[RunPrompt]] = {}
-    for built in build_checked_prompts(dataset, conditions, chosen, model, instruction=instruction):
-        for problem, one in zip(dataset.problems, built.prompts, strict=True):
-            rows.setdefault(problem.id, []).append(
-                RunPrompt(
-                    condition=built.condition.name,
-                    layout=str(chosen),
-                    problem_id=problem.id,
-                    text=one.text,
-                    sha256=one.sha256,
-                    token_sha256=one.token_sha256,
-                    segments=one.prompt.segments,
-                    system_size=one.prompt.system_size,
-                    target=problem.answer,
-                )
-            )
+    prompts = [
+        RunPrompt(
+            condition=built.condition.name,
+            layout=str(chosen),
+            problem_id=problem.id,
+            subject=problem.subject,
+            level=problem.level,
+            text=one.text,
+            sha256=one.sha256,
+            token_sha256=one.token_sha256,
+            segments=one.prompt.segments,
+            system_size=one.prompt.system_size,
+            target=problem.answer,
+        )
+        for built in build_checked_prompts(dataset, conditions, chosen, model, instruction=instruction)
+        for problem, one in zip(dataset.problems, built.prompts, strict=True)
+    ]
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",
         model=tokenizer.name_or_path or None,
         layout=str(chosen),
         conditions=tuple(condition.name for condition in conditions),
-        problems=tuple(
-            Problem(id=p.id, subject=p.subject, level=p.level, prompts={r.condition: r for r in rows[p.id]})
-            for p in dataset.problems
-        ),
+        problems=_problems(prompts),
         fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )
 
 
-def _refuse_unknown_text(asked: AskedPrompt) -> None:
+def _refuse_unknown_text(asked: RunPrompt) -> None:
     """Raise RunError if the text that the model got is not recorded, PromptMismatchError if it is another one."""
     if not asked.text:
         raise RunError(
@@ -177,40 +175,27 @@ def _refuse_unknown_text(asked: AskedPrompt) -> None:
     refuse_other_text(asked.text, asked.sha256, asked.where)
 
 
-def _run_prompt(asked: AskedPrompt, plain: Mapping[str, AskedPrompt], baseline: str) -> RunPrompt:
+def _with_segments(asked: RunPrompt, plain: Mapping[str, RunPrompt], baseline: str) -> RunPrompt:
     """The prompt with its segments; where its document names none, by comparison with the one without filler.
 
     Raises:
         RunError: there is no prompt without filler to compare it with.
         PromptMismatchError: the two differ by more than a filler.
     """
-    segments = asked.segments
-    if segments is None:
-        base = plain.get(asked.problem_id)
-        if base is None:
-            other = next(iter(plain.values())).where.rpartition(", line ")[0]
-            raise RunError(
-                f"{asked.where}: problem {asked.problem_id} is not in {other}, so its filler cannot be found. Expected "
-                "logs of the same problems."
-            )
-        segments = split_plain(base.text, base.doc)
-        if asked is not base:
-            what = f"Problem {asked.problem_id}, {baseline} against {asked.condition}"
-            segments = insert(segments, asked.text, what=what)
-    return RunPrompt(
-        condition=str(asked.condition),
-        layout=asked.layout,
-        problem_id=asked.problem_id,
-        text=asked.text,
-        sha256=asked.sha256,
-        token_sha256=asked.token_sha256,
-        segments=segments,
-        system_size=asked.system_size,
-        completions=asked.completions,
-        verdicts=asked.verdicts,
-        answers=asked.answers,
-        target=asked.target,
-    )
+    if asked.segments:
+        return asked
+    base = plain.get(asked.problem_id)
+    if base is None:
+        other = next(iter(plain.values())).where.rpartition(", line ")[0]
+        raise RunError(
+            f"{asked.where}: problem {asked.problem_id} is not in {other}, so its filler cannot be found. Expected "
+            "logs of the same problems."
+        )
+    segments = split_plain(base.text, base.doc)
+    if asked is not base:
+        what = f"Problem {asked.problem_id}, {baseline} against {asked.condition}"
+        segments = insert(segments, asked.text, what=what)
+    return replace(asked, segments=segments)
 
 
 def _choose_layout(where: str | Path, found: Iterable[str], wanted: str | None) -> str:
@@ -223,14 +208,13 @@ def _choose_layout(where: str | Path, found: Iterable[str], wanted: str | None) 
     return wanted
 
 
-def _problems(rows: Iterable[tuple[str, int, RunPrompt]]) -> tuple[Problem, ...]:
-    """Problems of subjects, levels and prompts, in the order in which each was first met."""
-    heads: dict[str, tuple[str, int]] = {}
-    prompts: dict[str, dict[str, RunPrompt]] = {}
-    for subject, level, prompt in rows:
-        heads.setdefault(prompt.problem_id, (subject, level))
-        prompts.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
-    return tuple(
-        Problem(id=problem_id, subject=subject, level=level, prompts=prompts[problem_id])
-        for problem_id, (subject, level) in heads.items()
-    )
+def _problems(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:
+    """The prompts by problem, in the order in which each problem was first met."""
+    found: dict[str, dict[str, RunPrompt]] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
+    problems = []
+    for problem_id, by_condition in found.items():
+        first = next(iter(by_condition.values()))
+        problems.append(Problem(id=problem_id, subject=first.subject, level=first.level, prompts=by_condition))
+    return tuple(problems)

@@ -31,7 +31,7 @@ from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.receipts import hash_stored
 from harness.runs.records import Sample
 from harness.runs.run import Run
-from harness.runs.run_prompts import AskedPrompt
+from harness.runs.run_prompts import RunPrompt
 from harness.runs.sample_frame import read_frame, read_receipt
 
 
@@ -106,7 +106,7 @@ def _read_folder(path: Path) -> Run:
     )
 
 
-def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[AskedPrompt]:
+def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     """The prompts with what came back the first time; further replicates measure noise.
 
     Raises:
@@ -128,7 +128,7 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[AskedPrompt
             )
         prompt = document_prompt(doc)
         found.append(
-            AskedPrompt(
+            RunPrompt(
                 where=f"{path / PROMPTS}, line {number}",
                 problem_id=doc["id"],
                 subject=doc["subject"],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from harness.runs.run_prompts import AskedPrompt
+from harness.runs.run_prompts import RunPrompt
 
 if TYPE_CHECKING:
     import pandas
@@ -38,7 +38,7 @@ class Run:
     metric: str | None = None
     read_frame: Callable[[], pandas.DataFrame]
     read_texts: Callable[[], pandas.DataFrame]
-    read_prompts: Callable[[], Sequence[AskedPrompt]]
+    read_prompts: Callable[[], Sequence[RunPrompt]]
 
     @cached_property
     def frame(self) -> pandas.DataFrame:

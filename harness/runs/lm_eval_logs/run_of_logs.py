@@ -16,14 +16,14 @@ from harness.experiment.rewordings import is_edit
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
 from harness.runs.journal import other_settings
+from harness.runs.lm_eval_logs.sample_log import SampleLog, read_log
 from harness.runs.records import COLUMNS, encodable
 from harness.runs.repetition import loops
 from harness.runs.run import Run
-from harness.runs.run_prompts import AskedPrompt
+from harness.runs.run_prompts import RunPrompt
 
 if TYPE_CHECKING:
     import pandas
-from harness.runs.lm_eval_logs.sample_log import SampleLog, read_log
 
 
 def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None) -> Run:
@@ -110,7 +110,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
     )
 
 
-Arms = dict[tuple[str, str], tuple[SampleLog, list[AskedPrompt]]]
+Arms = dict[tuple[str, str], tuple[SampleLog, list[RunPrompt]]]
 """Of each condition and layout its log and its prompts."""
 
 
@@ -124,7 +124,7 @@ def _arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
     for given, log in logs:
         for (own, layout), asked in log.arms.items():
             condition = given or own
-            if condition is None:
+            if not condition:
                 raise RunError(
                     f"{log.path} is a log of another task: its documents name no condition. Say which log is which "
                     "condition, as wo=FILE mless=FILE."
@@ -184,7 +184,7 @@ def _task_version(name: str, logs: Sequence[SampleLog]) -> float | str | None:
     versions: dict[str | None, dict[str, float | str]] = {}
     for log in logs:
         if (version := log.results.version) is not None:
-            ours = all(condition is not None for condition, _ in log.arms)
+            ours = all(condition for condition, _ in log.arms)
             versions.setdefault(None if ours else log.results.task, {})[str(version)] = version
     if different := next((sorted(found) for found in versions.values() if len(found) > 1), None):
         raise ComparisonError(
@@ -224,7 +224,7 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     return {name: sha256 for name, (sha256, _) in found.items()}
 
 
-def _sample_rows(prompt: AskedPrompt, model: str, condition: str) -> Iterator[dict[str, Any]]:
+def _sample_rows(prompt: RunPrompt, model: str, condition: str) -> Iterator[dict[str, Any]]:
     def at(values: Sequence[Any], index: int, default: Any = None) -> Any:
         return values[index] if index < len(values) else default
 

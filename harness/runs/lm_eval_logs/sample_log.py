@@ -11,20 +11,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from harness.errors import RunError
 from harness.experiment.documents import document_prompt, is_ours
-from harness.experiment.prompt import Layout, hash_text
+from harness.experiment.prompt import Layout, Segment, hash_text
 from harness.runs.journal import PACKED, find_stored, is_stored, open_stored, parse
 from harness.runs.lm_eval_logs.results import TaskResults, read_results
 from harness.runs.records import Document, Graded, Word, encodable, fit
-from harness.runs.run_prompts import AskedPrompt
-
-if TYPE_CHECKING:
-    pass
+from harness.runs.run_prompts import RunPrompt
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
@@ -65,7 +62,7 @@ class SampleLog:
     path: Path
     metric: str | None
     results: TaskResults
-    samples: tuple[AskedPrompt, ...]
+    samples: tuple[RunPrompt, ...]
 
     @property
     def model(self) -> str | None:
@@ -73,9 +70,9 @@ class SampleLog:
         return self.results.model
 
     @property
-    def arms(self) -> dict[tuple[str | None, str], list[AskedPrompt]]:
+    def arms(self) -> dict[tuple[str, str], list[RunPrompt]]:
         """The samples by condition and layout."""
-        arms: dict[tuple[str | None, str], list[AskedPrompt]] = {}
+        arms: dict[tuple[str, str], list[RunPrompt]] = {}
         for sample in self.samples:
             arms.setdefault((sample.condition, sample.layout), []).append(sample)
         return arms
@@ -96,7 +93,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     name, _, wanted = (metric or "").partition(",")
     results = read_results(path)
     chat = bool(results.file.chat_template)
-    samples: dict[str, AskedPrompt] = {}
+    samples: dict[str, RunPrompt] = {}
     chosen: str | None = None
     for where, line in _read_lines(path):
         chosen = chosen or wanted or line.get("filter", "none")
@@ -125,12 +122,13 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     )
 
 
-def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool) -> tuple[AskedPrompt, str]:
+def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool) -> tuple[RunPrompt, str]:
     """The sample, and the metric that its verdicts were read from."""
     doc = line["doc"]
     text, generated = _arguments(where, line["arguments"])
     sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
-    segments, system_size = None, 0
+    segments: tuple[Segment, ...] = ()
+    system_size = 0
     layout = str(Layout.CHAT if chat else Layout.RAW)
     if is_ours(doc):
         fit(Document, doc, f"{where}: its document", _RESTORE)
@@ -142,7 +140,7 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
     answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
     verdicts: tuple[str, ...] = ()
     # what another task's filter lets through is the model's own words, whatever they say
-    graded = segments is not None and metric in ("", "verdict")
+    graded = segments and metric in ("", "verdict")
     grades = [grade for grade in (_grade(where, text) for text in filtered) if grade] if graded else []
     if grades:
         metric, answers = "verdict", tuple(grade.answer for grade in grades)
@@ -152,12 +150,12 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
     generations = line.get("generations") or [{}]
     level = re.search(r"\d{1,9}", str(doc.get("level", "")))
     return (
-        AskedPrompt(
+        RunPrompt(
             where=where,
             problem_id=encodable(str(doc.get("id") or doc.get("unique_id") or line["doc_id"])),
             subject=encodable(str(doc.get("subject") or doc.get("type") or "")),
             level=int(level[0]) if level else 0,
-            condition=doc["condition"] if segments is not None else None,
+            condition=doc["condition"] if segments else "",
             layout=layout,
             text=text,
             sha256=sha256,
