@@ -7,7 +7,6 @@ never read. What the layers are must not depend on the cut, so they are compared
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 import copy
 import hashlib
 import re
@@ -18,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from attention_probe.model.architectures import read_architecture
 from harness import resources
@@ -28,6 +26,8 @@ from harness.experiment.tokens import explain_hub_error, refuse_missing_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from attention_probe.model.token_table import TokenTable
 
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """What older and newer multimodal checkpoints put before the names of their text model's tensors."""
@@ -53,6 +53,7 @@ class LoadedModel:
         layers_path: Where in `model` the list of decoder layers is.
         random_weights: Whether the weights are drawn, so that nothing measured is about a trained model.
         fingerprint: What identifies the weights, whatever layers were asked for.
+        table: The first layer's projections of every token that will be run; None to compute them in each pass.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LoadedModel:
     layers_path: str
     random_weights: bool
     fingerprint: dict[str, Any]
+    table: TokenTable | None = None
 
     @property
     def head_count(self) -> int:
@@ -74,19 +76,6 @@ class LoadedModel:
         found = self.model.get_submodule(self.layers_path)
         assert isinstance(found, nn.ModuleList)
         return found
-
-    def keep_embeddings(self, token_ids: Int[Tensor, " token"]) -> None:
-        """Forget the embeddings of all other tokens: in float32 they are most of what a large model's layer needs.
-
-        Args:
-            token_ids: The vocabulary ids that will be run, each once. The model then fails on any other.
-        """
-        embedding = self.model.get_input_embeddings()
-        rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
-        rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
-        embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
-        embedding.padding_idx = None  # its row may be gone
-        embedding.register_forward_pre_hook(lambda _, given: (rows[given[0]],))
 
 
 def load_model(
