@@ -15,7 +15,7 @@ import torch
 
 from attention_probe.measure.measure import Measurement, measure_group
 from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
-from attention_probe.model.load_first_layers import LoadedModel, check_heads
+from attention_probe.model.load_first_layers import LoadedModel, check_indices
 from attention_probe.model.token_table import TokenTable
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
@@ -84,7 +84,7 @@ def run_probe(
     for prompt in (prompt for by_name in prompts.values() for prompt in by_name.values()):
         refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
     if settings.heads is not None:
-        check_heads(loaded.config, settings.heads, name=loaded.name)
+        check_indices("head", settings.heads, loaded.head_count, loaded.name)
     token_ids = torch.from_numpy(every_id.astype(np.int64))
     refuse_unknown_tokens(loaded, token_ids)
     loaded.table = TokenTable.of(loaded.model, loaded.decoder_layers[0], token_ids)

@@ -198,14 +198,21 @@ def _block_size(row: int, device: torch.device) -> int:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' warnings: what matters of them is checked, and said in our words."""
-    level = logging.get_verbosity()
+def quiet(*, progress: bool = True) -> Iterator[None]:
+    """Silence transformers' warnings, and its progress bars too unless `progress`.
+
+    What matters of the warnings is checked by us, and said in our words.
+    """
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -189,8 +189,8 @@ class Reduction:
         if self._output is not None and self._values is not None and self._asked.output_region is not None:
             part, columns = self._within(self._asked.output_region, weights, keys)
             values = self._values[:, :, None, columns].to(part.dtype)
-            # query heads by the KV head that they share
-            grouped = part.reshape(len(part), values.shape[1], -1, *part.shape[2:])
+            kv_heads = values.shape[1]
+            grouped = torch.unflatten(part, 1, (kv_heads, part.shape[1] // kv_heads))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
         count, span = weights.shape[-2:]
         weights[..., -count:].diagonal(dim1=-2, dim2=-1).zero_()
