@@ -107,7 +107,10 @@ def load_model(
     is_folder = Path(name).expanduser().is_dir()
     source = str(Path(name).expanduser()) if is_folder else name
     try:
-        config_path = Path(cached_file(source, "config.json", revision=revision))
+        config_file = cached_file(source, "config.json", revision=revision)
+        if config_file is None:
+            raise FileNotFoundError("there is no file named config.json")
+        config_path = Path(config_file)
         commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
         whole_config = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
     except Exception as error:  # the hub, JSON and each kind of config have their own

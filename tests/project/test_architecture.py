@@ -23,7 +23,7 @@ FOLDERS = {
         "verification commands cli"
     ).split(),
     "attention_probe": (
-        "choices prompts model measure settings self_check traces run_probe analysis figures commands"
+        "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
