@@ -7,8 +7,8 @@ Where MATH-500 can be had neither from the hub nor from a file, the bundled prob
 Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
 Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
 as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
-A cell with one number for a model has the median over its heads of what the function of that number says. Random weights
-are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
+A cell with one number for a model has the median over its heads of what the function of that number says. Random
+weights are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
 """
 
 from __future__ import annotations
