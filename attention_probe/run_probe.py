@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,13 +31,11 @@ from harness.runs.prompt_source import BASELINE, Source
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.runs.run_prompts import Problem
-
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
 
 GROUP_TOKENS = 1024
-"""Tokens to a forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
+"""Tokens in one forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
 
 
 def run_probe(
@@ -70,40 +68,36 @@ def run_probe(
     problems = selected_problems(selection, source)
     tokenizer = settings.load_tokenizer()
     prompts = {
-        problem.id: tokenize(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            baseline=BASELINE,
-            completion=settings.record.completion,
-        )
+        problem.id: tokenize(problem, tokenizer, conditions=settings.conditions, completion=settings.record.completion)
         for problem in problems
     }
-    every_id = np.unique(np.concatenate([p.token_ids for by_name in prompts.values() for p in by_name.values()]))
+    every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
     loaded = settings.load_model()
-    for prompt in (prompt for by_name in prompts.values() for prompt in by_name.values()):
+    for prompt in every:
         refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
     if settings.heads is not None:
         check_indices("head", settings.heads, loaded.head_count, loaded.name)
-    token_ids = torch.from_numpy(every_id.astype(np.int64))
+    token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     refuse_unknown_tokens(loaded, token_ids)
     loaded.table = TokenTable.of(loaded.model, loaded.decoder_layers[0], token_ids)
     checks = self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
-        _refuse_other_records(traces, prompts, chosen)
-        missing = [p for p in problems if not all(traces.has(p.id, name) for name in settings.conditions)]
-        advance(len(problems) - len(missing), len(problems))
-        done = len(problems) - len(missing)
-        for group in _groups(missing, prompts):
-            rows = [prompts[problem.id] for problem in group]
-            measured = measure_group(loaded, rows, settings.record)
-            for problem, by_condition in zip(group, measured, strict=True):
-                for name, found in by_condition.items():
-                    if not traces.has(problem.id, name):
-                        traces.append(_trace(chosen[problem.id], prompts[problem.id][name], found))
+        for prompt in every:
+            if traces.has(prompt.problem_id, prompt.condition):
+                _refuse_other_record(traces, prompt, chosen[prompt.problem_id])
+        missing = [
+            name for name in prompts if not all(traces.has(name, condition) for condition in settings.conditions)
+        ]
+        done = len(prompts) - len(missing)
+        advance(done, len(prompts))
+        for group in _groups([prompts[name] for name in missing]):
+            for by_condition, measured in zip(group, measure_group(loaded, group, settings.record), strict=True):
+                for condition, prompt in by_condition.items():
+                    if not traces.has(prompt.problem_id, condition):
+                        traces.append(_trace(chosen[prompt.problem_id], prompt, measured[condition]))
             done += len(group)
-            advance(done, len(problems))
+            advance(done, len(prompts))
     return receipt
 
 
@@ -120,45 +114,35 @@ def keep_freed_memory() -> bool:
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def _refuse_other_records(
-    traces: AttentionTraces,
-    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
-    chosen: Mapping[str, SelectedProblem],
-) -> None:
-    """Raise if the folder holds a selected problem with another prompt, other tokens, or chosen for another reason."""
-    for entry in traces.entries():
-        prompt = prompts.get(entry.problem_id, {}).get(entry.condition)
-        if prompt is None:
-            continue
-        wanted = chosen[entry.problem_id]
-        if entry.prompt_sha256 != prompt.sha256:
-            what = f"with another prompt: expected SHA-256 {prompt.sha256[:12]}..., got {entry.prompt_sha256[:12]}..."
-        elif not np.array_equal(traces.get(entry.problem_id, entry.condition).token_ids, prompt.token_ids):
-            what = "as another tokenizer or completion has it: the same prompt, other token ids."
-        elif (entry.outcome, entry.control) != (wanted.outcome, wanted.control):
-            expected, got = (f"{one.outcome}{', a control' if one.control else ''}" for one in (wanted, entry))
-            what = f"from another selection: expected the outcome {expected}, got {got}."
-        else:
-            continue
-        raise PromptMismatchError(
-            f"{traces.path} holds problem {entry.problem_id} under {entry.condition} {what} Choose another --output."
-        )
+def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, wanted: SelectedProblem) -> None:
+    """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
+    found = traces.get(prompt.problem_id, prompt.condition)
+    if found.prompt_sha256 != prompt.sha256:
+        what = f"with another prompt: expected SHA-256 {prompt.sha256[:12]}..., got {found.prompt_sha256[:12]}..."
+    elif not np.array_equal(found.token_ids, prompt.token_ids):
+        what = "as another tokenizer or completion has it: the same prompt, other token ids."
+    elif (found.outcome, found.control) != (wanted.outcome, wanted.control):
+        expected, got = (f"{one.outcome}{', a control' if one.control else ''}" for one in (wanted, found))
+        what = f"from another selection: expected the outcome {expected}, got {got}."
+    else:
+        return
+    raise PromptMismatchError(
+        f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} {what} Choose another --output."
+    )
 
 
-def _groups(
-    problems: Sequence[Problem], prompts: Mapping[str, Mapping[str, TokenizedPrompt]]
-) -> Iterator[list[Problem]]:
+def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[Mapping[str, TokenizedPrompt]]]:
     """Problems of like length together, so that little of a pass is padding."""
 
-    def size(problem: Problem) -> int:
-        return max(map(len, prompts[problem.id].values()))
+    def size(prompts: Mapping[str, TokenizedPrompt]) -> int:
+        return max(map(len, prompts.values()))
 
-    group: list[Problem] = []
-    for problem in sorted(problems, key=size):
-        if group and size(problem) * (len(group) + 1) > GROUP_TOKENS:
+    group: list[Mapping[str, TokenizedPrompt]] = []
+    for prompts in sorted(problems, key=size):
+        if group and size(prompts) * (len(group) + 1) > GROUP_TOKENS:
             yield group
             group = []
-        group.append(problem)
+        group.append(prompts)
     if group:
         yield group
 

@@ -672,9 +672,12 @@ def test_gpt2_shaped_random_weights_have_positions_and_scaled_residuals(tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("name: [", "is not YAML"),
-        ("name: x", "source: Field required"),
-        ("{name: x, source: y, tokenizer: z, config: {}, heads: 3}", "heads: Extra inputs .* Known keys: name, source"),
+        ("name: [", "is not valid YAML"),
+        ("name: x", "the key 'source' is missing"),
+        (
+            "{name: x, source: y, tokenizer: z, config: {}, heads: 3}",
+            "unknown key 'heads'. Expected one of: name, source",
+        ),
         ("{name: x, source: y, tokenizer: z, config: {}}", "`config` has no model_type"),
         ("{name: x, source: y, tokenizer: z, config: {model_type: qwenn}}", "knows no model_type 'qwenn'"),
         (
