@@ -1,7 +1,7 @@
 """What the probe keeps: a folder with one safetensors file of curves and measures for every problem and condition.
 
-`header.json` says what all records share, which sessions made them, and the axes and units of every array. The file of
-a record is there whole or not at all, so that a killed probe is continued where it stopped. Its name, such as
+`header.json` says what all records share, which sessions made them, and the axes and units of every array. A record's
+file is there whole or not at all, so that a killed probe is continued where it stopped. Its name, such as
 `00000003-89abcdef.safetensors`, holds its place in the order of adding and the CRC-32 of its bytes, so that a damaged
 record is noticed. Reading holds one record in memory however many there are. Nothing here needs torch.
 """
@@ -14,9 +14,8 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,160 +23,19 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from attention_probe.measure.definitions import ARRAYS, MEASURES, Quantity
+from attention_probe.measure.definitions import ARRAYS, MEASURES
+from attention_probe.trace_record import FACTS, Trace, TraceEntry, TraceHeader
 from harness.errors import ConfigError, JournalError
 from harness.runs.journal import differences
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
-__all__ = ["ARRAYS", "MEASURES", "AttentionTraces", "Quantity", "Trace", "TraceEntry", "TraceHeader"]
+__all__ = ["AttentionTraces", "Trace", "TraceEntry", "TraceHeader"]
 
 HEADER, FORMAT = "header.json", 1
 
 _RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
-    """One prompt's first layers: see ARRAYS and MEASURES for axes and units.
-
-    Attributes:
-        problem_id: Which problem of the source.
-        condition: Under which condition.
-        subject: The problem's subject, if it has one.
-        level: The problem's level, if it has one.
-        outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
-        control: Whether it was chosen as an unflipped control.
-        prompt_sha256: Hash of the prompt's text, as in the run.
-        tokens: The text of each token, for people.
-        filler_span: Half-open positions of the filler; None without one.
-        measures: Name to [layer, head] array; a name of MEASURES each.
-        activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
-        self_check: Largest errors against other ways to compute the same, by name.
-
-    Raises:
-        ValueError: an array has another shape than the axes say, or a measure is not in MEASURES.
-    """
-
-    problem_id: str
-    condition: str
-    subject: str | None = None
-    level: int | None = None
-    outcome: str | None = None
-    control: bool = False
-    prompt_sha256: str
-    tokens: tuple[str, ...]
-    filler_span: tuple[int, int] | None
-    token_ids: NDArray[np.int32]
-    roles: NDArray[np.int8]
-    original_pos: NDArray[np.int32]
-    mean_all: NDArray[np.float32]
-    mean_common: NDArray[np.float32]
-    count_all: NDArray[np.int32]
-    count_common: NDArray[np.int32]
-    measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    activations: Mapping[str, float] = field(default_factory=dict)
-    self_check: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
-        for name, (axes, _) in ARRAYS.items():
-            expected = tuple(sizes[axis] for axis in axes)
-            if (found := getattr(self, name).shape) != expected:
-                raise ValueError(f"{name} has the shape {found}, expected {axes} = {expected}")
-        if len(self.tokens) != sizes["position"]:
-            raise ValueError(f"{len(self.tokens)} token texts for {sizes['position']} tokens")
-        for name, values in self.measures.items():
-            if name not in MEASURES:
-                raise ValueError(f"{name} is not in MEASURES: give it a unit and a definition there")
-            if values.shape != (expected := (sizes["layer"], sizes["head"])):
-                raise ValueError(f"{name} has the shape {values.shape}, expected (layer, head) = {expected}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceHeader:
-    """What all traces of one folder share; records of another kind are refused.
-
-    Attributes:
-        model: The model's name.
-        fingerprint: What identifies the weights that were loaded.
-        layers: Recorded decoder layers, from 0.
-        head_count: Query heads of a layer.
-        conditions: In the order in which figures show them; may grow when a folder is continued.
-        baseline: The condition that `original_pos` and the common queries refer to.
-        layout: How the prompts were built.
-        queries: `prompt`, or `completion` where the recorded completion was read too.
-        dtype: What the model was run in.
-        options: What else decides the numbers: decomposition, activation thresholds, windows.
-        random_weights: The weights are drawn, not trained.
-        on_outcome: The problems were chosen by what became of them.
-    """
-
-    model: str
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    layers: tuple[int, ...]
-    head_count: int
-    conditions: tuple[str, ...]
-    baseline: str = "wo"
-    layout: str = "raw"
-    queries: str = "prompt"
-    dtype: str = "float32"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    random_weights: bool = False
-    on_outcome: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
-            raise ValueError(f"layers must be ascending indices from 0, got {self.layers}")
-        if self.head_count < 1:
-            raise ValueError(f"head_count must be at least 1, got {self.head_count}")
-
-    @property
-    def stamps(self) -> tuple[str, ...]:
-        """What must be said wherever numbers of these traces are shown."""
-        said = (("random weights", self.random_weights), ("selected on outcome", self.on_outcome))
-        return tuple(text for text, on in said if on)
-
-    def layer_index(self, layer: int) -> int:
-        """Where a layer stands on the layer axis.
-
-        Raises:
-            ConfigError: it was not recorded.
-        """
-        if layer not in self.layers:
-            known = ", ".join(f"{number} (Layer {number + 1})" for number in self.layers)
-            raise ConfigError(
-                f"layer {layer} (Layer {layer + 1}) is not in these traces; they hold {known}. Ask for one of these, "
-                "or probe again with --layers."
-            )
-        return self.layers.index(layer)
-
-    def check_head(self, head: int) -> int:
-        """The head, if there is such a one.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if not 0 <= head < self.head_count:
-            raise ConfigError(
-                f"head {head} (Head {head + 1}) does not exist: the model has heads 0 to {self.head_count - 1} "
-                f"(Head 1 to Head {self.head_count}). Ask for one of these."
-            )
-        return head
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceEntry:
-    """What a record is about, without its arrays."""
-
-    problem_id: str
-    condition: str
-    outcome: str | None
-    control: bool
-    prompt_sha256: str
-    size: int
-    filler_span: tuple[int, int] | None
 
 
 class AttentionTraces:
@@ -197,13 +55,14 @@ class AttentionTraces:
         self.path = path
         self.header, self.receipts = begun
         self.receipt = self.receipts[0]
-        self._entries: dict[str, TraceEntry] = {}
-        """By the name of the record's file, in the order of adding."""
-        self._names: dict[tuple[str, str], str] = {}
-        """The same files' names by problem and condition."""
-        self._lock: FileLock | None = None
-        self._list_new()
         self._lock = lock
+        self._entries: dict[tuple[str, str], TraceEntry] = {}
+        """By problem and condition, in the order of adding."""
+        self._files: dict[tuple[str, str], Path] = {}
+        """The records' files."""
+        with _clear_messages(path):
+            for name in sorted(filter(_RECORD.fullmatch, os.listdir(path))):
+                self._add(path / name, _read_facts(path / name))
 
     @classmethod
     def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
@@ -239,7 +98,7 @@ class AttentionTraces:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder to read it; a probe may be adding to it meanwhile.
+        """Open a folder to read what is in it now; a probe may be adding to it meanwhile.
 
         Raises:
             JournalError: there is none, or it is damaged or something else.
@@ -270,23 +129,20 @@ class AttentionTraces:
             raise JournalError(
                 f"{self.path} already holds problem {trace.problem_id} under {trace.condition}. Ask `has` before."
             )
-        facts = {name: getattr(trace, name) for name in _FACTS}
-        arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         content = safetensors.numpy.save(
-            {name: np.ascontiguousarray(values) for name, values in arrays.items()},
-            metadata={"facts": json.dumps(facts)},
+            {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()},
+            metadata={"facts": json.dumps(trace.facts)},
         )
-        number = 1 + int(next(reversed(self._entries), "0").partition("-")[0])
-        name = f"{number:08d}-{zlib.crc32(content):08x}.safetensors"
-        with _clear_messages(self.path), write_atomic(self.path / name) as part:
+        last = next(reversed(self._files.values()), None)
+        number = 1 if last is None else 1 + int(last.name.partition("-")[0])
+        file = self.path / f"{number:08d}-{zlib.crc32(content):08x}.safetensors"
+        with _clear_messages(self.path), write_atomic(file) as part:
             part.write_bytes(content)
-        self._add(name, facts)
+        self._add(file, trace.facts)
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the record is there."""
-        if (problem_id, condition) not in self._names:
-            self._list_new()
-        return (problem_id, condition) in self._names
+        return (problem_id, condition) in self._files
 
     def get(self, problem_id: str, condition: str) -> Trace:
         """One record.
@@ -300,7 +156,7 @@ class AttentionTraces:
                 f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
                 f"problems under {', '.join(self.conditions)}; probe that one too, or ask for another."
             )
-        return _read_record(self.path / self._names[problem_id, condition])
+        return _read_record(self._files[problem_id, condition])
 
     def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
         """The records of one condition and of these problems, in the order in which they were added."""
@@ -343,7 +199,6 @@ class AttentionTraces:
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
-        self._list_new()
         return list(self._entries.values())
 
     @property
@@ -358,7 +213,7 @@ class AttentionTraces:
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __len__(self) -> int:
-        return len(self.entries())
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Trace]:
         return self.select()
@@ -366,7 +221,7 @@ class AttentionTraces:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -374,24 +229,11 @@ class AttentionTraces:
         if self._lock is not None:
             self._lock.release()
 
-    def _list_new(self) -> None:
-        """Take in the records that another process has added. There are none while we hold the lock."""
-        if self._lock is not None:
-            return
-        with _clear_messages(self.path):
-            for name in sorted(os.listdir(self.path)):
-                if name not in self._entries and _RECORD.fullmatch(name):
-                    self._add(name, _read_facts(self.path / name))
+    def _add(self, file: Path, facts: Mapping[str, Any]) -> None:
+        entry = TraceEntry(**{one.name: facts[one.name] for one in fields(TraceEntry)})
+        self._entries[entry.problem_id, entry.condition] = entry
+        self._files[entry.problem_id, entry.condition] = file
 
-    def _add(self, name: str, facts: Mapping[str, Any]) -> None:
-        entry = TraceEntry(size=len(facts["tokens"]), **{key: facts[key] for key in _ENTRY})
-        self._entries[name] = entry
-        self._names[entry.problem_id, entry.condition] = name
-
-
-_ENTRY = tuple(name for name in TraceEntry.__slots__ if name != "size")
-_FACTS = tuple(name for name in Trace.__slots__ if name not in (*ARRAYS, "measures"))
-"""What a record holds beside its arrays; JSON in the metadata of its file."""
 
 _AXES_AND_UNITS = {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()} | {
     name: {"axes": ("layer", "head")} | quantity._asdict() for name, quantity in MEASURES.items()
@@ -407,9 +249,7 @@ def _read_facts(file: Path) -> dict[str, Any]:
     try:
         with safe_open(file, framework="numpy") as opened:
             told = json.loads(opened.metadata()["facts"])
-        span = told["filler_span"]
-        facts = {name: told[name] for name in _FACTS} | {"tokens": tuple(told["tokens"])}
-        return facts | {"filler_span": None if span is None else tuple(span)}
+        return {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in FACTS}
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(file, f"{type(error).__name__}: {error}") from None
 

@@ -202,7 +202,7 @@ def _prompt_sizes(path: Path) -> list[int]:
     from attention_probe.traces import AttentionTraces
 
     with AttentionTraces.open(path) as traces:
-        return [entry.size for entry in traces.entries()]
+        return [len(trace.tokens) for trace in traces]
 
 
 def _figures(

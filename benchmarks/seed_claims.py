@@ -7,8 +7,8 @@ Where MATH-500 can be had neither from the hub nor from a file, the bundled prob
 Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
 Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
 as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
-A cell with one number for a model has the median over its heads of what the function of that number says. Where weights
-are drawn, they are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
+A cell with one number for a model has the median over its heads of what the function of that number says. Random
+weights are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import work_folder
-from harness import resources
 from harness.choices import Definition
 from harness.errors import DataError, HarnessError
 from harness.runs import receipts
@@ -44,7 +43,7 @@ DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What stands in for a trained model: the bundled one, or an architecture with drawn weights; layers from 0."""
+    """What stands in for a trained model: the bundled one, or an architecture with random weights; layers from 0."""
 
     name: str
     architecture: str | None = None
@@ -56,9 +55,9 @@ class Model:
 
 BUNDLED = Model(name="bundled", layers=(0, 1, 2), dataset="demo", layout="raw", n=100)
 MODELS = (
-    Model(name="Qwen2.5-Math-7B, drawn", architecture="qwen2.5-math-7b", layers=(0, 1, 2)),
-    Model(name="Llama-3.1-8B-Instruct, drawn", architecture="llama-3.1-8b-instruct"),
-    Model(name="Gemma3-4b-it, drawn", architecture="gemma-3-4b-it"),
+    Model(name="Qwen2.5-Math-7B, random weights", architecture="qwen2.5-math-7b", layers=(0, 1, 2)),
+    Model(name="Llama-3.1-8B-Instruct, random weights", architecture="llama-3.1-8b-instruct"),
+    Model(name="Gemma3-4b-it, random weights", architecture="gemma-3-4b-it"),
     BUNDLED,
 )
 
@@ -107,7 +106,7 @@ class StandIn:
 
 
 def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
-    """The model's traces, of weights drawn with the seed if they are drawn; what is missing is measured first.
+    """The model's traces; what is missing is measured first. `seed` is that of random weights.
 
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
@@ -127,7 +126,7 @@ def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
         prompts = prompts.model_copy(update={"dataset": "demo"})
         source = open_source(prompts, FILLED, settings.load_tokenizer)
     selection = choose(prompts, source)
-    named = f"{Path(model.architecture).stem}-seed-{seed}" if model.architecture else "bundled"
+    named = f"{model.architecture}-seed-{seed}" if model.architecture else "bundled"
     path = folder / f"{named}-{source.prompts_sha256[:8]}.traces"
     say(f"{model.name}: {path}")
     run_probe(source, selection, settings, path)
@@ -135,7 +134,7 @@ def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
     with AttentionTraces.open(path) as traces:
         read = {name: [traces.get(problem_id, name) for problem_id in ids] for name in settings.conditions}
         tokenizer = str(traces.receipt["tokenizer"])
-    reader = "the bundled tokenizer" if tokenizer == str(resources.demo_model()) else tokenizer
+    reader = "the bundled tokenizer" if tokenizer == "demo" else tokenizer
     about = f"{len(ids)} problems of {source.name.partition(' (')[0]}, layout {model.layout}, read by {reader}"
     return StandIn(model=model, traces=read, about=about)
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from attention_probe.model.capture import Capture, capture
+from attention_probe.model.capture import capture
+from attention_probe.model.column_means import Capture
 from attention_probe.model.load_first_layers import LoadedModel
 
 VOCABULARY, LENGTH, PADDING = 97, 45, 13

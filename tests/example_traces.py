@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
@@ -56,7 +58,7 @@ def write_traces(path, traces, **header):
 
 def same(one, other):
     """Whether two traces are equal in every number and word; NaN equals NaN."""
-    for name in Trace.__slots__:
+    for name in (one.name for one in fields(Trace)):
         a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, np.ndarray):
             if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):

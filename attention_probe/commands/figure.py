@@ -27,10 +27,8 @@ def figure(
     """Measure what is missing and draw a figure: PNG, SVG, PDF and its numbers as CSV."""
     from attention_probe.figures.config import load_figure_config
     from attention_probe.figures.make_figure import make_figure
-    from attention_probe.model.memory import keep_freed_memory
     from harness.display.progress import progress_bar
 
-    keep_freed_memory()
     with progress_bar("figure") as advance:
         files = make_figure(
             load_figure_config(config, overrides or ()),

@@ -68,7 +68,6 @@ def probe(
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.analysis.summary import describe_checks, summary
     from attention_probe.measure.measure import Record
-    from attention_probe.model.memory import keep_freed_memory
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
     from attention_probe.run_probe import run_probe
     from attention_probe.settings import ProbeSettings
@@ -118,7 +117,6 @@ def probe(
     selection = saved or choose(prompts, opened)
     if save_selection is not None:
         selection.save(save_selection)
-    keep_freed_memory()
     with progress_bar(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:

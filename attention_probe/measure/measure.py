@@ -6,20 +6,23 @@ from __future__ import annotations
 # ruff: noqa: F722
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attention_probe.measure.activations import Reference, measure
 from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures, value_measures
-from attention_probe.model.capture import Capture, capture
+from attention_probe.model.capture import capture
+from attention_probe.model.column_means import Capture
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.model.token_table import TokenTable
 from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
 from harness.runs.prompt_source import BASELINE
+
+FILLER, INSERTED = REGIONS.index("filler"), REGIONS.index("inserted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,40 +42,36 @@ class Record:
     visible: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One prompt's numbers, with the axes of a `Trace`.
+class Measurement(NamedTuple):
+    """One prompt's numbers, as a `Trace` holds them.
 
     Attributes:
-        mean: [definition, layer, head, position]: over all later queries, and over the common ones.
-        count: [definition, layer, position].
+        mean_all, mean_common: [layer, head, position]: over all later queries, and over the common ones.
+        count_all, count_common: [layer, position].
         measures: [layer, head] each.
         activations: Of the first MLP, over the problem's tokens.
-        residual: What the decomposition leaves of the first layer's outputs, as a share, in the worst head; None if
-            there is none, or that layer is not asked.
+        self_check: `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share,
+            in the worst head; empty if nothing was decomposed, or that layer is not asked.
     """
 
-    mean: NDArray[np.float32]
-    count: NDArray[np.int32]
+    mean_all: NDArray[np.float32]
+    mean_common: NDArray[np.float32]
+    count_all: NDArray[np.int32]
+    count_common: NDArray[np.int32]
     measures: Mapping[str, NDArray[np.float32]]
     activations: Mapping[str, float]
-    residual: float | None
+    self_check: Mapping[str, float]
 
 
 def measure_group(
-    loaded: LoadedModel,
-    group: Sequence[Mapping[str, TokenizedPrompt]],
-    record: Record,
-    *,
-    table: TokenTable | None = None,
+    loaded: LoadedModel, group: Sequence[Mapping[str, TokenizedPrompt]], record: Record
 ) -> list[dict[str, Measurement]]:
-    """Measure problems of like length: one pass a condition, and one more for its position-gap control.
+    """Measure problems of like length: one pass for each condition, and one more for its position-gap control.
 
     Args:
         loaded: The model.
         group: The prompts of each problem by condition, the baseline among them.
         record: What to keep.
-        table: The first layer's projections, if they are looked up.
 
     Returns:
         The measurements of each problem by condition.
@@ -80,41 +79,37 @@ def measure_group(
     common = [common_tokens(prompts) for prompts in group]
     conditions = [BASELINE, *(name for name in group[0] if name != BASELINE)]
     found: list[dict[str, Measurement]] = [{} for _ in group]
+    baselines: list[_Passed] = []
     references: list[Reference] = []
-    without: Capture | None = None
     for name in conditions:
         rows = [_Row.of(prompts[name], shared[name], record) for prompts, shared in zip(group, common, strict=True)]
-        whole = _pass(loaded, rows, record, table, outputs=record.decompose)
-        without = whole if without is None else without
-        control = None
-        if record.decompose and name != BASELINE:
-            shifted = [row.without_inserted() for row in rows]
-            control = _pass(loaded, shifted, replace(record, activations=False), table, outputs=True)
-        for place, row in enumerate(rows):
-            statistics: Mapping[str, float] = {}
-            if whole.activations is not None:
-                kept = whole.activations[place, row.problem]
-                if name == BASELINE:
-                    references.append(Reference.of(kept))
-                statistics = measure(kept, references[place], [row.prompt.tokens[i] for i in row.problem.tolist()])
-            baseline = _Row.of(group[place][BASELINE], common[place][BASELINE], record)
-            heads = [_head_measures(whole, without, control, layer, place, row, baseline) for layer in loaded.layers]
-            mean, count = _curves(whole, loaded.layers, place, row, visible=record.visible)
+        passed = _run(loaded, rows, record)
+        gaps: Sequence[_Passed | None] = [None] * len(rows)
+        if name == BASELINE:
+            baselines = passed
+            references = [Reference.of(one.activations) for one in passed] if record.activations else []
+        elif record.decompose:
+            gaps = _run(loaded, [row.without_inserted() for row in rows], replace(record, activations=False))
+        for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
+            layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
+            residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
+            first = {"decomposition_residual": float(residuals[0].max())} if residuals and loaded.layers[0] == 0 else {}
+            means, counts = one.curves(loaded.layers, visible=record.visible)
             found[place][name] = Measurement(
-                mean=mean,
-                count=count,
-                measures={key: np.stack([layer[key] for layer in heads]) for key in heads[0] if key != "residual"},
-                activations=statistics,
-                residual=float(heads[0]["residual"].max())
-                if loaded.layers[0] == 0 and "residual" in heads[0]
-                else None,
+                mean_all=means[0],
+                mean_common=means[1],
+                count_all=counts[0],
+                count_common=counts[1],
+                measures={key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
+                activations=measure(one.activations, references[place], one.problem_texts) if references else {},
+                self_check=first,
             )
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One prompt of a pass.
+    """One prompt as it enters a pass.
 
     Attributes:
         prompt: Whose it is.
@@ -150,9 +145,9 @@ class _Row:
 
     def without_inserted(self) -> _Row:
         """The position-gap control: what was inserted is left out, every other token keeps its position."""
-        inserted = self.regions[REGIONS.index("inserted")]
-        kept = (~inserted).nonzero()[:, 0]
-        place = (~inserted).cumsum(0) - 1
+        stays = ~self.regions[INSERTED]
+        kept = stays.nonzero()[:, 0]
+        place = stays.cumsum(0) - 1
         return replace(
             self,
             kept=kept,
@@ -163,9 +158,41 @@ class _Row:
         )
 
 
-def _pass(
-    loaded: LoadedModel, rows: Sequence[_Row], record: Record, table: TokenTable | None, *, outputs: bool
-) -> Capture:
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """One prompt after a pass, which it shared with others of like length."""
+
+    row: _Row
+    given: Capture
+    place: int
+
+    @property
+    def activations(self) -> Float[Tensor, "problem_token width"]:
+        """The first MLP's activations over the problem's common tokens."""
+        assert self.given.activations is not None  # asked
+        return self.given.activations[self.place, self.row.problem]
+
+    @property
+    def problem_texts(self) -> list[str]:
+        """The text of each of the problem's common tokens."""
+        return [self.row.prompt.tokens[i] for i in self.row.problem.tolist()]
+
+    def outputs(self, layer: int) -> Float[Tensor, "head query head_dim"]:
+        """Head outputs of the queries."""
+        output = self.given[layer].output
+        assert output is not None  # asked
+        return output[self.place][:, self.row.queries]
+
+    def curves(self, layers: Sequence[int], *, visible: bool) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """Average attention weights over all queries and over the common ones, and over how many queries each is."""
+        size = len(self.row.kept)
+        captures = [self.given[layer] for layer in layers]
+        means = torch.stack([(c.visible_mean if visible else c.column_mean)[self.place] for c in captures], 1)
+        counts = torch.stack([(c.visible_count if visible else c.column_count)[self.place] for c in captures], 1)
+        return means[..., :size].cpu().numpy().astype(np.float32), counts[..., :size].cpu().numpy().astype(np.int32)
+
+
+def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:
     """One forward pass over rows padded on the right."""
     length = max(len(row.kept) for row in rows)
 
@@ -173,51 +200,35 @@ def _pass(
         return torch.nn.functional.pad(values, (0, length - values.shape[-1]))
 
     token_ids = [torch.from_numpy(row.prompt.token_ids.astype(np.int64))[row.kept] for row in rows]
-    return capture(
+    given = capture(
         loaded,
         torch.stack([padded(ids) for ids in token_ids]),
         attention_mask=torch.stack([padded(torch.ones_like(ids)) for ids in token_ids]),
         position_ids=torch.stack([padded(row.kept) for row in rows]),
         query_sets=torch.stack([padded(row.query_sets) for row in rows]),
         key_regions=torch.stack([padded(row.regions) for row in rows]),
-        entropy_regions=[REGIONS.index("filler")],
-        output_region=REGIONS.index("inserted") if outputs else None,
-        output=outputs,
-        values=outputs,
+        entropy_regions=[FILLER],
+        output_region=INSERTED if record.decompose else None,
         activations=record.activations,
-        table=table,
     )
+    return [_Passed(row, given, place) for place, row in enumerate(rows)]
 
 
-def _curves(
-    whole: Capture, layers: Sequence[int], place: int, row: _Row, *, visible: bool
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """The average attention weights of one prompt, and over how many queries."""
-    size = len(row.kept)
-    captures = [whole[layer] for layer in layers]
-    means = torch.stack([(c.visible_mean if visible else c.column_mean)[place, ..., :size] for c in captures], 1)
-    counts = torch.stack([(c.visible_count if visible else c.column_count)[place, :, :size] for c in captures], 1)
-    return means.cpu().numpy().astype(np.float32), counts.cpu().numpy().astype(np.int32)
-
-
-def _head_measures(
-    whole: Capture, without: Capture, control: Capture | None, layer: int, place: int, row: _Row, baseline: _Row
-) -> dict[str, NDArray[np.float32]]:
+def _head_measures(layer: int, one: _Passed, baseline: _Passed, gap: _Passed | None) -> dict[str, NDArray[np.float32]]:
     """The measures of one prompt's heads in one layer, and `residual` where the change was decomposed."""
-    found, queries = whole[layer], row.queries
-    mass = found.region_mass[place][:, queries]
-    fillers = row.regions[REGIONS.index("filler")].nonzero()[:, 0]
-    measures = mass_measures(mass, found.region_entropy[place][:, queries], filler_tokens=len(fillers))
-    if control is not None and len(fillers):
-        gap, original = control[layer], without[layer]
-        assert found.output is not None and found.region_output is not None and found.values is not None
-        assert gap.output is not None and original.output is not None
+    found, queries = one.given[layer], one.row.queries
+    mass = found.region_mass[one.place][:, queries]
+    fillers = one.row.regions[FILLER].nonzero()[:, 0]
+    measures = mass_measures(mass, found.region_entropy[one.place][:, queries], filler_tokens=len(fillers))
+    if gap is not None and len(fillers):
+        assert found.region_output is not None and found.values is not None  # asked
         parts, residual = decompose(
-            without=original.output[place][:, baseline.queries],
-            gap=gap.output[place][:, row.without_inserted().queries],
-            with_filler=found.output[place][:, queries],
-            bias=found.region_output[place][:, queries],
-            mass=mass[..., REGIONS.index("inserted")],
+            without=baseline.outputs(layer),
+            gap=gap.outputs(layer),
+            with_filler=one.outputs(layer),
+            bias=found.region_output[one.place][:, queries],
+            mass=mass[..., INSERTED],
         )
-        measures |= parts | value_measures(found.values[place][:, fillers], mass.shape[0]) | {"residual": residual}
+        values = value_measures(found.values[one.place][:, fillers], mass.shape[0])
+        measures |= parts | values | {"residual": residual}
     return {name: values.float().cpu().numpy() for name, values in measures.items()}

@@ -17,19 +17,14 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-import hashlib
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import yaml
 from jaxtyping import Int8
-from pydantic import Field, StringConstraints
-
-from harness.experiment.yaml_settings import Strict
 
 CLASSES = ("digits", "operators", "conjunctions", "other")
 """In the order of precedence."""
@@ -49,44 +44,19 @@ _LEXEMES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_Command = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]+$")]
-_Word = Annotated[str, StringConstraints(pattern=r"^[a-z]+$")]
-_Symbols = Annotated[str, StringConstraints(pattern=r"^[^\w\s]+$")]
-
-
-class Operators(Strict):
-    """Characters, and LaTeX commands without their backslash."""
-
-    characters: _Symbols
-    commands: frozenset[_Command]
-
-
-class Conjunctions(Strict):
-    """English words in small letters, and LaTeX commands without their backslash."""
-
-    words: frozenset[_Word]
-    commands: frozenset[_Command]
-
-
-class Lexicon(Strict):
-    """The committed lists.
-
-    Attributes:
-        operators: What is an operator.
-        conjunctions: What is a conjunction.
-        sha256: Of the file, for receipts.
-    """
-
-    operators: Operators
-    conjunctions: Conjunctions
-    sha256: str = Field(exclude=True)
 
 
 @cache
-def read_lexicon() -> Lexicon:
-    """The lexicon beside this module."""
-    content = LEXICON.read_bytes()
-    return Lexicon.model_validate({**yaml.safe_load(content), "sha256": hashlib.sha256(content).hexdigest()})
+def _read_lexicon() -> dict[tuple[str, str], int]:
+    """The class of every entry of the lexicon. An entry is a character, a word in small letters, or a LaTeX command."""
+    lists = yaml.safe_load(LEXICON.read_text(encoding="utf-8"))
+    operators, conjunctions = lists["operators"], lists["conjunctions"]
+    return {
+        **{("character", entry): _OPERATORS for entry in operators["characters"]},
+        **{("command", entry): _OPERATORS for entry in operators["commands"]},
+        **{("command", entry): _CONJUNCTIONS for entry in conjunctions["commands"]},
+        **{("word", entry): _CONJUNCTIONS for entry in conjunctions["words"]},
+    }
 
 
 def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
@@ -104,21 +74,13 @@ def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
 
 
 def _classify_characters(text: str) -> list[int]:
-    lexicon = read_lexicon()
+    lexicon = _read_lexicon()
     classes = [_OTHER] * len(text)
-
-    def mark(span: tuple[int, int], kind: int) -> None:
-        classes[slice(*span)] = [kind] * (span[1] - span[0])
-
     for found in _LEXEMES.finditer(text):
-        if (command := found["command"]) in lexicon.operators.commands:
-            mark(found.span("command"), _OPERATORS)
-        elif command in lexicon.conjunctions.commands:
-            mark(found.span("command"), _CONJUNCTIONS)
-        elif (found["word"] or "").lower() in lexicon.conjunctions.words:
-            mark(found.span("word"), _CONJUNCTIONS)
-        elif (found["character"] or " ") in lexicon.operators.characters:
-            mark(found.span("character"), _OPERATORS)
+        for kind, entry in found.groupdict().items():
+            if entry is not None:
+                known = lexicon.get((kind, entry.lower() if kind == "word" else entry), _OTHER)
+                classes[slice(*found.span(kind))] = [known] * len(entry)
     for place, character in enumerate(text):
         if character.isdecimal():
             classes[place] = _DIGITS

@@ -6,7 +6,8 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "load_first_layers": ["LoadedModel", "load_model", "random_model"],
-        "capture": ["Capture", "capture"],
+        "column_means": ["Capture"],
+        "capture": ["capture"],
         "architectures": ["Architecture"],
     },
 )

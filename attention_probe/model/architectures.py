@@ -1,22 +1,22 @@
-"""Exact architectures without weights: the facts of a model's config, from one YAML each."""
+"""Exact architectures without weights: the facts of a model's config, in one YAML file for each."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from harness import resources
 from harness.errors import ConfigError
+from harness.experiment.yaml_settings import Strict, explain, read_values
 
 TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
 """Model types whose capture the tests compare with eager attention."""
 
 
-class Architecture(BaseModel):
+class Architecture(Strict):
     """What a model is built from, with nothing of what it learnt.
 
     Attributes:
@@ -28,14 +28,18 @@ class Architecture(BaseModel):
         sha256: Of the file.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     name: str = Field(min_length=1)
     source: str = Field(min_length=1)
     tokenizer: str
     substitute_tokenizer: str = "demo"
     config: dict[str, Any]
     sha256: str = ""
+
+    @model_validator(mode="after")
+    def _names_its_type(self) -> Self:
+        if not isinstance(self.config.get("model_type"), str):
+            raise ValueError("`config` has no model_type: expected the keys of the model's config.json")
+        return self
 
 
 def read_architecture(path: str | Path) -> Architecture:
@@ -50,18 +54,8 @@ def read_architecture(path: str | Path) -> Architecture:
     if found is None:
         known = ", ".join(sorted(p.stem for p in folder.glob("*.yaml")))
         raise ConfigError(f"There is no architecture {path}. Give a YAML file, or one of {known}.")
-    content = found.read_bytes()
+    values = read_values(found, "architectures", Architecture)
     try:
-        values = yaml.safe_load(content)
-        architecture = Architecture.model_validate(values)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{found} is not YAML: {' '.join(str(error).split())}") from None
+        return Architecture(**values | {"sha256": hashlib.sha256(found.read_bytes()).hexdigest()})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{found}: {key}: {first['msg']}. Known keys: {', '.join(k for k in Architecture.model_fields)}."
-        ) from None
-    if not isinstance(architecture.config.get("model_type"), str):
-        raise ConfigError(f"{found}: `config` has no model_type. Expected the keys of the model's config.json.")
-    return architecture.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
+        raise ConfigError(explain(error, str(found), Architecture)) from None

@@ -1,9 +1,10 @@
-"""The attention function in Hugging Face's registry: the normal output, and each asked layer reduced on the way.
+"""The attention function in Hugging Face's registry: a model's normal output, with each asked layer reduced on the way.
 
-Hugging Face models ask a registry for their attention function and another for their mask. Ours are in both under one
-name: the function computes the weights of a few queries at a time and reduces them (`column_means`); the mask stays a
-rule, evaluated a block at a time. What is asked travels with the call, as a keyword argument that models hand through
-to their attention. The pass ends as soon as the last thing asked is recorded.
+Hugging Face models ask one registry for their attention function and another for their mask. Ours are in both under one
+name. The function computes the weights of a few queries at a time and reduces them (`column_means`). The mask stays a
+rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are squares
+of its length, are ever in memory. What is asked travels with the call, as a keyword argument that models hand through
+to their attention. The pass ends as soon as the last thing asked is there.
 
 Source: https://huggingface.co/docs/transformers/en/attention_interface
 """
@@ -12,45 +13,87 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging
 
-from attention_probe.model.column_means import LayerCapture, Readout, Reduction, Region
-from attention_probe.model.weight_blocks import CausalMask, block_size, causal_mask, weight_blocks
+from attention_probe.model.column_means import Capture, Reduction
+from harness.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION = "mless_capture"
 """Our name in both registries."""
 
-
-@dataclass(slots=True, kw_only=True)
-class Pass:
-    """One forward pass: what is asked of it, and what it has given so far."""
-
-    readout: Readout
-    regions: tuple[Region, ...]
-    layers: tuple[int, ...]
-    chunk: int | None
-    activations_asked: bool
-    recorded: dict[int, LayerCapture] = field(default_factory=dict)
-    activations: Tensor | None = None
-
-    def stop_if_done(self) -> None:
-        """Raise Done once the last layer asked is recorded, and what else is asked."""
-        if self.layers[-1] in self.recorded and (self.activations is not None or not self.activations_asked):
-            raise Done
-
-
-class Done(Exception):
-    """Nothing that is asked comes later; ends the forward pass, and never leaves `capture`."""
+BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""How large a block of weights may get before it takes fewer queries."""
 
 
 class OutOfReach(Exception):
     """The architecture calls our function without what it needs; leads to the eager fallback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalMask:
+    """Which keys each query may see, as a rule: a stored mask would be a square.
+
+    Attributes:
+        plain: Whether every query sees everything before it, so that there is no rule to evaluate.
+        window: Keys this far back or further are never seen; None if there is no limit.
+        rule: Gives a block of the boolean mask for `q_length`, `q_offset`, `kv_length` and `kv_offset`.
+    """
+
+    plain: bool
+    window: int | None
+    rule: Callable[..., Tensor]
+
+    def block(self, queries: slice, keys: slice) -> Bool[Tensor, "batch 1 q k"]:
+        """Which query sees which key within a block."""
+        return self.rule(
+            q_length=queries.stop - queries.start,
+            q_offset=queries.start,
+            kv_length=keys.stop - keys.start,
+            kv_offset=keys.start,
+        )
+
+
+def causal_mask(
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **arguments: Any,
+) -> CausalMask:
+    """The registered mask function: Hugging Face's own rule, not yet evaluated.
+
+    Raises:
+        ModelError: queries may see later keys.
+    """
+    kept = {
+        name: arguments[name] for name in ("batch_size", "mask_function", "use_vmap", "device") if name in arguments
+    }
+    rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
+    # Padding on the right comes after every real query; what padding itself attends to is never looked at.
+    late_padding = attention_mask is None or not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
+    plain = allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
+    mask = CausalMask(plain=plain, window=local_size, rule=rule)
+    if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
+        raise ModelError(
+            "This model lets tokens see later ones, and the probe is for causal language models. Choose a causal one."
+        )
+    return mask
 
 
 def attend(
@@ -63,7 +106,7 @@ def attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
-    capture: Pass | None = None,
+    capture: Capture | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "batch query head head_dim"], None]:
     """The registered attention function: the normal output, reduced on the way if its layer is asked."""
@@ -71,13 +114,12 @@ def attend(
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
         raise OutOfReach
     batch, heads, length, head_dim = query.shape
-    asked = layer in capture.layers
-    last = layer == capture.layers[-1]
-    wants_output = not last or capture.readout.output or (capture.activations_asked and capture.activations is None)
-    output = value.new_empty(batch, length, heads, value.shape[-1]) if wants_output else None
+    asked = capture.asked
+    reduction = Reduction(asked, heads, value) if layer in asked.layers else None
+    output = None
+    if layer != asked.layers[-1] or asked.output_region is not None or capture.waits_for_activations:
+        output = value.new_empty(batch, length, heads, value.shape[-1])
     flat_value = value.reshape(batch * value.shape[1], length, -1)
-    reduction = Reduction(capture.readout, capture.regions, heads, value.shape[-1]) if asked else None
-    size = capture.chunk or block_size(batch * heads * length, query.device)
     for queries, keys, weights, visible in weight_blocks(
         query,
         key,
@@ -85,17 +127,16 @@ def attend(
         scaling=head_dim**-0.5 if scaling is None else scaling,
         softcap=softcap,
         sinks=s_aux,
-        size=size,
+        size=asked.chunk or _block_size(batch * heads * length, query.device),
     ):
         if output is not None:
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
             mixed = torch.bmm(rows, flat_value[:, keys])
             output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
         if reduction is not None:
-            reduction.add(weights, queries, keys, visible=visible, values=value)
+            reduction.add(weights, queries, keys, visible=visible)
     if reduction is not None:
-        kept = output.transpose(1, 2) if output is not None else None
-        capture.recorded[layer] = reduction.finish(output=kept, values=value)
+        capture.layers[layer] = reduction.finish(None if output is None else output.transpose(1, 2))
         capture.stop_if_done()
     assert output is not None  # the last layer asked either stopped the pass or was needed further
     return output, None
@@ -103,3 +144,88 @@ def attend(
 
 AttentionInterface.register(ATTENTION, attend)
 AttentionMaskInterface.register(ATTENTION, causal_mask)
+
+
+def weight_blocks(
+    query: Float[Tensor, "batch head query head_dim"],
+    key: Float[Tensor, "batch kv_head key head_dim"],
+    mask: CausalMask,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " head"] | None,
+    size: int,
+) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
+    """Attention weights of `size` queries at a time, over the keys up to the last of them; each overwrites the last.
+
+    Queries are grouped by the KV head that they share, so that keys are never repeated.
+    """
+    batch, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    flat_key = key.reshape(batch * kv_heads, length, head_dim)
+    buffer = query.new_empty(batch * heads * min(size, length) * length)
+    lowest = torch.finfo(torch.float32).min  # not -inf: a row of padding, which sees nothing, must stay finite
+    for start in range(0, length, size):
+        queries = slice(start, min(start + size, length))
+        count = queries.stop - queries.start
+        first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
+        keys = slice(first, queries.stop)
+        span = keys.stop - keys.start
+        scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
+        grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
+        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        scores = scores.view(batch, heads, count, span).float()
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        visible = None
+        if mask.plain:
+            scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(1)
+        else:
+            visible = mask.block(queries, keys)
+            scores += torch.zeros(visible.shape, device=scores.device).masked_fill_(~visible, lowest)
+        if sinks is not None:
+            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+            weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+        else:
+            weights = torch.softmax(scores, -1, out=scores)
+        yield queries, keys, weights, visible
+
+
+def _block_size(row: int, device: torch.device) -> int:
+    """Queries in a block, so that a block of `row` float32 weights for each stays within its bounds."""
+    most = 64 if device.type == "cpu" else 1024
+    return max(16, min(most, BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"]) // (4 * row)))
+
+
+@contextmanager
+def quiet(*, progress: bool = True) -> Iterator[None]:
+    """Silence transformers' warnings, and its progress bars too unless `progress`.
+
+    What matters of the warnings is checked by us, and said in our words.
+    """
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def switched_attention(model: PreTrainedModel, name: str) -> Iterator[bool]:
+    """Give the model another attention implementation, and put its own back afterwards.
+
+    Yields whether the model took it.
+    """
+    before = model.config._attn_implementation  # transformers sets it publicly, and shows it nowhere else
+    with quiet():
+        model.set_attn_implementation(name)
+    try:
+        yield model.config._attn_implementation == name
+    finally:
+        with quiet():
+            model.set_attn_implementation(before)

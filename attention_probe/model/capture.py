@@ -9,19 +9,19 @@ from __future__ import annotations
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.architectures import TESTED
-from attention_probe.model.attention_function import ATTENTION, Done, OutOfReach, Pass
-from attention_probe.model.column_means import LayerCapture, Readout
-from attention_probe.model.eager_attention import run_eager, softmax_layers, switched_attention
+from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
+from attention_probe.model.column_means import Capture, Done, Readout
+from attention_probe.model.eager_attention import run_eager, softmax_layers
+from attention_probe.model.token_table import per_token
 from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
@@ -29,36 +29,6 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """What architectures call the non-linearity of their MLP."""
-
-
-class KnownProjections(Protocol):
-    """The first layer's projections of every token, computed beforehand: a `token_table.TokenTable`."""
-
-    def replacing_projections(
-        self, loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]
-    ) -> AbstractContextManager[None]:
-        """Within, the first layer's projections are looked up for the prompts in `token_ids`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """What one forward pass gave.
-
-    Attributes:
-        layers: By layer index, every layer asked.
-        activations: First MLP's activations, after the non-linearity and before the product with `up_proj`; None
-            unless asked.
-        eager: Whether the weights came from `output_attentions`, because the architecture never called ours.
-        notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
-    """
-
-    layers: Mapping[int, LayerCapture]
-    activations: Float[Tensor, "batch seq width"] | None
-    eager: bool
-    notices: tuple[str, ...]
-
-    def __getitem__(self, layer: int) -> LayerCapture:
-        return self.layers[layer]
 
 
 def capture(
@@ -72,31 +42,25 @@ def capture(
     key_regions: Bool[Tensor, "batch region seq"] | None = None,
     entropy_regions: Iterable[int] | None = None,
     output_region: int | None = None,
-    output: bool = False,
-    values: bool = False,
     activations: bool = False,
     eager: bool = False,
-    table: KnownProjections | None = None,
     chunk: int | None = None,
 ) -> Capture:
     """Run the prompts through the layers asked and keep what is asked of their attention.
 
     Args:
-        loaded: The truncated model.
+        loaded: The model's first layers.
+        token_ids: Vocabulary ids. What stands at padding is not looked at.
         layers: Indices, of those loaded; None for all that were asked when loading.
-        token_ids: Vocabulary ids; what stands at padding is not looked at.
-        attention_mask: 1 for a token, 0 for padding, on either side; None if there is none.
+        attention_mask: 1 for a token, 0 for padding, on either side; None if there is no padding.
         position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
         query_sets: Sets of queries whose mean is taken; None for one set of all queries.
         key_regions: Regions of keys whose mass is taken; None for none.
         entropy_regions: Regions whose entropy is taken; None for all.
-        output_region: Region whose part of each head's output is kept.
-        output: Keep each head's whole output.
-        values: Keep the value vectors.
+        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
         activations: Keep the first MLP's activations.
-        eager: Use `output_attentions` even where ours is called, for comparison.
-        table: Look the first layer's projections up instead of computing them.
-        chunk: Queries to a block; None for what fits the caches.
+        eager: Use `output_attentions` even where our function is called, for comparison; nothing is looked up then.
+        chunk: Queries in one block; None for as many as fit the caches.
 
     Raises:
         ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
@@ -119,44 +83,36 @@ def capture(
     refuse_unknown_tokens(loaded, token_ids[real])
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
-    readout = Readout(
+    asked = Readout(
         real=real,
+        layers=tuple(sorted(loaded.layers if layers is None else layers)),
         query_sets=everything if query_sets is None else query_sets.to(model.device),
         key_regions=regions,
         entropy_regions=frozenset(range(regions.shape[1]) if entropy_regions is None else entropy_regions),
         output_region=output_region,
-        output=output,
-        values=values,
-    )
-    state = Pass(
-        readout=readout,
-        regions=readout.regions(),
-        layers=tuple(sorted(loaded.layers if layers is None else layers)),
+        activations=activations,
         chunk=chunk,
-        activations_asked=activations,
     )
     # Padding becomes a copy of a token that is there: nothing looks at it, and it may be no id of the vocabulary.
-    first_token = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
+    token_ids = token_ids.where(real, token_ids.gather(1, real.long().argmax(-1, keepdim=True)))
     # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
     inputs: dict[str, Any] = {
-        "input_ids": token_ids.where(real, first_token),
+        "input_ids": token_ids,
         "attention_mask": real.long(),
         "position_ids": positions,
         "use_cache": False,
     }
-    looked_up = nullcontext() if table is None else table.replacing_projections(loaded, inputs["input_ids"])
-    with torch.inference_mode(), _hooked(loaded, state), looked_up:
-        reached = not eager and _run_registered(model, inputs, state)
-        if not reached:
-            run_eager(loaded, inputs, state)
-    _refuse_missing(loaded, state)
-    _refuse_not_finite(loaded, state)
-    return Capture(
-        layers=state.recorded,
-        activations=state.activations,
-        eager=not reached,
-        notices=_notices(model, fell_back=not reached and not eager),
-    )
+    found = Capture(asked=asked)
+    table = None if eager else loaded.table
+    looked_up = table.replacing_projections(loaded.decoder_layers[0], token_ids) if table else nullcontext()
+    with torch.inference_mode(), _recorded_activations(loaded, found), looked_up:
+        found.eager = eager or not _run_registered(model, inputs, found)
+        if found.eager:
+            run_eager(loaded, inputs, found)
+    _refuse_missing(loaded, found)
+    _refuse_not_finite(loaded, found)
+    found.notices = _notices(model, fell_back=found.eager and not eager)
+    return found
 
 
 def _real_positions(token_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -198,22 +154,22 @@ def takes_positions(loaded: LoadedModel) -> bool:
     return "position_ids" in accepted and not getattr(loaded.model.config, "alibi", False)
 
 
-def _refuse_missing(loaded: LoadedModel, state: Pass) -> None:
-    missing = [layer for layer in state.layers if layer not in state.recorded]
+def _refuse_missing(loaded: LoadedModel, found: Capture) -> None:
+    missing = [layer for layer in found.asked.layers if layer not in found.layers]
     if not missing:
         return
     having = softmax_layers(loaded.config)
     ask = f"ask for layers that have it, such as {having[0]}" if having else "ask for others, or another model"
     raise ModelError(
-        f"{_name(loaded.model)} gave no attention weights for layer index {missing}, expected {list(state.layers)}. "
-        f"These layers have no softmax attention that Hugging Face shows: {ask}."
+        f"{_name(loaded.model)} gave no attention weights for layer index {missing}, expected "
+        f"{list(found.asked.layers)}. These layers have no softmax attention that Hugging Face shows: {ask}."
     )
 
 
-def _refuse_not_finite(loaded: LoadedModel, state: Pass) -> None:
+def _refuse_not_finite(loaded: LoadedModel, found: Capture) -> None:
     """Raise for NaN or infinity in what is kept: a mean over some heads or prompts would hide it, or spread it."""
-    for layer, kept in sorted(state.recorded.items()):
-        heads = kept.not_finite(state.readout.real)
+    for layer, kept in sorted(found.layers.items()):
+        heads = kept.not_finite(found.asked.real)
         if not heads:
             continue
         weights = loaded.model.state_dict().items()
@@ -232,7 +188,7 @@ def _refuse_not_finite(loaded: LoadedModel, state: Pass) -> None:
         )
 
 
-def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
+def _run_registered(model: Any, inputs: dict[str, Any], found: Capture) -> bool:
     """One pass with our functions; False if the architecture does not call them, or not with what they need."""
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
         return False
@@ -240,7 +196,7 @@ def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
         if not granted:
             return False
         try:
-            model(**inputs, capture=state)
+            model(**inputs, capture=found)
         except Done:
             return True
         except OutOfReach:
@@ -249,35 +205,21 @@ def _run_registered(model: Any, inputs: dict[str, Any], state: Pass) -> bool:
 
 
 @contextmanager
-def _hooked(loaded: LoadedModel, state: Pass) -> Iterator[None]:
+def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]:
     """Record the first MLP's activations, if they are asked."""
-    if not state.activations_asked:
+    if not found.asked.activations:
         yield
         return
 
     def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
-        state.activations = per_token(result, state.readout.real)
-        state.stop_if_done()
+        found.activations = per_token(result, found.asked.real)
+        found.stop_if_done()
 
     handle = _activation(loaded).register_forward_hook(record)
     try:
         yield
     finally:
         handle.remove()
-
-
-def per_token(output: Tensor, tokens: Shaped[Tensor, "batch seq"]) -> Float[Tensor, "batch seq width"]:
-    """A module's output by prompt and token: some architectures lay all tokens in one row, or add an axis of one.
-
-    Raises:
-        ModelError: it is not one vector a token.
-    """
-    if output.shape[:-1].numel() != tokens.numel():
-        raise ModelError(
-            f"A module of the first layer gives {list(output.shape)} for {list(tokens.shape)} tokens, expected one "
-            "vector for each. Leave out --activations for this model, and use no token table."
-        )
-    return output.reshape(*tokens.shape, -1)
 
 
 def _activation(loaded: LoadedModel) -> nn.Module:
@@ -287,11 +229,7 @@ def _activation(loaded: LoadedModel) -> nn.Module:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
     named: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
-    found = [
-        module
-        for name, module in named.items()
-        if name.split(".")[-1] in {"act_fn", "activation_fn", "act", "gelu_impl"}
-    ]
+    found = [module for name, module in named.items() if name.split(".")[-1] in ACTIVATIONS]
     experts = any("expert" in name for name in named)
     if experts or len(found) != 1:
         what = "a mixture of experts" if experts else f"{len(found)} activations"

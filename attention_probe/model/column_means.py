@@ -1,29 +1,70 @@
-"""From blocks of attention weights to the few numbers that are kept.
+"""From blocks of attention weights to the few numbers that are kept of each layer.
 
-A block is the weights of some consecutive queries over some consecutive keys, all heads at once. Blocks come one after
-another and are forgotten; what grows with the prompt is one row a key or one row a query, never a square.
+A block is the weights of some consecutive queries over some consecutive keys, for all heads at once. Each block is
+reduced and then overwritten by the next one. What is kept grows with the length of the prompt, never with its square.
 """
 
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
+class Done(Exception):
+    """Ends a forward pass that has given all that was asked; it never leaves `capture`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCapture:
-    """What one layer's attention came to. Weights are after softmax, in float32.
+class Readout:
+    """What to keep of one forward pass.
 
     Attributes:
-        column_mean: Mean weight that the set's queries give to a key, over queries strictly later than it; NaN where
-            there is no such query, and at padding.
-        column_count: How many queries that mean is over: all later ones of the set.
+        real: Which positions are no padding.
+        layers: Indices of the layers, ascending.
+        query_sets: Sets of queries whose weights are averaged. Padding is left out of them.
+        key_regions: Sets of keys whose mass is taken.
+        entropy_regions: Regions whose entropy is taken. It costs one logarithm for each weight.
+        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
+        activations: Whether to keep the first MLP's activations.
+        chunk: Queries in one block; None for as many as fit the caches.
+    """
+
+    real: Bool[Tensor, "batch seq"]
+    layers: tuple[int, ...]
+    query_sets: Bool[Tensor, "batch query_set seq"]
+    key_regions: Bool[Tensor, "batch region seq"]
+    entropy_regions: frozenset[int]
+    output_region: int | None
+    activations: bool
+    chunk: int | None
+
+    def __post_init__(self) -> None:
+        batch, length = self.real.shape
+        for name, given in (("query_sets", self.query_sets), ("key_regions", self.key_regions)):
+            if given.dtype != torch.bool or given.ndim != 3 or (given.shape[0], given.shape[2]) != (batch, length):
+                raise ValueError(
+                    f"{name} must be boolean [{batch}, any, {length}], as the tokens are; got {given.dtype} "
+                    f"{list(given.shape)}."
+                )
+        asked = self.entropy_regions | ({self.output_region} if self.output_region is not None else set())
+        outside = sorted(asked - set(range(self.key_regions.shape[1])))
+        if outside:
+            raise ValueError(f"Regions {outside} are asked for, and there are {self.key_regions.shape[1]}, from 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCapture:
+    """The numbers of one layer's attention. Weights are after softmax, in float32.
+
+    Attributes:
+        column_mean: Mean weight that the queries of a set give to a key, over those queries that come after the key;
+            NaN where there is no such query, and at padding.
+        column_count: How many queries that mean is over.
         visible_count: How many of them can see the key at all: fewer where a sliding window has passed it.
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
@@ -49,7 +90,7 @@ class LayerCapture:
         return (self.column_mean * share[:, :, None]).masked_fill(self.visible_count[:, :, None] == 0, torch.nan)
 
     def not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
-        """Heads with NaN or infinity where a number is due: at tokens, and in a mean over one query or more.
+        """Heads with NaN or infinity where a number must be: at tokens, and in a mean over one query or more.
 
         Args:
             real: Which positions are no padding.
@@ -62,89 +103,66 @@ class LayerCapture:
         return [int(head) for head in broken.any(0).nonzero()]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A set of keys as the span that holds it in every row, and a mask only where the span holds more."""
-
-    start: int
-    end: int
-    mask: Bool[Tensor, "batch span"] | None
-
-    @classmethod
-    def of(cls, keys: Bool[Tensor, "batch key"]) -> Region:
-        """The smallest span, and whether every row fills it."""
-        found = keys.any(0).nonzero()
-        if not len(found):
-            return cls(0, 0, None)
-        start, end = int(found[0]), int(found[-1]) + 1
-        mask = keys[:, start:end]
-        return cls(start, end, None if bool(mask.all()) else mask)
-
-    def within(self, weights: Float[Tensor, "batch head q k"], first: int) -> Float[Tensor, "batch head q span"]:
-        """The region's part of a block whose keys begin at `first`; keys that the block lacks weigh nothing."""
-        start, end = max(self.start, first), min(self.end, first + weights.shape[-1])
-        part = weights[..., start - first : max(start, end) - first]
-        if self.mask is None or not part.shape[-1]:
-            return part
-        return part * self.mask[:, None, None, start - self.start : end - self.start]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readout:
-    """What to keep of every layer asked.
+@dataclass(slots=True, kw_only=True)
+class Capture:
+    """What one forward pass gave. The pass itself fills it.
 
     Attributes:
-        real: Which positions are no padding.
-        query_sets: Queries whose weights are averaged, one or more sets; padding is left out by itself.
-        key_regions: Spans or other sets of keys.
-        entropy_regions: Regions whose entropy is wanted; it costs a logarithm a weight.
-        output_region: Region whose part of the attention output is wanted.
-        output: Whether to keep the whole attention output.
-        values: Whether to keep the value vectors.
+        asked: What to keep.
+        layers: Every layer asked, by its index.
+        activations: The first MLP's activations, after the non-linearity and before the product with `up_proj`; None
+            unless asked.
+        eager: Whether the weights came from `output_attentions`, because the architecture never called our function.
+        notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
     """
 
-    real: Bool[Tensor, "batch seq"]
-    query_sets: Bool[Tensor, "batch query_set seq"]
-    key_regions: Bool[Tensor, "batch region seq"]
-    entropy_regions: frozenset[int]
-    output_region: int | None
-    output: bool
-    values: bool
+    asked: Readout
+    layers: dict[int, LayerCapture] = field(default_factory=dict)
+    activations: Float[Tensor, "batch seq width"] | None = None
+    eager: bool = False
+    notices: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        batch, length = self.real.shape
-        for name, given in (("query_sets", self.query_sets), ("key_regions", self.key_regions)):
-            if given.dtype != torch.bool or given.ndim != 3 or (given.shape[0], given.shape[2]) != (batch, length):
-                raise ValueError(
-                    f"{name} must be boolean [{batch}, any, {length}], as the tokens are; got {given.dtype} "
-                    f"{list(given.shape)}."
-                )
-        asked = self.entropy_regions | ({self.output_region} if self.output_region is not None else set())
-        outside = sorted(asked - set(range(self.key_regions.shape[1])))
-        if outside:
-            raise ValueError(f"Regions {outside} are asked for, and there are {self.key_regions.shape[1]}, from 0.")
+    def __getitem__(self, layer: int) -> LayerCapture:
+        return self.layers[layer]
 
-    def regions(self) -> tuple[Region, ...]:
-        """Each region as a span."""
-        return tuple(Region.of(keys) for keys in self.key_regions.unbind(1))
+    @property
+    def waits_for_activations(self) -> bool:
+        """Whether activations are asked and not there yet."""
+        return self.asked.activations and self.activations is None
+
+    def stop_if_done(self) -> None:
+        """Raise Done once the last layer asked is there, and the activations if they are asked."""
+        if self.asked.layers[-1] in self.layers and not self.waits_for_activations:
+            raise Done
 
 
 class Reduction:
-    """Takes one layer's blocks, in any order, and gives its `LayerCapture`."""
+    """Takes one layer's blocks of weights, in any order, and gives its `LayerCapture`.
 
-    def __init__(self, readout: Readout, regions: tuple[Region, ...], heads: int, head_dim: int) -> None:
-        batch, length = readout.real.shape
-        self._readout, self._regions = readout, regions
-        self._sets = (readout.query_sets & readout.real[:, None]).float()
+    Args:
+        asked: What to keep.
+        heads: Query heads of the layer.
+        values: Its value vectors; needed only for `output_region`.
+    """
+
+    def __init__(
+        self, asked: Readout, heads: int, values: Float[Tensor, "batch kv_head key head_dim"] | None = None
+    ) -> None:
+        batch, length = asked.real.shape
+        self._asked = asked
+        self._sets = (asked.query_sets & asked.real[:, None]).float()
+        self._regions = asked.key_regions.float()
+        self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
+        self._values = values if asked.output_region is not None else None
 
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, device=readout.real.device)
+            return torch.zeros(shape, device=asked.real.device)
 
         self._sums = zeros(batch, heads, self._sets.shape[1], length)
         self._hidden = zeros(*self._sets.shape)
-        self._mass = zeros(batch, heads, length, len(regions))
+        self._mass = zeros(batch, heads, length, self._regions.shape[1])
         self._entropy = torch.full_like(self._mass, torch.nan)
-        self._bias = None if readout.output_region is None else zeros(batch, heads, length, head_dim)
+        self._output = None if self._values is None else zeros(batch, heads, length, self._values.shape[-1])
 
     def add(
         self,
@@ -153,46 +171,52 @@ class Reduction:
         keys: slice,
         *,
         visible: Bool[Tensor, "batch 1 q k"] | None = None,
-        values: Float[Tensor, "batch kv_head key head_dim"] | None = None,
     ) -> None:
-        """Take in a block. Its diagonal is zeroed in place: a key's own query is not a later one.
+        """Take in a block. Its diagonal is zeroed in place, because a key's own query does not come after it.
 
         Args:
             weights: Weights of `queries` over `keys`; keys before the block must weigh nothing.
             queries: Which queries.
             keys: Which keys; the last one is the last query.
-            visible: Who sees whom, where this is more than who comes first; None if every query sees all before it.
-            values: Value vectors of all keys, if a region's output is asked.
+            visible: Which query sees which key; None if every query sees all keys before it.
         """
-        for index, region in enumerate(self._regions):
-            part = region.within(weights, keys.start)
-            mass = part.sum(-1)
-            self._mass[:, :, queries, index] = mass
-            if index in self._readout.entropy_regions:
-                logs = part.clamp_min(torch.finfo(part.dtype).tiny).log_().mul_(part)
-                self._entropy[:, :, queries, index] = torch.log(mass) - logs.sum(-1) / mass
-            if self._bias is not None and index == self._readout.output_region and values is not None:
-                start = max(region.start, keys.start)
-                held = values[:, :, None, start : start + part.shape[-1]].to(part.dtype)
-                batch, heads, _, span = part.shape
-                grouped = part.reshape(batch, held.shape[1], heads // held.shape[1], queries.stop - queries.start, span)
-                self._bias[:, :, queries] = torch.matmul(grouped, held).flatten(1, 2)
-        count = queries.stop - queries.start
+        mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
+        mass = self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
+        for index in self._asked.entropy_regions:
+            part, _ = self._within(index, weights, keys)
+            logs = part.clamp_min(torch.finfo(part.dtype).tiny).log_().mul_(part)
+            self._entropy[:, :, queries, index] = torch.log(mass[..., index]) - logs.sum(-1) / mass[..., index]
+        if self._output is not None and self._values is not None and self._asked.output_region is not None:
+            part, columns = self._within(self._asked.output_region, weights, keys)
+            values = self._values[:, :, None, columns].to(part.dtype)
+            kv_heads = values.shape[1]
+            grouped = torch.unflatten(part, 1, (kv_heads, part.shape[1] // kv_heads))
+            self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
+        count, span = weights.shape[-2:]
         weights[..., -count:].diagonal(dim1=-2, dim2=-1).zero_()
         sets = self._sets[:, :, queries]
         self._sums[..., keys].add_(torch.matmul(sets[:, None], weights))
         if visible is not None:
-            # Counted as what is not seen, so that keys before the block, seen by nobody in it, can be counted too.
-            later = torch.ones(count, keys.stop - keys.start, dtype=torch.bool, device=weights.device)
-            later = later.tril(diagonal=keys.stop - keys.start - count - 1)
+            # Counted as what is not seen, so that keys before the block, which nobody in it sees, can be counted too.
+            later = torch.ones(count, span, dtype=torch.bool, device=weights.device).tril(span - count - 1)
             self._hidden[..., keys] += torch.matmul(sets, (later & ~visible[:, 0]).float())
             self._hidden[..., : keys.start] += sets.sum(-1, keepdim=True)
 
-    def finish(
-        self, *, output: Float[Tensor, "batch head query head_dim"] | None, values: Tensor | None
-    ) -> LayerCapture:
-        """The means and counts over all blocks."""
-        real = self._readout.real
+    def _within(
+        self, region: int, weights: Float[Tensor, "batch head q k"], keys: slice
+    ) -> tuple[Float[Tensor, "batch head q column"], Int[Tensor, " column"]]:
+        """The region's part of a block, and the keys that it is of: all that the region has in any prompt."""
+        columns = self._columns[region]
+        columns = columns[(columns >= keys.start) & (columns < keys.stop)]
+        return weights[..., columns - keys.start] * self._regions[:, None, None, region, columns], columns
+
+    def finish(self, output: Float[Tensor, "batch head query head_dim"] | None = None) -> LayerCapture:
+        """The means and counts over all blocks.
+
+        Args:
+            output: Each head's whole output; needed only for `output_region`.
+        """
+        real = self._asked.real
         later = self._sets.flip(-1).cumsum(-1).flip(-1) - self._sets
         count = later * real[:, None]
         visible = (later - self._hidden) * real[:, None]
@@ -204,12 +228,7 @@ class Reduction:
             visible_count=visible.long(),
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_entropy=self._entropy.masked_fill(padding, torch.nan),
-            region_output=None if self._bias is None else self._bias.masked_fill(padding, torch.nan),
-            output=output if self._readout.output else None,
-            values=values if self._readout.values else None,
+            region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
+            output=None if self._output is None else output,
+            values=self._values,
         )
-
-
-def blocks(length: int, size: int) -> Iterable[slice]:
-    """Consecutive spans of `size` that cover `length`."""
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))

@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attention_probe.model.attention_function import Pass
-from attention_probe.model.column_means import Reduction, blocks
+from attention_probe.model.attention_function import switched_attention
+from attention_probe.model.column_means import Capture, Reduction
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
     from attention_probe.model.load_first_layers import LoadedModel
 
+CHUNK = 64
+"""Queries in one block."""
 
-def run_eager(loaded: LoadedModel, inputs: dict[str, Any], state: Pass) -> None:
-    """One pass that keeps whole attention matrices, as every Hugging Face model can that shows them at all.
+
+def run_eager(loaded: LoadedModel, inputs: dict[str, Any], found: Capture) -> None:
+    """Fill `found` by one pass that keeps whole attention matrices, as every Hugging Face model can that shows them.
 
     Raises:
         ModelError: outputs or values are asked, the model does not take eager attention, or a token sees later ones.
     """
-    model, readout = loaded.model, state.readout
-    if readout.output or readout.values or readout.output_region is not None:
+    model, asked = loaded.model, found.asked
+    if asked.output_region is not None:
         raise ModelError(
             f"{type(model).__name__} does not call the registered attention function, and eager attention shows "
             "weights alone: attention outputs and values cannot be had. Ask for curves, masses and entropies only: "
             "leave out --decompose."
         )
-    state.recorded.clear()
+    found.layers.clear()
     accepted = inspect.signature(model.forward).parameters
     known = {name: value for name, value in inputs.items() if name in accepted}
     with switched_attention(model, "eager") as taken:
@@ -45,57 +47,34 @@ def run_eager(loaded: LoadedModel, inputs: dict[str, Any], state: Pass) -> None:
         shown = getattr(model(**known, output_attentions=True), "attentions", None) or ()
     length = inputs["input_ids"].shape[1]
     by_layer = _by_layer(loaded, shown)
-    for layer in state.layers:
+    for layer in asked.layers:
         weights = by_layer.get(layer)
         if weights is None or weights.shape[-2:] != (length, length):
             continue
         weights = weights.float()
-        reduction = Reduction(readout, state.regions, weights.shape[1], 0)
-        for queries in blocks(length, state.chunk or 64):
-            later = weights[:, :, queries].triu(queries.start + 1) > 0
-            if bool((later.any(-1).any(1) & readout.real[:, queries]).any()):
+        reduction = Reduction(asked, weights.shape[1])
+        for start in range(0, length, CHUNK):
+            queries, keys = slice(start, min(start + CHUNK, length)), slice(0, min(start + CHUNK, length))
+            later = weights[:, :, queries].triu(start + 1) > 0
+            if bool((later.any(-1).any(1) & asked.real[:, queries]).any()):
                 raise ModelError(
                     f"{type(model).__name__} gives weight to later tokens in layer index {layer}: expected none above "
                     "the diagonal. The probe is for causal language models. Choose a causal one."
                 )
-            keys = slice(0, queries.stop)
             block = weights[:, :, queries, keys].clone()
             # A hidden key's weight underflows to exactly 0 in every head.
             reduction.add(block, queries, keys, visible=(block > 0).any(1, keepdim=True))
-        state.recorded[layer] = reduction.finish(output=None, values=None)
+        found.layers[layer] = reduction.finish()
 
 
 def _by_layer(loaded: LoadedModel, shown: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
-    """The matrices by layer index: models that mix kinds of layers show those of softmax layers alone, in a row."""
+    """The matrices by layer index. Models that mix kinds of layers show only those of softmax layers, in a row."""
     count = len(loaded.decoder_layers)
     places = list(range(count)) if len(shown) == count else [i for i in softmax_layers(loaded.config) if i < count]
     return dict(zip(places, shown, strict=True)) if len(places) == len(shown) else {}
 
 
 def softmax_layers(config: PretrainedConfig) -> list[int]:
-    """Indices of the layers with softmax attention, where the config tells kinds of layers apart; else none."""
+    """Indices of the layers with softmax attention; empty where the config does not tell kinds of layers apart."""
     kinds = getattr(config, "layer_types", None) or ()
     return [i for i, kind in enumerate(kinds) if kind.endswith("attention") and kind != "linear_attention"]
-
-
-@contextmanager
-def switched_attention(model: PreTrainedModel, name: str) -> Iterator[bool]:
-    """The model with another attention implementation, put back afterwards; yields whether the model took it."""
-    before = model.config._attn_implementation  # transformers sets it publicly, and shows it nowhere else
-    _switch(model, name)
-    try:
-        yield model.config._attn_implementation == name
-    finally:
-        _switch(model, before)
-
-
-def _switch(model: PreTrainedModel, name: str | None) -> None:
-    """Without the warning of a model that cannot switch, which would come with every pass: `capture` says it once."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        model.set_attn_implementation(name)
-    finally:
-        logging.set_verbosity(level)

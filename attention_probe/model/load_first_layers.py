@@ -6,22 +6,21 @@ never read. What the layers are must not depend on the cut, so they are compared
 
 from __future__ import annotations
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+from transformers.utils import cached_file
 
 from attention_probe.model.architectures import read_architecture
+from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.errors import ConfigError, ModelError
 from harness.experiment.tokens import explain_hub_error, refuse_missing_folder
@@ -29,16 +28,16 @@ from harness.experiment.tokens import explain_hub_error, refuse_missing_folder
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from attention_probe.model.token_table import TokenTable
+
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """What older and newer multimodal checkpoints put before the names of their text model's tensors."""
 
-CONVERT = (
-    "Convert it: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) with transformers writes "
-    "safetensors."
-)
-_SAMPLED_VALUES = 4096
-_OF_LOADING = {"training", "padding_idx"}
-"""What a module is set to by how it is loaded here."""
+OF_LOADING = {"training", "padding_idx"}
+"""Attributes of a module that loading sets."""
+
+SAMPLED_VALUES = 4096
+"""Values of each first-layer tensor that are hashed into the fingerprint."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class LoadedModel:
         layers_path: Where in `model` the list of decoder layers is.
         random_weights: Whether the weights are drawn, so that nothing measured is about a trained model.
         fingerprint: What identifies the weights, whatever layers were asked for.
+        table: The first layer's projections of every token that will be run; None to compute them in each pass.
     """
 
     name: str
@@ -62,6 +62,7 @@ class LoadedModel:
     layers_path: str
     random_weights: bool
     fingerprint: dict[str, Any]
+    table: TokenTable | None = None
 
     @property
     def head_count(self) -> int:
@@ -74,19 +75,6 @@ class LoadedModel:
         found = self.model.get_submodule(self.layers_path)
         assert isinstance(found, nn.ModuleList)
         return found
-
-    def keep_embeddings(self, token_ids: Int[Tensor, " token"]) -> None:
-        """Forget the embeddings of all other tokens: in float32 they are most of what a large model's layer needs.
-
-        Args:
-            token_ids: The vocabulary ids that will be run, each once. The model then fails on any other.
-        """
-        embedding = self.model.get_input_embeddings()
-        rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
-        rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
-        embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
-        embedding.padding_idx = None  # its row may be gone
-        embedding.register_forward_pre_hook(lambda _, given: (rows[given[0]],))
 
 
 def load_model(
@@ -113,27 +101,33 @@ def load_model(
             lies outside of it.
         ConfigError: there is no such device.
     """
-    from transformers import AutoConfig, AutoModel
-
     _check_device(device)
     name = resources.resolve_model(name)
-    config_path = _find_config(name, revision)
+    refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
-    source = str(config_path.parent) if is_folder else name
-    commit = None if is_folder else config_path.parent.name
+    source = str(Path(name).expanduser()) if is_folder else name
     try:
-        config = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
-    except Exception as error:  # each kind of config has its own
-        raise ModelError(explain_hub_error(name, error)) from error
-    config = _check_text_config(config, name)
-    chosen = check_layers(config, layers, name=name)
+        config_file = cached_file(source, "config.json", revision=revision)
+        if config_file is None:
+            raise FileNotFoundError("there is no file named config.json")
+        config_path = Path(config_file)
+        commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
+        whole_config = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
+    except Exception as error:  # the hub, JSON and each kind of config have their own
+        raise ModelError(_explain_loading_error(name, error)) from error
+    config = _text_config(whole_config, name)
+    chosen = check_indices("layer", layers, config.num_hidden_layers, name)
     whole, layers_path = _lay_out(config, name)
+    cut = copy.deepcopy(config)
+    cut.num_hidden_layers = max(chosen) + 1
+    if getattr(cut, "layer_types", None):
+        cut.layer_types = cut.layer_types[: max(chosen) + 1]
     try:
-        with _quiet(progress=not is_folder):
+        with quiet(progress=not is_folder):
             model, found = AutoModel.from_pretrained(
                 source,
                 revision=commit,
-                config=_cut(config, max(chosen) + 1),
+                config=cut,
                 dtype=dtype,
                 # some architectures choose their attention here and never again; the probe brings its own, or uses this
                 attn_implementation="eager",
@@ -143,7 +137,7 @@ def load_model(
                 output_loading_info=True,
             )
     except Exception as error:  # the hub, safetensors, JSON and transformers have their own
-        raise ModelError(_explain_loading_error(name, config_path.parent, error, is_folder=is_folder)) from error
+        raise ModelError(_explain_loading_error(name, error)) from error
     _refuse_mismatch(name, model, layers_path, found)
     _refuse_other_layers(name, model, whole)
     fingerprint = {
@@ -151,7 +145,7 @@ def load_model(
         "revision": commit,
         "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
     }
-    return _finish(name, model, config, chosen, layers_path, device, random_weights=False, fingerprint=fingerprint)
+    return _finish(name, model, config, chosen, layers_path, device, fingerprint, random_weights=False)
 
 
 def random_model(
@@ -177,8 +171,6 @@ def random_model(
         ConfigError: the YAML is missing or not an architecture, or there is no such device.
         ModelError: a layer lies outside of it.
     """
-    from transformers import CONFIG_MAPPING
-
     _check_device(device)
     facts = read_architecture(architecture)
     model_type = facts.config["model_type"]
@@ -188,7 +180,7 @@ def random_model(
         config = CONFIG_MAPPING[model_type].from_dict(dict(facts.config)).get_text_config(decoder=True)
     except Exception as error:  # each config class has its own
         raise ConfigError(f"{architecture}: not a config of {model_type}: {' '.join(str(error).split())}") from error
-    chosen = check_layers(config, layers, name=facts.name)
+    chosen = check_indices("layer", layers, config.num_hidden_layers, facts.name)
     model, layers_path = _lay_out(config, facts.name)
     del model.get_submodule(layers_path)[max(chosen) + 1 :]
     model.to_empty(device="cpu")
@@ -198,7 +190,7 @@ def random_model(
     for parameter in model.parameters():  # `model.to` would round computed buffers too
         parameter.data = parameter.data.to(dtype)
     fingerprint = {"name": facts.name, "architecture_sha256": facts.sha256, "seed": seed}
-    return _finish(facts.name, model, config, chosen, layers_path, device, random_weights=True, fingerprint=fingerprint)
+    return _finish(facts.name, model, config, chosen, layers_path, device, fingerprint, random_weights=True)
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -216,26 +208,19 @@ def _check_device(device: str | torch.device) -> None:
         ) from None
 
 
-def check_layers(config: PretrainedConfig, layers: Iterable[int], *, name: str) -> tuple[int, ...]:
-    """The layers ascending, each once.
+def check_indices(noun: str, indices: Iterable[int], count: int, name: str) -> tuple[int, ...]:
+    """The indices ascending, each once.
+
+    Args:
+        noun: What they count: `layer` or `head`.
+        indices: From 0.
+        count: How many layers or heads there are.
+        name: The model's.
 
     Raises:
-        ModelError: none, or one that the model does not have.
+        ModelError: none is asked for, or one that the model does not have.
     """
-    return _check_range(layers, config.num_hidden_layers, "layer", name)
-
-
-def check_heads(config: PretrainedConfig, heads: Iterable[int], *, name: str) -> tuple[int, ...]:
-    """The query heads ascending, each once.
-
-    Raises:
-        ModelError: none, or one that the model does not have.
-    """
-    return _check_range(heads, config.num_attention_heads, "head", name)
-
-
-def _check_range(indices: Iterable[int], count: int, noun: str, name: str) -> tuple[int, ...]:
-    chosen = tuple(sorted({int(i) for i in indices}))
+    chosen = tuple(sorted(set(indices)))
     valid = f"{noun}s 0 to {count - 1} (labelled {noun.title()} 1 to {noun.title()} {count})"
     if not chosen:
         raise ModelError(f"No {noun} was asked for. {name} has {valid}; name at least one.")
@@ -247,33 +232,7 @@ def _check_range(indices: Iterable[int], count: int, noun: str, name: str) -> tu
     return chosen
 
 
-def _find_config(name: str, revision: str | None) -> Path:
-    """The model's config.json, fetched from the hub if need be; it lies in a folder named after the commit.
-
-    Raises:
-        ModelError: there is no such folder or hub name, it has no config.json, or the hub cannot be reached.
-    """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    refuse_missing_folder(name)
-    folder = Path(name).expanduser()
-    try:
-        path = (
-            folder / "config.json" if folder.is_dir() else Path(hf_hub_download(name, "config.json", revision=revision))
-        )
-    except Exception as error:
-        if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
-            raise ModelError(explain_hub_error(name, error)) from error
-        path = None
-    if path is None or not path.is_file():
-        raise ModelError(
-            f"{name} has no config.json. Expected a model as save_pretrained writes it: config.json and safetensors."
-        )
-    return path
-
-
-def _check_text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
+def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     """The config of the language model alone.
 
     Raises:
@@ -293,23 +252,12 @@ def _check_text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     return text
 
 
-def _cut(config: PretrainedConfig, count: int) -> PretrainedConfig:
-    """The config of the model's first `count` layers."""
-    cut = copy.deepcopy(config)
-    cut.num_hidden_layers = count
-    if getattr(cut, "layer_types", None):
-        cut.layer_types = cut.layer_types[:count]
-    return cut
-
-
 def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]:
     """The whole model on the meta device, which costs no memory, and the path of its list of decoder layers.
 
     Raises:
         ModelError: the architecture cannot be built or cut.
     """
-    from transformers import AutoModel
-
     own = copy.deepcopy(config)
     # transformers sets the padding token's random embedding to zero, and another tokenizer may use that id for text
     own.pad_token_id = None
@@ -332,16 +280,21 @@ def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]
     return model, outermost[0]
 
 
-def _explain_loading_error(name: str, folder: Path, error: Exception, *, is_folder: bool) -> str:
-    if "file named model.safetensors" in str(error):
-        where = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pth", ".pt", ".gguf"})
+def _explain_loading_error(name: str, error: Exception) -> str:
+    folder = Path(name).expanduser()
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if "file named config.json" in said:
+        return f"{name} has no config.json. Expected a model as save_pretrained writes it: config.json and safetensors."
+    if "file named model.safetensors" in said:
+        weights = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pth", ".pt", ".gguf"})
         return (
             f"{name} has no safetensors: expected model.safetensors or model.safetensors.index.json, found "
-            f"{', '.join(where) or 'no weights'}. Only safetensors lets the probe read single tensors. {CONVERT}"
+            f"{', '.join(weights) or 'no weights'}. Only safetensors lets the probe read single tensors. Convert it: "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) with transformers writes "
+            "safetensors."
         )
-    if not is_folder:
+    if not folder.is_dir():
         return explain_hub_error(name, error)
-    said = " ".join(f"{type(error).__name__}: {error}".split())
     return f"{name} cannot be read: {said[:400]}. A file is torn, missing, or not what the index says; fetch it again."
 
 
@@ -374,19 +327,13 @@ def _refuse_other_layers(name: str, model: PreTrainedModel, whole: PreTrainedMod
     """Raise ModelError if a kept module has other settings than in the whole model: what it is depends on the cut."""
     for path, module in model.named_modules():
         theirs = vars(whole.get_submodule(path)) if path else {}
-        changed = [key for key, value in _settings(module) if key in theirs and value != theirs[key]]
-        if changed:
-            raise ModelError(
-                f"{name} ({model.config.model_type}): {path} has another {', '.join(changed)} in the model's first "
-                "layers than in the whole model, so its first layers cannot be run alone. Choose another model."
-            )
-
-
-def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Numbers, names and flags of a module: what it is, and not what transformers notes of its weights."""
-    for key, value in vars(module).items():
-        if isinstance(value, bool | int | float | str) and key not in _OF_LOADING and key[0] != "_":
-            yield key, value
+        for key, value in vars(module).items():
+            is_setting = isinstance(value, bool | int | float | str) and key not in OF_LOADING and key[0] != "_"
+            if is_setting and value != theirs.get(key, value):
+                raise ModelError(
+                    f"{name} ({model.config.model_type}): {path} has another {key} in the model's first layers than in "
+                    "the whole model, so its first layers cannot be run alone. Choose another model."
+                )
 
 
 def _finish(
@@ -396,14 +343,14 @@ def _finish(
     layers: tuple[int, ...],
     layers_path: str,
     device: str | torch.device,
+    fingerprint: dict[str, Any],
     *,
     random_weights: bool,
-    fingerprint: dict[str, Any],
 ) -> LoadedModel:
     """The model ready to run; its fingerprint with the start of each first-layer tensor."""
     digest = hashlib.sha256()
     for key, tensor in sorted(model.get_submodule(f"{layers_path}.0").state_dict().items()):
-        digest.update(key.encode() + tensor.flatten()[:_SAMPLED_VALUES].to(torch.float64).numpy().tobytes())
+        digest.update(key.encode() + tensor.flatten()[:SAMPLED_VALUES].to(torch.float64).numpy().tobytes())
     return LoadedModel(
         name=name,
         model=model.eval().requires_grad_(False).to(device),
@@ -418,20 +365,3 @@ def _finish(
             "dtype": str(model.dtype).removeprefix("torch."),
         },
     )
-
-
-@contextmanager
-def _quiet(*, progress: bool) -> Iterator[None]:
-    """Without transformers' report of the tensors that were left out; without its progress bars unless asked."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    if not progress:
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

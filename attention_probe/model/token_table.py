@@ -12,24 +12,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from attention_probe.model.capture import capture, per_token
+from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
-    from attention_probe.model.load_first_layers import LoadedModel
+    from transformers import PreTrainedModel
 
 BATCH = 1024
+_LAYER = ""
+"""The path of a layer within itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """Output of each projection of the first layer's attention, a row for each token that occurs.
+    """Output of each projection of the first layer's attention, one row for each token that occurs.
 
     Attributes:
         outputs: By the projection's path within the layer.
@@ -40,33 +42,32 @@ class TokenTable:
     rows: Int[Tensor, " vocabulary"]
 
     @classmethod
-    def of(cls, loaded: LoadedModel, token_ids: Int[Tensor, " ..."]) -> TokenTable:
+    def of(cls, model: PreTrainedModel, layer: nn.Module, token_ids: Int[Tensor, " ..."]) -> Self | None:
         """Project every token that occurs.
 
         Args:
-            loaded: The model.
+            model: The model.
+            layer: Its first layer.
             token_ids: Vocabulary ids, in any order and as often as they occur.
 
-        Raises:
-            ModelError: the projections depend on the position too, as with learned position embeddings, or the model
-                does not call the registered attention function.
+        Returns:
+            The table; None if the projections depend on the position too, as with learned position embeddings, or
+            cannot be told from what follows the attention, because the model does not call our attention function.
         """
-        occurring = torch.tensor(sorted(set(token_ids.flatten().tolist())))
-        first = occurring[:1].expand(1, 2)
-        for path, output in _projections(loaded, first).items():
-            if not torch.equal(output[0, 0], output[0, 1]):
-                raise ModelError(
-                    f"{loaded.name}: {path} of the first layer gives a token other values at another position, so "
-                    "they cannot be looked up by token. Run without a token table."
-                )
-        parts = [_projections(loaded, batch[:, None]) for batch in torch.split(occurring, BATCH)]
-        rows = torch.full((loaded.config.vocab_size,), -1)
-        rows[occurring] = torch.arange(len(occurring))
-        outputs = {path: torch.cat([part[path][:, 0] for part in parts]) for path in parts[0]}
-        return cls(outputs, rows.to(loaded.model.device))
+        occurring = torch.unique(token_ids).to(model.device)
+        try:
+            found = _projections(model, layer, occurring[:1].expand(1, 2))
+        except ModelError:
+            return None
+        if _LAYER in found or any(not torch.equal(output[0, 0], output[0, 1]) for output in found.values()):
+            return None
+        parts = [_projections(model, layer, batch[:, None]) for batch in torch.split(occurring, BATCH)]
+        rows = torch.full((model.config.vocab_size,), -1, device=model.device)
+        rows[occurring] = torch.arange(len(occurring), device=model.device)
+        return cls({path: torch.cat([part[path][:, 0] for part in parts]) for path in found}, rows)
 
     @contextmanager
-    def replacing_projections(self, loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> Iterator[None]:
+    def replacing_projections(self, layer: nn.Module, token_ids: Int[Tensor, "batch seq"]) -> Iterator[None]:
         """Within, the first layer's projections are looked up for the prompts in `token_ids`.
 
         Raises:
@@ -82,7 +83,7 @@ class TokenTable:
         def look_up(table: Tensor, hidden: Tensor) -> Tensor:
             return nn.functional.embedding(rows, table).view(*hidden.shape[:-1], -1)
 
-        modules = {path: loaded.decoder_layers[0].get_submodule(path) for path in self.outputs}
+        modules = {path: layer.get_submodule(path) for path in self.outputs}
         try:
             for path, module in modules.items():
                 # An attribute of the instance, which stands before the method of the class.
@@ -93,26 +94,38 @@ class TokenTable:
                 vars(module).pop("forward", None)
 
 
-def _projections(loaded: LoadedModel, token_ids: Int[Tensor, "batch seq"]) -> dict[str, Tensor]:
-    """What the first layer's projections give, the pass stopping where the attention's reduction ends."""
+def _projections(model: PreTrainedModel, layer: nn.Module, token_ids: Int[Tensor, "batch seq"]) -> dict[str, Tensor]:
+    """What the layer's projections give before the attention; with an entry for _LAYER if the pass goes beyond it."""
     found: dict[str, Tensor] = {}
 
-    def record(path: str, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def record(path: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         found[path] = output
 
     attached = [
         module.register_forward_hook(partial(record, path))
-        for path, module in loaded.decoder_layers[0].named_modules()
-        if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim == 2
+        for path, module in layer.named_modules()
+        if path == _LAYER or (isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim == 2)
     ]
     try:
-        eager = capture(loaded, token_ids, layers=[0]).eager
+        with torch.inference_mode(), switched_attention(model, ATTENTION):
+            model(input_ids=token_ids, attention_mask=torch.ones_like(token_ids), use_cache=False)
+    except OutOfReach:  # our function was called, and nothing was asked of it
+        pass
     finally:
         for handle in attached:
             handle.remove()
-    if eager:  # the whole layer ran: what follows the attention is among the outputs, and depends on the context
+    return found if _LAYER in found else {path: per_token(output, token_ids) for path, output in found.items()}
+
+
+def per_token(output: Tensor, tokens: Shaped[Tensor, "batch seq"]) -> Float[Tensor, "batch seq width"]:
+    """A module's output by prompt and token: some architectures lay all tokens in one row, or add an axis of one.
+
+    Raises:
+        ModelError: it is not one vector for each token.
+    """
+    if output.shape[:-1].numel() != tokens.numel():
         raise ModelError(
-            f"{loaded.name} does not call the registered attention function, so its projections cannot be told from "
-            "what follows the attention. Run without a token table."
+            f"A module of the first layer gives {list(output.shape)} for {list(tokens.shape)} tokens, expected one "
+            "vector for each. Leave out --activations for this model, and use no token table."
         )
-    return {path: per_token(output, token_ids) for path, output in found.items()}
+    return output.reshape(*tokens.shape, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -103,18 +104,5 @@ def choose(prompts: PromptsConfig, source: Source) -> Selection:
     Raises:
         ConfigError: it names what the source does not have, or too few problems match.
     """
-    return select(
-        source,
-        Criterion(
-            flip=prompts.flip,
-            baseline=prompts.baseline,
-            condition=prompts.condition,
-            repeats=prompts.repeats,
-            subject=prompts.subject,
-            level=prompts.level,
-            ids=prompts.ids or None,
-            n=prompts.n,
-            seed=prompts.seed,
-            controls=prompts.controls,
-        ),
-    )
+    chosen = {one.name: getattr(prompts, one.name) for one in fields(Criterion)}
+    return select(source, Criterion(**chosen | {"ids": prompts.ids or None}))

@@ -9,7 +9,7 @@ separators around a filler the first is the baseline's and the second is inserte
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ ABSENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPrompt:
-    """A prompt's tokens. All arrays have one entry a token.
+    """A prompt's tokens. All arrays have one entry for each token.
 
     Attributes:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
@@ -40,10 +40,9 @@ class TokenizedPrompt:
         roles: int8; index into `ROLES`. A token that touches the filler is a filler token; any other has the role of
             most of its visible characters, or of most blanks if it has no other.
         tokens: Each token's piece of the text, for people.
-        original_pos: int32; position of the same token in the baseline's prompt, `ABSENT` for inserted tokens (filler
-            and its separator), for excluded ones and for the completion's. The baseline's own are 0, 1, 2, ...
-        excluded: Positions of tokens outside the filler, or across its edge, that have no partner: the tokenizer
-            merged them differently. In the baseline those that lack one in any condition it was tokenized with.
+        original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for inserted tokens (filler
+            and its separator), for those that the tokenizer merged differently, and for the completion's. The
+            baseline's own are 0, 1, 2, ...
         filler_span: First filler token and the one after the last.
     """
 
@@ -54,44 +53,14 @@ class TokenizedPrompt:
     roles: NDArray[np.int8]
     tokens: tuple[str, ...]
     original_pos: NDArray[np.int32]
-    excluded: tuple[int, ...]
     filler_span: tuple[int, int] | None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def prompt_size(self) -> int:
-        """Tokens of the prompt without the completion."""
-        return int(np.count_nonzero(self.roles != COMPLETION))
-
     def has_role(self, role: str) -> NDArray[np.bool_]:
         """Which tokens have the role."""
         return np.equal(self.roles, ROLES.index(role))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
-    """A prompt's tokens before they are aligned. `across`: touches the filler and other visible text."""
-
-    token_ids: NDArray[np.int32]
-    roles: NDArray[np.int8]
-    tokens: tuple[str, ...]
-    across: tuple[int, ...]
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """What must agree for two tokens to be one: a separator's blank is not the blank before the next word."""
-        return self.token_ids * np.int64(len(ROLES)) + self.roles
-
-    @property
-    def positions(self) -> NDArray[np.int32]:
-        return np.arange(len(self.token_ids), dtype=np.int32)
-
-    @property
-    def filler_span(self) -> tuple[int, int] | None:
-        inside = np.flatnonzero(self.roles == FILLER)
-        return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else None
 
 
 def tokenize(
@@ -116,31 +85,11 @@ def tokenize(
         PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
     """
     laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((baseline, *conditions))}
-    reference = laid[baseline]
-    aligned = {name: _align(reference, tokens) for name, tokens in laid.items()}
-    paired = np.all([np.isin(reference.positions, original) for original, _ in aligned.values()], axis=0)
-    lost = np.flatnonzero((reference.roles != FILLER) & ~paired)
-    tokenized = {}
+    found = {}
     for name in dict.fromkeys(conditions):
-        tokens, (original, excluded), prompt = laid[name], aligned[name], problem.prompts[name]
-        ids, roles, pieces = tokens.token_ids, tokens.roles, tokens.tokens
-        if completion:
-            more, more_pieces = _continue(prompt, tokens, tokenizer)
-            ids, pieces = np.concatenate([ids, more]), pieces + more_pieces
-            roles = np.concatenate([roles, np.full(len(more), COMPLETION, np.int8)])
-            original = np.concatenate([original, np.full(len(more), ABSENT, np.int32)])
-        tokenized[name] = TokenizedPrompt(
-            condition=name,
-            problem_id=problem.id,
-            sha256=prompt.sha256,
-            token_ids=ids,
-            roles=roles,
-            tokens=pieces,
-            original_pos=original,
-            excluded=tuple(lost.tolist()) if name == baseline else excluded,
-            filler_span=tokens.filler_span,
-        )
-    return tokenized
+        aligned = replace(laid[name], original_pos=_align(laid[baseline], laid[name]))
+        found[name] = _append_completion(aligned, problem.prompts[name], tokenizer) if completion else aligned
+    return found
 
 
 def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[np.bool_]]:
@@ -158,8 +107,8 @@ def _prompt(problem: Problem, condition: str) -> RunPrompt:
     return problem.prompts[condition]
 
 
-def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> _Tokens:
-    """The prompt's tokens over its segments."""
+def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompt:
+    """The prompt's tokens over its segments, each at its own position."""
     ids, offsets = encode(prompt.text, tokenizer)
     if prompt.token_sha256 is not None and (found := hash_token_ids(ids)) != prompt.token_sha256:
         raise PromptMismatchError(
@@ -172,21 +121,22 @@ def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> _Tokens:
         characters[low:high] = ROLES.index(role)
     visible = np.array([not character.isspace() for character in prompt.text], np.bool_)
     roles = np.full(len(ids), TEMPLATE, np.int8)
-    across = []
     for index, (start, end) in enumerate(offsets):
         # some tokenizers give a blank token no width: it ends where its character does
         span = slice(start, end) if start < end else slice(max(end - 1, 0), end)
         covered, seen = characters[span], characters[span][visible[span]]
-        if not len(covered):
-            continue
-        roles[index] = FILLER if FILLER in covered else np.bincount(seen if len(seen) else covered).argmax()
-        if roles[index] == FILLER and (seen != FILLER).any():
-            across.append(index)
-    return _Tokens(
+        if len(covered):
+            roles[index] = FILLER if FILLER in covered else np.bincount(seen if len(seen) else covered).argmax()
+    inside = np.flatnonzero(roles == FILLER)
+    return TokenizedPrompt(
+        condition=prompt.condition,
+        problem_id=prompt.problem_id,
+        sha256=prompt.sha256,
         token_ids=np.array(ids, np.int32),
         roles=roles,
         tokens=_pieces(ids, offsets, prompt.text, tokenizer),
-        across=tuple(across),
+        original_pos=np.arange(len(ids), dtype=np.int32),
+        filler_span=(int(inside[0]), int(inside[-1]) + 1) if len(inside) else None,
     )
 
 
@@ -197,28 +147,32 @@ def _pieces(
     return tuple(text[a:b] if a < b else str(tokenizer.convert_ids_to_tokens(token)) for token, (a, b) in pairs)
 
 
-def _align(base: _Tokens, other: _Tokens) -> tuple[NDArray[np.int32], tuple[int, ...]]:
-    """Original position of each token of `other`, and the positions that should have one and do not."""
-    original = np.full(len(other.token_ids), ABSENT, np.int32)
+def _align(base: TokenizedPrompt, other: TokenizedPrompt) -> NDArray[np.int32]:
+    """Original position of each token of `other`."""
     if other is base:
-        return base.positions, ()
-    ours = np.flatnonzero(base.roles != FILLER)
-    low, high = other.filler_span or (len(other.token_ids),) * 2
-    before, after = np.arange(low), np.arange(high, len(other.token_ids))
+        return base.original_pos
+    original = np.full(len(other), ABSENT, np.int32)
+    ours, theirs = _keys(base), _keys(other)
+    kept = np.flatnonzero(base.roles != FILLER)
+    low, high = other.filler_span or (len(other),) * 2
+    before, after = np.arange(low), np.arange(high, len(other))
 
-    prefix = _agreeing(base.keys[ours], other.keys[before])
-    ours, before, done = ours[prefix:], before[prefix:], (ours[:prefix], before[:prefix])
-    original[done[1]] = done[0]
-    suffix = _agreeing(base.keys[ours][::-1], other.keys[after][::-1])
-    middle, rest = ours[: len(ours) - suffix], after[: len(after) - suffix]
-    original[after[len(after) - suffix :]] = ours[len(ours) - suffix :]
+    prefix = _agreeing(ours[kept], theirs[before])
+    original[before[:prefix]] = kept[:prefix]
+    kept, before = kept[prefix:], before[prefix:]
+    suffix = _agreeing(ours[kept][::-1], theirs[after][::-1])
+    original[after[len(after) - suffix :]] = kept[len(kept) - suffix :]
 
-    left = np.concatenate([before, rest])
-    matcher = SequenceMatcher(None, base.keys[middle].tolist(), other.keys[left].tolist(), autojunk=False)
+    middle, left = kept[: len(kept) - suffix], np.concatenate([before, after[: len(after) - suffix]])
+    matcher = SequenceMatcher(None, ours[middle].tolist(), theirs[left].tolist(), autojunk=False)
     for ours_at, theirs_at, size in matcher.get_matching_blocks():
         original[left[theirs_at : theirs_at + size]] = middle[ours_at : ours_at + size]
-    unpaired = [int(at) for at in left if original[at] == ABSENT and other.roles[at] != SEPARATOR]
-    return original, tuple(sorted({*unpaired, *other.across}))
+    return original
+
+
+def _keys(prompt: TokenizedPrompt) -> NDArray[np.int64]:
+    """What must agree for two tokens to be one: a separator's blank is not the blank before the next word."""
+    return prompt.token_ids * np.int64(len(ROLES)) + prompt.roles
 
 
 def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
@@ -228,10 +182,10 @@ def _agreeing(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
     return int(differing[0]) if len(differing) else size
 
 
-def _continue(
-    prompt: RunPrompt, tokens: _Tokens, tokenizer: PreTrainedTokenizerBase
-) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """The completion's token ids as they follow the prompt's, and their pieces.
+def _append_completion(
+    tokenized: TokenizedPrompt, prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase
+) -> TokenizedPrompt:
+    """The prompt with the completion's tokens as they follow it.
 
     Read together with the prompt they begin as the model wrote them, unless the tokenizer glues the two; then the
     completion is read by itself. A model may have written the same text in other tokens.
@@ -241,12 +195,18 @@ def _continue(
             f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded, and its tokens "
             "were asked for. Take a run or a sample log, or leave the completion out."
         )
-    size, text = len(tokens.token_ids), prompt.text + prompt.completion
+    size, text = len(tokenized), prompt.text + prompt.completion
     ids, offsets = encode(text, tokenizer)
-    if ids[:size] == tuple(tokens.token_ids.tolist()):
+    if ids[:size] == tuple(tokenized.token_ids.tolist()):
         ids, offsets = ids[size:], offsets[size:]
     else:
         text = prompt.completion
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         ids, offsets = tuple(encoded["input_ids"]), encoded["offset_mapping"]
-    return np.array(ids, np.int32), _pieces(ids, offsets, text, tokenizer)
+    return replace(
+        tokenized,
+        token_ids=np.concatenate([tokenized.token_ids, np.array(ids, np.int32)]),
+        roles=np.concatenate([tokenized.roles, np.full(len(ids), COMPLETION, np.int8)]),
+        tokens=tokenized.tokens + _pieces(ids, offsets, text, tokenizer),
+        original_pos=np.concatenate([tokenized.original_pos, np.full(len(ids), ABSENT, np.int32)]),
+    )

@@ -181,7 +181,7 @@ def measure_run(name: str) -> Callable[[Bench, Path], None]:
 def measure_probe(bench: Bench, folder: Path) -> None:
     """Average attention weights by the probe and by eager attention."""
     given = [str(bench.folder / PUBLISHED / "run"), str(folder / "curves.npz"), str(bench.at_most(PROMPTS))]
-    command = [sys.executable, "-m", "attention_probe.capture_beside_eager", *given, str(LAYERS), bench.device or "cpu"]
+    command = [sys.executable, "-m", "attention_probe.self_check", *given, str(LAYERS), bench.device or "cpu"]
     run_logged([*command, *filter(None, [bench.model])], bench.log("probe"))
 
 

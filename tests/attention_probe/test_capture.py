@@ -12,7 +12,7 @@ from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import load_model
-from attention_probe.model.self_check import eager_error, identity_error, largest_difference
+from attention_probe.self_check import eager_error, identity_error, largest_difference
 from harness.errors import ModelError, PromptMismatchError
 from tests.capture_errors import (
     ARCHITECTURES,
@@ -155,8 +155,9 @@ def test_values_that_are_not_finite_are_refused_where_they_are_looked_at():
     loaded = damage(build("qwen2"), 0, "v_proj", slice(0, 8), torch.nan)
     ids, _ = prompts("none")
     assert capture(loaded, ids, layers=[0])[0].column_mean[..., :-1].isfinite().all()
+    regions = torch.ones(2, 1, LENGTH, dtype=torch.bool)
     with pytest.raises(ModelError, match=r"layer 0 \(labelled Layer 1\), head index \[0, 1\]"):
-        capture(loaded, ids, layers=[0], output=True)
+        capture(loaded, ids, layers=[0], key_regions=regions, output_region=0)
 
 
 @pytest.mark.parametrize("region", [0, 1, 2])
@@ -169,7 +170,7 @@ def test_outputs_are_those_of_eager_attention(model_type, region):
         projection = layer.attn.c_proj if model_type == "gpt2" else layer.self_attn.o_proj
         projection.register_forward_pre_hook(lambda _, inputs, index=index: expected.update({index: inputs[0]}))
     weights = eager(whole, "left")
-    captured = ask(build(model_type), "left", output=True, values=True, output_region=region, chunk=7)
+    captured = ask(build(model_type), "left", output_region=region, chunk=7)
     _, regions = sets_and_regions()
     for layer in LAYERS:
         got = captured[layer].output.transpose(1, 2).flatten(2)
@@ -382,7 +383,7 @@ def test_an_architecture_that_never_calls_ours_falls_back_to_eager(padding):
     expected = (weights * later).sum(-2) / later.sum(-2)
     assert largest_error(found[1].column_mean[:, 0], expected.masked_fill(mask[:, None] == 0, torch.nan)) < 1e-5
     with pytest.raises(ModelError, match="attention outputs and values cannot be had"):
-        ask(loaded, padding, values=True)
+        ask(loaded, padding, output_region=0)
 
 
 def test_a_model_without_attention_weights_is_refused():

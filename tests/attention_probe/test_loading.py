@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from attention_probe.model.architectures import read_architecture
-from attention_probe.model.load_first_layers import check_heads, load_model, random_model
+from attention_probe.model.load_first_layers import check_indices, load_model, random_model
 from harness import resources
 from harness.errors import ConfigError, ModelError
 
@@ -460,10 +460,9 @@ def test_layers_out_of_range_name_the_range_both_ways(checkpoint, layer):
 
 
 def test_heads_out_of_range_name_the_range_both_ways():
-    config = CONFIGS["qwen2"]()
-    assert check_heads(config, [3, 0, 3], name="tiny") == (0, 3)
+    assert check_indices("head", [3, 0, 3], 4, "tiny") == (0, 3)
     with pytest.raises(ModelError, match=r"tiny has no head 4 \(labelled Head 5\)\. Expected heads 0 to 3"):
-        check_heads(config, [4], name="tiny")
+        check_indices("head", [4], 4, "tiny")
 
 
 def test_no_layer_is_refused(checkpoint):
@@ -673,9 +672,12 @@ def test_gpt2_shaped_random_weights_have_positions_and_scaled_residuals(tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("name: [", "is not YAML"),
-        ("name: x", "source: Field required"),
-        ("{name: x, source: y, tokenizer: z, config: {}, heads: 3}", "heads: Extra inputs .* Known keys: name, source"),
+        ("name: [", "is not valid YAML"),
+        ("name: x", "the key 'source' is missing"),
+        (
+            "{name: x, source: y, tokenizer: z, config: {}, heads: 3}",
+            "unknown key 'heads'. Expected one of: name, source",
+        ),
         ("{name: x, source: y, tokenizer: z, config: {}}", "`config` has no model_type"),
         ("{name: x, source: y, tokenizer: z, config: {model_type: qwenn}}", "knows no model_type 'qwenn'"),
         (

@@ -35,15 +35,26 @@ def problem_of(text, tokenizer, layout, conditions):
     return build_source(dataset, [WO, *conditions], tokenizer, layout).problems[0]
 
 
+def lost(base, prompt):
+    """Positions of the baseline's tokens that the prompt does not have."""
+    return set(range(len(base))) - set(prompt.original_pos.tolist())
+
+
+def unpaired(prompt):
+    """Positions of tokens outside the filler and its separator that the baseline does not have."""
+    absent = np.flatnonzero(prompt.original_pos == ABSENT)
+    return {int(at) for at in absent if prompt.roles[at] not in (FILLER, SEPARATOR)}
+
+
 def assert_exact(tokenized, baseline="wo"):
     """Every baseline token is there once, in order, with its id and role; all else is filler and separator."""
     base = tokenized[baseline]
-    assert base.original_pos.tolist() == list(range(len(base))) and base.excluded == ()
+    assert base.original_pos.tolist() == list(range(len(base)))
     for prompt in tokenized.values():
         kept = prompt.original_pos != ABSENT
         assert prompt.original_pos[kept].tolist() == list(range(len(base)))
         assert (prompt.token_ids[kept] == base.token_ids).all() and (prompt.roles[kept] == base.roles).all()
-        assert set(prompt.roles[~kept].tolist()) <= {FILLER, SEPARATOR} and prompt.excluded == ()
+        assert set(prompt.roles[~kept].tolist()) <= {FILLER, SEPARATOR}
         assert prompt.has_role("filler").sum() == (0 if prompt.filler_span is None else np.diff(prompt.filler_span)[0])
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 
@@ -87,16 +98,14 @@ def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
         assert {np.diff(tokenized[name].filler_span)[0] for name in ("mless", "mful", "random")} == {55}
 
 
-def test_a_word_that_no_longer_begins_the_prompt_is_excluded():
+def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
     """SentencePiece writes the first word of a text with a blank before it, so a filler there changes its token."""
     tokenizer, name = load_vocabulary("mistral-7b"), "at before_system"
     problem = problem_of("Find $x$.", tokenizer, "raw", [PLACED[name]])
     tokenized = tokenize(problem, tokenizer, conditions=["wo", name])
-    assert [prompt.excluded for prompt in tokenized.values()] == [
-        (1,),
-        (24,),
-    ]  # after BOS; after 20 slashes, 2 newlines
-    assert [prompt.tokens[prompt.excluded[0]] for prompt in tokenized.values()] == ["You", "You"]
+    base, filled = tokenized.values()
+    assert lost(base, filled) == {1} and unpaired(filled) == {24}  # after BOS; after 20 slashes, 2 newlines
+    assert base.tokens[1] == filled.tokens[24] == "You"
 
 
 def chosen_problems():
@@ -144,7 +153,7 @@ def test_of_the_two_separators_the_second_is_inserted(demo_tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
-def test_what_the_published_layout_merges_is_listed_on_both_sides(kind):
+def test_what_the_published_layout_merges_has_no_partner(kind):
     tokenizer = build_tokenizer(kind, bos=False)
     dataset = Dataset(name="demo", source="bundled", problems=load_demo().problems[:20])
     source = build_source(dataset, list(named_conditions().values()), tokenizer, "as_published")
@@ -155,16 +164,14 @@ def test_what_the_published_layout_merges_is_listed_on_both_sides(kind):
         kept = mless.original_pos != ABSENT
         assert (mless.token_ids[kept] == base.token_ids[mless.original_pos[kept]]).all()
         assert (np.diff(mless.original_pos[kept]) > 0).all()
-        merged += any(mless.tokens[place] != "/" and "/" in mless.tokens[place].strip() for place in mless.excluded)
-        # what the filler's prompt lacks, the baseline lists: nothing falls out of sight
-        lost = set(range(len(base))) - set(mless.original_pos[kept].tolist())
-        assert lost <= set(base.excluded) and bool(lost) == bool(mless.excluded)
-        outside = {at for at in np.flatnonzero(~kept) if mless.roles[at] not in (FILLER, SEPARATOR)}
-        assert outside <= set(mless.excluded)
+        fillers = [mless.tokens[place].strip() for place in np.flatnonzero(mless.has_role("filler"))]
+        glued = [token for token in fillers if token != "/" and "/" in token]
+        merged += bool(glued)
+        assert bool(lost(base, mless)) == bool(glued or unpaired(mless))
         masks = common_tokens(tokenized)
         shared = [prompt.token_ids[masks[name]].tolist() for name, prompt in tokenized.items()]
         assert all(ids == shared[0] for ids in shared)
-        assert len(shared[0]) == len(base) - len(base.excluded)
+        assert len(shared[0]) == len(base) - len(set.union(*(lost(base, prompt) for prompt in tokenized.values())))
     assert merged == len(source.problems)
 
 
@@ -196,7 +203,7 @@ def test_two_fillers_are_aligned_to_each_other(demo_tokenizer):
     low, high = random.filler_span
     outside = [pos for pos in range(len(random)) if not low <= pos < high]
     assert mless.original_pos[mless.original_pos != ABSENT].tolist() == outside
-    assert random.excluded == mless.excluded == ()
+    assert unpaired(mless) == set()
     assert [mask.sum() for mask in common_tokens(tokenized).values()] == [len(outside)] * 2
 
 
@@ -232,12 +239,12 @@ def test_the_completion_follows_as_the_model_wrote_it(demo_tokenizer):
         tokenized = tokenize(problem, demo_tokenizer, conditions=source.conditions, completion=True)
         without = tokenize(problem, demo_tokenizer, conditions=source.conditions)
         for name, prompt in tokenized.items():
-            size = prompt.prompt_size
+            size = len(without[name])
             assert (prompt.token_ids[:size] == without[name].token_ids).all()
             assert prompt.has_role("completion")[size:].all() and (prompt.original_pos[size:] == ABSENT).all()
             assert "".join(prompt.tokens[size:]) == problem.prompts[name].completion
             assert demo_tokenizer.decode(prompt.token_ids[size:].tolist()) == problem.prompts[name].completion
-            assert prompt.excluded == () and prompt.filler_span == without[name].filler_span
+            assert prompt.filler_span == without[name].filler_span
             same += demo_tokenizer.encode(problem.prompts[name].completion) == prompt.token_ids[size:].tolist()
         assert all(mask.sum() == len(without["wo"]) for mask in common_tokens(tokenized).values())
     assert same > 0
@@ -252,9 +259,9 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
             "wo"
         ]
         alone, _ = encode(problem.prompts["wo"].text, tokenizer)
-        assert tuple(prompt.token_ids[: prompt.prompt_size].tolist()) == alone
-        assert "".join(prompt.tokens[prompt.prompt_size :]) == completion
-        assert tokenizer.bos_token_id not in prompt.token_ids[prompt.prompt_size :]
+        assert tuple(prompt.token_ids[: len(alone)].tolist()) == alone
+        assert "".join(prompt.tokens[len(alone) :]) == completion
+        assert tokenizer.bos_token_id not in prompt.token_ids[len(alone) :]
     glued = encode(problem.prompts["wo"].text + "\nWe", tokenizer)[0]
     assert glued[: len(alone)] != alone, "or this test shows nothing"
 
@@ -263,7 +270,7 @@ def test_an_empty_completion_adds_nothing_and_a_missing_one_is_refused(demo_toke
     problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
     empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completions=("",))})
     prompt = tokenize(empty, demo_tokenizer, conditions=["wo"], completion=True)["wo"]
-    assert len(prompt) == prompt.prompt_size
+    assert not prompt.has_role("completion").any()
     with pytest.raises(RunError, match=r"Problem p, condition 'wo': no completion is recorded, and its tokens were as"):
         tokenize(problem, demo_tokenizer, conditions=["wo"], completion=True)
 

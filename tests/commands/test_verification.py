@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from attention_probe.capture_beside_eager import write_both
+from attention_probe.self_check import write_both
 from harness.errors import ConfigError, RunError
 from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack, unpack
 from harness.runs.receipts import hash_stored

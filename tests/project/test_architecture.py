@@ -23,18 +23,18 @@ FOLDERS = {
         "verification commands cli"
     ).split(),
     "attention_probe": (
-        "choices prompts model measure settings traces run_probe capture_beside_eager analysis figures commands"
+        "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
 NEED_HEAVY = {
-    "attention_probe.capture_beside_eager",
     "attention_probe.figures.make_figure",
     "attention_probe.measure.decomposition",
     "attention_probe.measure.measure",
     "attention_probe.model",
     "attention_probe.run_probe",
+    "attention_probe.self_check",
     "attention_probe.settings",
     "harness.engines.lm_eval_models",
     "harness.engines.lm_eval_vllm",
