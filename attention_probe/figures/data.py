@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_probe.analysis.averaging import aligned_curve, chosen_problems, full_curve, shared_problems
 from attention_probe.analysis.curve import Curve, as_frame
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.analysis.reference import read_reference
 from harness.display.words import label
 from harness.errors import ConfigError
@@ -27,10 +27,9 @@ class PanelCurves:
 
     Attributes:
         panel: From the config.
-        curves: One a condition, in the config's order.
-        controls: Matched problems that did not flip, drawn thin and dashed.
-        random_weights: The model has the architecture but not the weights.
-        on_outcome: The problems were chosen by what the model answered.
+        curves: One for each condition, in the config's order.
+        controls: The same of matched problems that did not flip, drawn thin and dashed; empty without such problems.
+        header: What the traces are of, and what must be said of them.
         problems: The ids of the problems averaged, controls apart.
         note: What else a reader must be told, such as another tokenizer than the model's own.
 
@@ -41,9 +40,8 @@ class PanelCurves:
     panel: Panel
     curves: tuple[Curve, ...]
     controls: tuple[Curve, ...] = ()
-    random_weights: bool = False
-    on_outcome: bool = False
-    problems: tuple[str, ...] = ()
+    header: TraceHeader
+    problems: tuple[str, ...]
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,14 +56,6 @@ class PanelCurves:
                 )
 
     @property
-    def stamps(self) -> list[str]:
-        """What a reader must know before reading the panel."""
-        stamps = ["random weights"] if self.random_weights else []
-        if self.on_outcome:
-            stamps.append("selected on outcome")
-        return stamps
-
-    @property
     def prompts(self) -> int:
         """The number of prompts averaged."""
         return max(curve.prompts for curve in self.curves)
@@ -73,9 +63,18 @@ class PanelCurves:
     @property
     def fewest(self) -> int:
         """The fewest prompts that any point shown stands on."""
+        return int(min(self._shown("count", self.curves), default=0))
+
+    @property
+    def highest(self) -> float:
+        """The highest point shown, bands and controls included; 1 if nothing is above zero."""
+        curves = (*self.curves, *self.controls)
+        return float(np.nanmax([*self._shown("mean", curves), *self._shown("high", curves)], initial=0.0)) or 1.0
+
+    def _shown(self, column: str, curves: Sequence[Curve]) -> NDArray[np.floating | np.integer]:
+        """One of the curves' columns, within the panel's limits."""
         low, high = self.panel.shows.limits
-        shown = [c.count[(c.x >= low) & (c.x <= high) & np.isfinite(c.mean)] for c in self.curves]
-        return min((int(count.min()) for count in shown if count.size), default=0)
+        return np.concatenate([getattr(curve, column)[(curve.x >= low) & (curve.x <= high)] for curve in curves])
 
     @property
     def region(self) -> tuple[float, float] | None:
@@ -86,13 +85,12 @@ class PanelCurves:
         return min(start for start, _ in regions), max(stop for _, stop in regions)
 
 
-def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note: str | None = None) -> PanelCurves:
+def panel_curves(panel: Panel, traces: AttentionTraces, *, note: str | None = None) -> PanelCurves:
     """The curves of one panel, every condition over the same problems; controls apart from the problems chosen.
 
     Args:
         panel: Which layer, head, conditions, view and definition.
-        traces: Of the panel's model.
-        model_type: The model's HF type; the first token is left out of Llama's and Gemma's curves unless told.
+        traces: Of the panel's model. The first token is left out of Llama's and Gemma's curves unless the config says.
         note: What else a reader must be told.
 
     Raises:
@@ -110,7 +108,7 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
                 layer=panel.head.layer,
                 head=panel.head.head,
                 definition=panel.definition,
-                exclude_first=panel.excludes_first_token(model_type),
+                exclude_first=panel.excludes_first_token(traces.header),
                 problem_ids=problem_ids,
             )
             for condition in panel.shows.series
@@ -120,15 +118,13 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
         panel=panel,
         curves=over(chosen),
         controls=over(matched) if matched else (),
-        random_weights=traces.header.random_weights,
-        on_outcome=traces.header.on_outcome,
+        header=traces.header,
         problems=tuple(chosen),
         note=note,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(NamedTuple):
     """Accuracies for the bars: rows as of `leaderboard.accuracy_table`; the source, if they are reference numbers."""
 
     table: pandas.DataFrame
@@ -148,10 +144,18 @@ def read_bars(config: BarsConfig) -> Bars:
     from harness.analysis.leaderboard import accuracy_table
     from harness.runs.sample_frame import load_run
 
+    source = None
     if config.reference is not None:
-        table, source = _read_reference(config.reference)
+        reference = read_reference(str(config.reference))
+        source = reference.source
+        rows = [
+            {"model": entry.model, "layout": "", "condition": condition, "accuracy": accuracy}
+            for entry in reference.accuracies
+            for condition, accuracy in entry.conditions.items()
+        ]
+        table = pandas.DataFrame(rows).assign(accuracy_low=np.nan, accuracy_high=np.nan, n=0)
     else:
-        table, source = accuracy_table(pandas.concat([load_run(run) for run in config.runs])), None
+        table = accuracy_table(pandas.concat([load_run(run) for run in config.runs]))
     where = config.reference or ", ".join(map(str, config.runs))
     missing = [condition for condition in config.conditions if condition not in set(table["condition"])]
     if missing:
@@ -159,36 +163,20 @@ def read_bars(config: BarsConfig) -> Bars:
             f"{where}: no accuracy for {', '.join(missing)}, expected {', '.join(config.conditions)}. "
             "Run the missing conditions, or leave them out of the config's bars.conditions."
         )
-    by_condition = [table[table["condition"] == condition] for condition in config.conditions]
-    return Bars(table=pandas.concat(by_condition, ignore_index=True), reference=source)
-
-
-def _read_reference(path: Path) -> tuple[pandas.DataFrame, str]:
-    import pandas
-
-    reference = read_reference(str(path))
-    rows = [
-        {"model": entry.model, "layout": "", "condition": condition, "accuracy": accuracy}
-        for entry in reference.accuracies
-        for condition, accuracy in entry.conditions.items()
-    ]
-    return pandas.DataFrame(rows).assign(accuracy_low=np.nan, accuracy_high=np.nan, n=0), reference.source
+    return Bars(pandas.concat([table[table["condition"] == name] for name in config.conditions]), source)
 
 
 def figure_table(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None = None) -> pandas.DataFrame:
-    """Every number that the figure shows, one row a point; layer and head are indices from 0, `label` counts from 1."""
+    """Every number that the figure shows, one row per point; layer and head are indices from 0, `label` from 1."""
     import pandas
 
-    frames = list(_curve_rows(drawn))
-    if bars is not None and config.bars is not None:
-        frames.append(_bar_rows(config.bars, bars))
-    rows = [row for frame in frames for row in frame.to_dict("records")]
+    rows = [row for frame in _frames(config, drawn, bars) for row in frame.to_dict("records")]
     table = pandas.DataFrame(rows).assign(figure=config.name)
     leading = ["figure", "kind", "panel", "row", "column", "model", "condition", "legend"]
-    return table[[*leading, *(name for name in table.columns if name not in leading)]]
+    return table[[*leading, *table.columns.difference(leading, sort=False)]]
 
 
-def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[pandas.DataFrame]:
+def _frames(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None) -> Iterator[pandas.DataFrame]:
     for d in drawn:
         for kind, curves in (("curve", d.curves), ("control", d.controls)):
             for curve in curves:
@@ -197,24 +185,22 @@ def _curve_rows(drawn: Sequence[PanelCurves]) -> Iterator[pandas.DataFrame]:
                     panel=d.panel.title,
                     row=d.panel.row,
                     column=d.panel.column,
-                    model=d.panel.model or str(d.panel.architecture),
+                    model=d.panel.head.model or str(d.panel.head.architecture),
                     legend=d.panel.shows.series[curve.condition].label,
-                    random_weights=d.random_weights,
-                    on_outcome=d.on_outcome,
+                    random_weights=d.header.random_weights,
+                    on_outcome=d.header.on_outcome,
                     unit="share of a query's attention",
                 )
-
-
-def _bar_rows(config: BarsConfig, bars: Bars) -> pandas.DataFrame:
-    table = bars.table[["model", "layout", "condition"]]
-    return table.assign(
-        kind="reference bar" if bars.reference else "bar",
-        panel=config.title,
-        legend=[label(condition) for condition in table["condition"]],
-        unit="percent",
-        mean=bars.table["accuracy"],
-        low=bars.table["accuracy_low"],
-        high=bars.table["accuracy_high"],
-        count=bars.table["n"],
-        note=bars.reference,
-    )
+    if bars is not None and config.bars is not None:
+        names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count"}
+        yield (
+            bars.table[["model", "layout", "condition", *names]]
+            .assign(
+                kind="reference bar" if bars.reference else "bar",
+                panel=config.bars.title,
+                legend=bars.table["condition"].map(label),
+                unit="percent",
+                note=bars.reference,
+            )
+            .rename(columns=names)
+        )
