@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.data import PanelCurves
+from attention_probe.figures.config import FigureConfig, Panel
 from harness.choices import Width
 from harness.display.figures.style import INCHES
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
@@ -41,41 +42,70 @@ def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Ax
     return panels, bars
 
 
-def make_room(figure: Figure, panels: Sequence[tuple[Axes, PanelCurves]], bars: Axes | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A panel on its axes: what the config says of it, and its points as of `data.read_curves`."""
+
+    axes: Axes
+    panel: Panel
+    points: pandas.DataFrame
+
+    @property
+    def curves(self) -> pandas.DataFrame:
+        """The points without those of controls."""
+        return self.points[self.points["kind"] == "curve"]
+
+    @property
+    def controls(self) -> pandas.DataFrame:
+        """The points of matched problems that did not flip."""
+        return self.points[self.points["kind"] == "control"]
+
+    @property
+    def region(self) -> tuple[float, float] | None:
+        """What to shade: from half a token before the first inserted position to half a token after the last."""
+        inserted = self.curves["x"][self.curves["in_filler"]]
+        if inserted.empty or self.panel.shows.region is None:
+            return None
+        return inserted.min() - 0.5, inserted.max() + 0.5
+
+    @property
+    def place(self) -> SubplotSpec:
+        """Where it stands in the figure's grid."""
+        place = self.axes.get_subplotspec()
+        assert place is not None
+        return place
+
+
+def make_room(figure: Figure, panels: Sequence[Drawn], bars: Axes | None) -> None:
     """Break titles that are too wide, and raise each y axis so that legend and region label stand above the data."""
     engine = figure.get_layout_engine()
     assert engine is not None
-    for axes, drawn in panels:
-        _add_legend(axes, drawn, ncols=len(axes.get_legend_handles_labels()[0]))
+    for drawn in panels:
+        _add_legend(drawn, columns=len(drawn.axes.get_legend_handles_labels()[0]))
     engine.execute(figure)
-    titles = [(axes.title.get_window_extent(), grid_place(axes).get_gridspec().ncols) for axes, _ in panels]
     page = figure.bbox
+    titles = [(drawn.axes.title.get_window_extent(), drawn.place.get_gridspec().ncols) for drawn in panels]
     too_wide = any(box.x1 > page.x1 or box.width > 0.97 * page.width / columns for box, columns in titles)
-    for axes, drawn in panels:
-        if _legend(axes).get_window_extent().width > axes.get_window_extent().width:
-            _add_legend(axes, drawn, ncols=1)
+    for drawn in panels:
+        if _legend(drawn.axes).get_window_extent().width > drawn.axes.get_window_extent().width:
+            _add_legend(drawn, columns=1)
         if too_wide:
-            axes.title.set_text(drawn.panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
+            drawn.axes.title.set_text(drawn.panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
     engine.execute(figure)
-    for axes, drawn in panels:
-        taken = _share(axes, _legend(axes)) + 0.03
+    for drawn in panels:
+        taken = _share(drawn.axes, _legend(drawn.axes)) + 0.03
         if drawn.region is not None:
-            taken += _share(axes, _name_region(axes, drawn, drawn.region, 1 - taken)) + 0.03
-        axes.set_ylim(0, drawn.highest / (1 - taken))
+            taken += _share(drawn.axes, _name_region(drawn, drawn.region, 1 - taken)) + 0.03
+        shown = drawn.points[drawn.points["x"].between(*drawn.panel.shows.limits)]
+        highest = shown[["mean", "high"]].max().max()
+        drawn.axes.set_ylim(0, (highest if highest > 0 else 1.0) / (1 - taken))
     if bars is not None:
         low, high = bars.get_ylim()
         bars.set_ylim(low, low + (high - low) / (1 - _share(bars, _legend(bars))))
 
 
-def grid_place(axes: Axes) -> SubplotSpec:
-    """Where axes stand in the figure's grid."""
-    place = axes.get_subplotspec()
-    assert place is not None
-    return place
-
-
-def _add_legend(axes: Axes, drawn: PanelCurves, ncols: int) -> None:
-    axes.legend(loc=drawn.panel.shows.legend, ncols=ncols).set_in_layout(False)
+def _add_legend(drawn: Drawn, columns: int) -> None:
+    drawn.axes.legend(loc=drawn.panel.shows.legend, ncols=columns).set_in_layout(False)
 
 
 def _legend(axes: Axes) -> Legend:
@@ -89,8 +119,9 @@ def _share(axes: Axes, part: Legend | Text) -> float:
     return part.get_window_extent().height / axes.get_window_extent().height
 
 
-def _name_region(axes: Axes, drawn: PanelCurves, region: tuple[float, float], top: float) -> Text:
+def _name_region(drawn: Drawn, region: tuple[float, float], top: float) -> Text:
     """Write what is shaded over the region, `top` of the axes' height up."""
+    axes = drawn.axes
     low, high = drawn.panel.shows.limits
     word = axes.annotate(
         drawn.panel.shows.region or "",

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.data import PanelCurves, figure_table, panel_curves, read_bars
+from attention_probe.figures.data import figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
 from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
@@ -48,8 +50,9 @@ def make_figure(
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
     folder = folder or config.output
-    drawn: list[PanelCurves] = []
+    tables: list[pandas.DataFrame] = []
     sessions: list[dict[str, Any]] = []
+    notes: list[str] = []
     for panels in config.groups:
         head = panels[0].head
         if random_weights and head.architecture is None:
@@ -69,8 +72,8 @@ def make_figure(
         path = _measure(settings, panels[0].prompts, folder / TRACES, advance)
         with AttentionTraces.open(path) as traces:
             sessions.append(traces.receipt)
-            note = _note(str(traces.receipt["tokenizer"]), settings)
-            drawn += [panel_curves(panel, traces, note=note) for panel in panels]
+            notes += _notes(str(traces.receipt["tokenizer"]), settings)
+            tables += [read_curves(panel, traces) for panel in panels]
     receipt = {
         "figure": config.model_dump(mode="json"),
         "random_weights": random_weights,
@@ -78,9 +81,10 @@ def make_figure(
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
     }
+    curves = pandas.concat(tables, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    figure = draw_figure(config, drawn, width=width, bars=bars)
-    return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, receipt, width=width)
+    figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
+    return write_figure(figure, figure_table(config, curves, bars), folder, config.name, receipt, width=width)
 
 
 def _measure(
@@ -103,9 +107,8 @@ def _measure(
     return path
 
 
-def _note(used: str, settings: ProbeSettings) -> str | None:
+def _notes(used: str, settings: ProbeSettings) -> list[str]:
     """That the prompts were read by another tokenizer than the architecture's own, if so."""
     own = used if settings.architecture is None else read_architecture(settings.architecture).tokenizer
-    if used == own:
-        return None
-    return f"Read by {'the bundled tokenizer' if used == 'demo' else Path(used).name}, not {own}'s"
+    name = "the bundled tokenizer" if used == "demo" else Path(used).name
+    return [] if used == own else [f"Read by {name}, not {own}'s"]

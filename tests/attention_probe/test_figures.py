@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from attention_probe.figures.config import load_figure_config
-from attention_probe.figures.data import figure_table, panel_curves, read_bars
+from attention_probe.figures.data import figure_table, read_bars, read_curves
 from attention_probe.figures.draw import COLOURS, draw_figure
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
@@ -70,7 +70,7 @@ def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=F
 
 
 def draw_of(config, traces):
-    return [panel_curves(panel, traces) for panel in config.panels]
+    return pandas.concat([read_curves(panel, traces) for panel in config.panels], ignore_index=True)
 
 
 def write_files(config, drawn, folder, *, width="page", bars=None):
@@ -205,10 +205,10 @@ def test_a_line_breaks_where_no_prompt_has_a_value(traces):
     drawn = draw_of(config, traces)
     figure = draw_figure(config, drawn)
     line = figure.axes[0].lines[0]
-    curve = drawn[0].curves[0]
+    curve = drawn[(drawn["column"] == 0) & (drawn["condition"] == "wo")]
     ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-    assert [x for x, y in ys.items() if np.isfinite(y)] == curve.x.tolist()
-    assert [ys[x] for x in curve.x] == curve.mean.tolist()
+    assert [x for x, y in ys.items() if np.isfinite(y)] == curve["x"].tolist()
+    assert [ys[x] for x in curve["x"]] == curve["mean"].tolist()
 
 
 def test_the_csv_holds_what_is_drawn(traces, tmp_path):
@@ -267,7 +267,7 @@ def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flip
 def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
     config = load("accuracy-bars-and-head-14")
     bars = read_bars(config.bars)
-    assert bars.table["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
+    assert bars["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" in texts(axes) and "64" in texts(axes)
@@ -278,13 +278,13 @@ def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
 def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/example'}]")
     bars = read_bars(config.bars)
-    assert list(bars.table["condition"]) == ["wo", "mless", "mful"]
+    assert list(bars["condition"]) == ["wo", "mless", "mful"]
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
     compared = compare(load_run(ROOT / "results/example"), draws=1000).set_index("condition")
     drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
-    for condition, container in zip(bars.table["condition"], drawn, strict=True):
+    for condition, container in zip(bars["condition"], drawn, strict=True):
         (whiskers,) = container.errorbar.lines[2]
         ends = whiskers.get_segments()[0][:, 1]
         assert np.allclose(ends, compared.loc[condition, ["accuracy_low", "accuracy_high"]].astype(float))
@@ -301,15 +301,11 @@ def test_files_carry_the_receipt(traces, tmp_path):
     assert b'\\"seed\\": 7' in pdf.read_bytes() or b'"seed": 7' in pdf.read_bytes()
 
 
-def test_curves_that_are_not_the_panels_are_refused(traces):
-    from dataclasses import replace
-
+def test_a_figure_without_all_its_panels_and_bars_is_refused(traces):
     config = load("qwen-layers-1-2-3-head-22")
-    first, second, _ = draw_of(config, traces)
-    with pytest.raises(ConfigError, match=r"'Qwen2.5-7B-Math Layer 1 Head 22': expected the curves .*Measure what"):
-        replace(first, curves=second.curves)
+    drawn = draw_of(config, traces)
     with pytest.raises(ConfigError, match=r"expected 3 panels, got 2. Measure what the config names"):
-        draw_figure(config, [first, second])
+        draw_figure(config, drawn[drawn["column"] < 2])
     composite = load("accuracy-bars-and-head-14")
     with pytest.raises(ConfigError, match=r"expected 2 panels and bars, got 2\."):
         draw_figure(composite, draw_of(composite, traces))
@@ -335,4 +331,4 @@ def test_only_controls_are_refused(tmp_path):
     config, message = load("flipped-demo"), r"c.traces holds only controls. Probe the problems that they are matched to"
     with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=message):
-            panel_curves(config.panels[0], traces)
+            read_curves(config.panels[0], traces)
