@@ -17,23 +17,11 @@ from typing import Required, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import DRAWS, SEED, Curve, as_frame, bootstrap_band
+from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band
 from attention_probe.choices import View
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, Trace
 from harness.choices import Definition
 from harness.errors import ConfigError
-
-__all__ = [
-    "Curve",
-    "aligned_curve",
-    "aligned_curves",
-    "as_frame",
-    "bootstrap_band",
-    "chosen_problems",
-    "difference_curve",
-    "full_curve",
-    "shared_problems",
-]
 
 _OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
 
@@ -124,7 +112,7 @@ def difference_curve(traces: AttentionTraces, *, baseline: str, head: int, **opt
     pair = (options["condition"], baseline)
     if options.get("problem_ids") is None:
         options["problem_ids"] = chosen_problems(traces, pair)
-    filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
+    filled = filled_conditions(traces)
     lone = (pair[0] in filled) != (pair[1] in filled)
     note = "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted" if lone else None
     (curve,) = _draw(traces, "aligned", [head], baseline=baseline, note=note, **options)
@@ -159,6 +147,11 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     if not chosen:
         raise ConfigError(f"{traces.path} holds only controls. Probe the problems that they are matched to, too.")
     return chosen
+
+
+def filled_conditions(traces: AttentionTraces) -> set[str]:
+    """The conditions whose prompts have a filler."""
+    return {entry.condition for entry in traces.entries() if entry.filler_span is not None}
 
 
 def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
@@ -197,40 +190,40 @@ def _draw(
     note: str | None = None,
 ) -> list[Curve]:
     """A curve for each head: of a condition, or of its difference from a baseline."""
-    index = traces.header.layer_index(layer)
-    checked = [traces.header.check_head(head) for head in heads]
+    header = traces.header
+    checked = [header.check_head(head) for head in heads]
 
-    def read(name: str) -> tuple[NDArray[np.float64], dict[int, str]]:
-        """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
-        chosen = _chosen(traces, name, problem_ids)
+    def read(name: str) -> tuple[NDArray[np.float64], Trace, NDArray[np.integer]]:
+        """[head, prompt, x] values, NaN where a prompt has none, and the last prompt with its tokens' x."""
         rows = []
-        for problem_id in chosen:
+        for problem_id in _chosen(traces, name, problem_ids):
             trace = traces.get(problem_id, name)
-            means = trace.mean_common if definition == "common" else trace.mean_all
+            means = (trace.mean_common if definition == "common" else trace.mean_all)[header.layer_index(layer)]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(exclude_first)  # inserted tokens have no place in the aligned view: -1
-            row = np.full((len(checked), max(len(places), int(places.max(initial=0)) + 1)), np.nan)
-            row[:, places[shown]] = means[index, checked][:, shown]
+            row = np.full((len(checked), places.max() + 1), np.nan)
+            row[:, places[shown]] = means[checked][:, shown]
             rows.append(row)
-        tables = np.full((len(checked), len(rows), max(row.shape[1] for row in rows)), np.nan)
-        for number, row in enumerate(rows):
-            tables[:, number, : row.shape[1]] = row
-        return tables, dict(zip(places.tolist(), trace.tokens, strict=True))
+        width = max(row.shape[1] for row in rows)
+        padded = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=np.nan) for row in rows]
+        return np.stack(padded, axis=1), trace, places
 
-    tables, texts = read(condition)
+    tables, trace, places = read(condition)
+    name, texts = condition, dict(zip(places.tolist(), trace.tokens, strict=True))
     if baseline is not None:
-        others, _ = read(baseline)
+        name = f"{condition} - {baseline}"
+        others, *_ = read(baseline)
         width = min(tables.shape[2], others.shape[2])
         tables = tables[:, :, :width] - others[:, :, :width]
-    notes = [_OF_COMPLETIONS] if traces.header.queries == "completion" else []
+    of_completions = _OF_COMPLETIONS if header.queries == "completion" else None
     curves = []
     for head, table in zip(checked, tables, strict=True):
         counts = np.isfinite(table).sum(axis=0)
         x = np.flatnonzero(counts)
-        low, high = bootstrap_band(table[:, x], draws=draws, seed=seed) if len(table) > 1 else (None, None)
+        low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
         curves.append(
             Curve(
-                condition=condition if baseline is None else f"{condition} - {baseline}",
+                condition=name,
                 layer=layer,
                 head=head,
                 definition=definition,
@@ -244,7 +237,7 @@ def _draw(
                 prompts=len(table),
                 filler_region=region,
                 tokens=tuple(texts[place] for place in x.tolist()) if len(table) == 1 and baseline is None else None,
-                note="; ".join([*notes, note] if note else notes) or None,
+                note="; ".join(filter(None, [of_completions, note])) or None,
             )
         )
     return curves

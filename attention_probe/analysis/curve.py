@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from harness.choices import Definition
 
 if TYPE_CHECKING:
     import pandas
+
+    from attention_probe.traces import TraceHeader
 
 DRAWS, SEED, BAND = 2000, 1234, 0.95
 
@@ -34,7 +37,7 @@ class Curve:
         first_token_excluded: Whether x = 0 was left out (nothing was renormalised).
         x: Ascending positions [n] to which at least one prompt contributes.
         mean: [n] share of a query's attention; one prompt's value if there is only one prompt.
-        low: [n] lower end of the band, NaN where fewer than two prompts contribute; None for one prompt.
+        low: [n] lower end of the band, NaN where fewer than two prompts contribute.
         high: [n] upper end.
         count: [n] how many prompts contribute.
         prompts: How many prompts went in.
@@ -52,8 +55,8 @@ class Curve:
     first_token_excluded: bool
     x: NDArray[np.int64]
     mean: NDArray[np.float64]
-    low: NDArray[np.float64] | None
-    high: NDArray[np.float64] | None
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
     count: NDArray[np.int64]
     prompts: int
     filler_region: tuple[float, float] | None = None
@@ -61,7 +64,7 @@ class Curve:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        columns = [self.x, self.mean, self.count, *(c for c in (self.low, self.high) if c is not None)]
+        columns = (self.mean, self.low, self.high, self.count)
         if any(column.shape != self.x.shape for column in columns) or (np.diff(self.x) <= 0).any():
             raise ValueError("x must ascend, and mean, low, high and count must have its length")
 
@@ -69,6 +72,12 @@ class Curve:
     def label(self) -> str:
         """For people, counted from 1."""
         return f"Layer {self.layer + 1} Head {self.head + 1}"
+
+    @property
+    def in_filler(self) -> NDArray[np.bool_]:
+        """[n] whether each position lies in what is to be shaded."""
+        start, stop = self.filler_region or (0, 0)
+        return (self.x > start) & (self.x < stop)
 
 
 def bootstrap_band(
@@ -88,50 +97,30 @@ def bootstrap_band(
     size = len(table)
     weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
     counts = weights @ there
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(there, table, 0.0)) / counts
-    low, high = np.full((2, table.shape[1]), np.nan)
-    ends = [(1 - BAND) / 2, (1 + BAND) / 2]
-    whole = counts.all(axis=0)
-    low[whole], high[whole] = np.quantile(means[:, whole], ends, axis=0)
-    for column in np.flatnonzero(~whole & (there.sum(axis=0) > 1)):  # some draws have no prompt here
-        low[column], high[column] = np.quantile(means[counts[:, column] > 0, column], ends)
-    low[there.sum(axis=0) < 2] = high[there.sum(axis=0) < 2] = np.nan
+        low, high = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+    few = there.sum(axis=0) < 2
+    low[few] = high[few] = np.nan
     return low, high
 
 
+_COLUMNS = (
+    *("condition", "layer", "head", "label", "view", "definition", "first_token_excluded", "x", "tokens", "mean"),
+    *("low", "high", "count", "prompts", "in_filler", "note"),
+)
+
+
 def as_frame(curves: Iterable[Curve]) -> pandas.DataFrame:
-    """The curves' numbers, one row a point; `in_filler` marks the shaded ones."""
+    """The curves' numbers, one row per point; `in_filler` marks the shaded ones."""
     import pandas
 
-    frames = []
-    for curve in curves:
-        start, stop = curve.filler_region or (0, 0)
-        frames.append(
-            pandas.DataFrame(
-                {
-                    "condition": curve.condition,
-                    "layer": curve.layer,
-                    "head": curve.head,
-                    "label": curve.label,
-                    "view": curve.view,
-                    "definition": curve.definition,
-                    "first_token_excluded": curve.first_token_excluded,
-                    "x": curve.x,
-                    "token": list(curve.tokens) if curve.tokens else None,
-                    "mean": curve.mean,
-                    "low": np.nan if curve.low is None else curve.low,
-                    "high": np.nan if curve.high is None else curve.high,
-                    "count": curve.count,
-                    "prompts": curve.prompts,
-                    "in_filler": (curve.x > start) & (curve.x < stop),
-                    "note": curve.note,
-                }
-            )
-        )
-    return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+    frames = [pandas.DataFrame({name: getattr(curve, name) for name in _COLUMNS}) for curve in curves]
+    table = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+    return table.rename(columns={"tokens": "token"})
 
 
-def leaves_out_first_token(model_type: str) -> bool:
+def leaves_out_first_token(header: TraceHeader) -> bool:
     """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
-    return model_type.startswith(_FIRST_TOKEN_SINKS)
+    return str(header.options.get("model_type", "")).startswith(_FIRST_TOKEN_SINKS)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import chosen_problems
+from attention_probe.analysis.averaging import chosen_problems, filled_conditions
 from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
@@ -52,7 +52,7 @@ def rank_heads(
         seed: Of the flips.
 
     Returns:
-        One row a head, the most different first: rank, layer and head (from 0), label (from 1), n (prompts), the mean
+        One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (prompts), the mean
         difference, its standard error, t, p_adjusted, and `guaranteed`. Where the last is true (one of the two
         conditions has no filler and the measure is of GUARANTEED), t and p_adjusted are missing, for the contrast is
         no finding, and the heads stand in the order of the mean difference's size. `attrs` says what was done.
@@ -69,7 +69,7 @@ def rank_heads(
     chosen = list(chosen_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
-    filled = {entry.condition for entry in traces.entries() if entry.filler_span is not None}
+    filled = filled_conditions(traces)
     lone = (condition in filled) != (baseline in filled)
     if lone and measure.startswith(FILLER_ONLY):
         raise ConfigError(
@@ -80,53 +80,38 @@ def rank_heads(
     _, with_it = traces.measure(measure, condition, chosen)
     _, without = traces.measure(measure, baseline, chosen)
     differences = (with_it - without).reshape(len(chosen), -1)
-
-    n = np.isfinite(differences).sum(axis=0)
-    if not n.any():
+    if not np.isfinite(differences).any():
         raise ConfigError(
             f"{measure} has no value in any prompt under {condition} and {baseline} both: without a filler it means "
             "nothing. Contrast two conditions that have one."
         )
-    adjusted = np.full(len(n), np.nan) if guaranteed else max_t(differences, draws=draws, seed=seed)
-    t = np.full(len(n), np.nan) if guaranteed else t_values(differences)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.nansum(differences, axis=0) / n
-        error = np.sqrt(np.nansum((differences - mean) ** 2, axis=0) / (n - 1) / n)
-    error[n < 2] = np.nan
-    layers, heads = (axis.ravel() for axis in np.indices((len(traces.header.layers), traces.header.head_count)))
-    layer_names = np.array(traces.header.layers)[layers]
-    frame = pandas.DataFrame(
-        {
-            "layer": layer_names,
-            "head": heads,
-            "label": [f"Layer {layer + 1} Head {head + 1}" for layer, head in zip(layer_names, heads, strict=True)],
-            "n": n,
-            "mean_difference": mean,
-            "standard_error": error,
-            "t": t,
-            "p_adjusted": adjusted,
-            "guaranteed": guaranteed,
-        }
-    )
-    size = mean if guaranteed else t
-    order = np.lexsort((heads, layers, -np.nan_to_num(np.abs(size), nan=-1.0)))
-    frame = frame.take(order).reset_index(drop=True)
-    frame.insert(0, "rank", np.arange(1, len(frame) + 1))
+    header, table = traces.header, pandas.DataFrame(differences)
+    frame = pandas.MultiIndex.from_product([header.layers, range(header.head_count)]).to_frame(False, ["layer", "head"])
+    frame["label"] = [f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)]
+    frame["n"] = table.count()
+    frame["mean_difference"] = table.mean()
+    frame["standard_error"] = table.sem()
+    frame["t"] = np.nan if guaranteed else t_values(differences)
+    frame["p_adjusted"] = np.nan if guaranteed else max_t(differences, draws=draws, seed=seed)
+    frame["guaranteed"] = guaranteed
+    size = "mean_difference" if guaranteed else "t"
+    frame = frame.sort_values(size, key=np.abs, ascending=False, kind="stable", ignore_index=True)
+    frame.insert(0, "rank", range(1, len(frame) + 1))
     count, exact = _flip_count(len(chosen), draws)
+    if guaranteed:
+        note = (
+            f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax and "
+            "the shift of positions change it whatever is inserted. Contrast two fillers."
+        )
+    else:
+        note = f"{len(chosen)} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
+        if exact and count < 20:
+            note += f"; no p below {1 / count:.2g} is possible, probe at least 6"
     frame.attrs = {
-        "measure": measure,
-        "unit": MEASURES[measure].unit,
-        "baseline": baseline,
-        "condition": condition,
-        "prompts": len(chosen),
         "heads": len(frame),
         "flips": 0 if guaranteed else count,
         "exact": exact,
-        "seed": seed,
-        "smallest_p": None if guaranteed else (1 / count if exact else 1 / (1 + count)),
-        "note": "; ".join(
-            [_note(measure, baseline, condition, guaranteed, count, exact, len(chosen)), *traces.header.stamps]
-        ),
+        "note": "; ".join([note, *header.stamps]),
     }
     return frame
 
@@ -136,7 +121,7 @@ def t_values(differences: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Infinite where all differences are the same, 0 where all are 0 or fewer than two are there.
     """
-    there = np.where(np.isfinite(differences), differences, 0.0)
+    there = np.nan_to_num(differences)
     return _t(there.sum(axis=0), np.square(there).sum(axis=0), np.isfinite(differences).sum(axis=0))
 
 
@@ -148,7 +133,7 @@ def max_t(differences: NDArray[np.float64], *, draws: int = DRAWS, seed: int = S
         draws: Sign flips; where the 2^(n-1) distinct ones are no more, all of them are taken and p is exact.
         seed: Of the flips.
     """
-    there = np.where(np.isfinite(differences), differences, 0.0)
+    there = np.nan_to_num(differences)
     squares, n = np.square(there).sum(axis=0), np.isfinite(differences).sum(axis=0)
     observed = np.abs(t_values(differences))
     count, exact = _flip_count(len(differences), draws)
@@ -185,13 +170,3 @@ def _flips(size: int, count: int, exact: bool, seed: int) -> Iterator[NDArray[np
         else:
             bits = random.integers(0, 2, size=(rows, size))
         yield np.where(bits, -1.0, 1.0)
-
-
-def _note(measure: str, baseline: str, condition: str, guaranteed: bool, count: int, exact: bool, prompts: int) -> str:
-    if guaranteed:
-        return (
-            f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax and "
-            "the shift of positions change it whatever is inserted. Contrast two fillers."
-        )
-    done = f"{prompts} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
-    return f"{done}; no p below {1 / count:.2g} is possible, probe at least 6" if exact and count < 20 else done

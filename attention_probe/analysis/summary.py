@@ -30,7 +30,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
 
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
-    left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+    left_out = leaves_out_first_token(header)
     masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
     chosen = None if heads is None else [header.check_head(head) for head in heads]
     rows = []

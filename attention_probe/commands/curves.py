@@ -28,8 +28,8 @@ def curves(
     ] = None,
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
-    from attention_probe.analysis.averaging import aligned_curve, as_frame, chosen_problems, full_curve
-    from attention_probe.analysis.curve import leaves_out_first_token
+    from attention_probe.analysis.averaging import aligned_curve, chosen_problems, full_curve
+    from attention_probe.analysis.curve import as_frame, leaves_out_first_token
     from attention_probe.traces import AttentionTraces
 
     curve = aligned_curve if view == "aligned" else full_curve
@@ -38,7 +38,7 @@ def curves(
         names = split_words(conditions) or opened.conditions
         chosen = range(header.head_count) if head == "all" else parse_indices(head, "--head")
         problems = chosen_problems(opened, names)
-        first = leaves_out_first_token(str(header.options.get("model_type", "")))
+        first = leaves_out_first_token(header)
         drawn = [
             curve(
                 opened,

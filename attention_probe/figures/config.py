@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.choices import View
@@ -19,12 +19,14 @@ from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
 from harness.experiment.yaml_settings import Strict, explain, read_values
 
+if TYPE_CHECKING:
+    from attention_probe.traces import TraceHeader
+
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
 
 Colour = Literal["blue", "red", "green", "orange"]
-
-_COLOURS: tuple[Colour, ...] = ("blue", "red", "green", "orange")
+_COLOURS: tuple[Colour, ...] = get_args(Colour)
 
 
 class SeriesConfig(Strict):
@@ -33,10 +35,11 @@ class SeriesConfig(Strict):
     label: str = Field(min_length=1)
     colour: Colour | None = None
 
-
-def _as_series(value: Any) -> Any:
-    """A series from its label alone."""
-    return {"label": value} if isinstance(value, str) else value
+    @model_validator(mode="before")
+    @classmethod
+    def _from_label(cls, value: Any) -> Any:
+        """A series may be its label alone."""
+        return {"label": value} if isinstance(value, str) else value
 
 
 class RowConfig(Strict):
@@ -47,7 +50,7 @@ class RowConfig(Strict):
     """
 
     view: View
-    series: dict[str, Annotated[SeriesConfig, BeforeValidator(_as_series)]] = Field(min_length=1)
+    series: dict[str, SeriesConfig] = Field(min_length=1)
     x_limits: tuple[float, float] | None = None
     legend: Literal["upper left", "upper right"] = "upper left"
     region: str | None = "Meaningless tokens"
@@ -115,42 +118,32 @@ class BarsConfig(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What must be measured for some of a figure's panels: one model, its prompts, and what is looked at."""
-
-    model: str | None
-    architecture: Path | None
-    prompts: PromptsConfig
-    conditions: tuple[str, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel, everything resolved. `row` and `column` are its place in the grid, from 0."""
+    """One panel: `head` with all that it takes from the figure, and its place in the grid, from 0."""
 
     row: int
     column: int
     title: str
     head: HeadConfig
     shows: RowConfig
-    model: str | None
-    architecture: Path | None
-    prompts: PromptsConfig
     definition: Definition
+
+    @property
+    def prompts(self) -> PromptsConfig:
+        """Which prompts are averaged."""
+        assert self.head.prompts is not None  # the figure's config has checked it
+        return self.head.prompts
 
     @property
     def colours(self) -> dict[str, Colour]:
         """The colour of each condition."""
-        pairs = enumerate(self.shows.series.items())
-        return {name: series.colour or _COLOURS[i % len(_COLOURS)] for i, (name, series) in pairs}
+        series = enumerate(self.shows.series.items())
+        return {name: one.colour or _COLOURS[place % len(_COLOURS)] for place, (name, one) in series}
 
-    def excludes_first_token(self, model_type: str) -> bool:
-        """Whether the first token is left out: as written, else by the family (`model_type` of the HF config)."""
-        if self.head.exclude_first_token is not None:
-            return self.head.exclude_first_token
-        return leaves_out_first_token(model_type)
+    def excludes_first_token(self, header: TraceHeader) -> bool:
+        """Whether the first token is left out: as the config says, else by the model's family."""
+        told = self.head.exclude_first_token
+        return leaves_out_first_token(header) if told is None else told
 
 
 class FigureConfig(Strict):
@@ -203,53 +196,35 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> tuple[Panel, ...]:
         """All panels, row by row."""
+        shared = ("model", "architecture", "prompts", "exclude_first_token")
+        heads = [
+            head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
+            for head in self.heads
+        ]
         return tuple(
             Panel(
                 row=row_place,
                 column=column,
-                title=head.title or " ".join(filter(None, [self._name(head), head.label])),
-                head=head.model_copy(update={"exclude_first_token": self._excludes(head)}),
+                title=head.title or f"{self._name(head)} {head.label}".strip(),
+                head=head,
                 shows=row,
-                model=head.model or self.model,
-                architecture=head.architecture or self.architecture,
-                prompts=head.prompts or self._prompts,
                 definition=row.definition or self.definition,
             )
             for row_place, row in enumerate(self.rows)
-            for column, head in enumerate(self.heads)
+            for column, head in enumerate(heads)
         )
 
     @property
-    def probes(self) -> dict[Probe, tuple[Panel, ...]]:
-        """What to measure, and the panels that it serves: panels of one model and one set of prompts share it."""
+    def groups(self) -> list[list[Panel]]:
+        """The panels of each model and set of prompts, which are measured together."""
         groups: dict[str, list[Panel]] = {}
         for panel in self.panels:
-            key = f"{panel.model}|{panel.architecture}|{panel.prompts.model_dump_json()}"
+            key = panel.head.model_dump_json(include={"model", "architecture", "prompts"})
             groups.setdefault(key, []).append(panel)
-        served: dict[Probe, tuple[Panel, ...]] = {}
-        for panels in groups.values():
-            probe = Probe(
-                model=panels[0].model,
-                architecture=panels[0].architecture,
-                prompts=panels[0].prompts,
-                conditions=self.conditions,
-                layers=tuple(sorted({panel.head.layer for panel in panels})),
-                heads=tuple(sorted({panel.head.head for panel in panels})),
-            )
-            served[probe] = tuple(panels)
-        return served
-
-    @property
-    def _prompts(self) -> PromptsConfig:
-        assert self.prompts is not None
-        return self.prompts
+        return list(groups.values())
 
     def _name(self, head: HeadConfig) -> str:
-        model = head.model or self.model or ""
-        return head.name or self.model_name or model.rstrip("/").rpartition("/")[2]
-
-    def _excludes(self, head: HeadConfig) -> bool | None:
-        return self.exclude_first_token if head.exclude_first_token is None else head.exclude_first_token
+        return head.name or self.model_name or (head.model or "").rstrip("/").rpartition("/")[2]
 
 
 _NESTED: Mapping[str, type[BaseModel]] = {

@@ -1,4 +1,4 @@
-"""Draws a figure of curves as its config says, at the width of a column or a page, and writes its numbers beside it.
+"""Draws a figure of curves as its config says, at the width of a column or a page.
 
 Nothing here computes: what is drawn comes in as `Curve`s and a table of accuracies. Everything that qualifies the
 numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel (random
@@ -7,26 +7,19 @@ weights, selected on outcome, reference numbers), counts and bands in the note b
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from attention_probe.analysis.curve import Curve
 from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.data import Bars, PanelCurves, figure_table
-from attention_probe.figures.layout import columns, lay_out, make_room
+from attention_probe.figures.layout import Drawn, lay_out, make_room
 from harness.choices import Width
 from harness.display.figures.bars import plot_accuracy_bars
-from harness.display.figures.saving import save_figure
-from harness.display.figures.style import PLAIN
+from harness.display.figures.style import FONT, MUTED, add_note, styled
 from harness.display.words import plural
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -40,165 +33,128 @@ _EXPLAINED = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
 }
-_STAMP = "#b00020"
+_TIGHT = {
+    "axes.linewidth": 0.5,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2,
+    "ytick.major.size": 2,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "axes.labelpad": 2,
+    "legend.borderaxespad": 0.2,
+    "legend.borderpad": 0.2,
+    "legend.handlelength": 1.2,
+    "legend.handletextpad": 0.4,
+    "legend.columnspacing": 1.0,
+    "legend.labelspacing": 0.2,
+}
+"""Less room for the text of panels that are smaller than other figures."""
+STAMPS = {"random_weights": "random weights", "on_outcome": "selected on outcome"}
+"""What stands in red above a panel, by the column that says whether it does."""
 _GLYPH = 0.56
 """Width of an average letter, in font sizes."""
 
 
 def draw_figure(
-    config: FigureConfig, drawn: Sequence[PanelCurves], *, width: Width = "page", bars: Bars | None = None
+    config: FigureConfig,
+    curves: pandas.DataFrame,
+    *,
+    width: Width = "page",
+    bars: pandas.DataFrame | None = None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """The figure: rows times heads as in the study at page width, turned to fit a column at column width.
 
     Args:
         config: Titles, legends, limits, regions.
-        drawn: What each panel shows.
+        curves: The points of all panels, from `data.read_curves`.
         width: `page` is 7 inches, `column` 3.3.
-        bars: Accuracies for the config's bars.
+        bars: Accuracies for the config's bars, from `data.read_bars`.
+        notes: What else a reader must be told, such as another tokenizer than the model's own.
 
     Raises:
         ConfigError: panels or bars of the config are missing from what is drawn.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
-    by_place = {(d.panel.row, d.panel.column): d for d in drawn}
-    expected = [(panel.row, panel.column) for panel in config.panels]
-    if sorted(by_place) != sorted(expected) or (config.bars is not None) != (bars is not None):
+    points = dict(list(curves.groupby(["row", "column"])))
+    if len(points) != len(config.panels) or (config.bars is None) != (bars is None):
         raise ConfigError(
-            f"Figure {config.name}: expected {len(expected)} panels{' and bars' if config.bars else ''}, "
-            f"got {len(by_place)}{' and bars' if bars else ''}. Measure what the config names."
+            f"Figure {config.name}: expected {len(config.panels)} panels{' and bars' if config.bars else ''}, "
+            f"got {len(points)}{' and bars' if bars is not None else ''}. Measure what the config names."
         )
-    size = 7.0 if width == "page" else 6.0
-    style: Any = _style(size)
-    with matplotlib.rc_context(style):
+    size = FONT[width] - 0.5
+    with styled(size, _TIGHT):
         figure = Figure(layout="constrained")
-        places, bar_axes = lay_out(figure, config, width)
-        for place, axes in places.items():
-            _draw_panel(axes, by_place[place], size)
-        _label_axes(places, by_place, config, size, figure.get_figwidth())
+        axes, bar_axes = lay_out(figure, config, width)
+        panels = [
+            Drawn(one, panel, points[panel.row, panel.column]) for one, panel in zip(axes, config.panels, strict=True)
+        ]
+        for drawn in panels:
+            _draw_panel(drawn)
+            stamps = [stamp for column, stamp in STAMPS.items() if drawn.points[column].any()]
+            _stamp(drawn.axes, drawn.panel.title, stamps, size)
+        _label_axes(panels, config, figure.get_figwidth() * 72 / (_GLYPH * size))
         if bars is not None and config.bars is not None and bar_axes is not None:
-            plot_accuracy_bars(bar_axes, bars.table, title=config.bars.title, font_size=size - 1)
-            _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars.reference else [], size)
+            plot_accuracy_bars(bar_axes, bars, title=config.bars.title, font_size=size - 1)
+            _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars["reference"].any() else [], size)
             bar_axes.legend(loc="upper right", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
             bar_axes.tick_params(axis="x", labelsize=size - 1)
-        note = _note(config, [by_place[place] for place in expected], bars)
-        letters = int(figure.get_figwidth() * 72 / (_GLYPH * (size - 1)))
-        figure.supxlabel(textwrap.fill(note, letters), x=0.01, ha="left", fontsize=size - 1, color="#444444")
-        make_room(figure, places, by_place, bar_axes)
+        add_note(figure, " ".join(_sentences(config, panels, bars, notes)), size)
+        make_room(figure, panels, bar_axes)
     return figure
 
 
-def write_figure(
-    config: FigureConfig,
-    drawn: Sequence[PanelCurves],
-    folder: Path,
-    *,
-    receipt: Mapping[str, Any],
-    width: Width = "page",
-    bars: Bars | None = None,
-) -> list[Path]:
-    """Draw the figure and write PNG, SVG and PDF, the receipt inside, and its numbers as one tidy CSV file."""
-    figure = draw_figure(config, drawn, width=width, bars=bars)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = config.name if width == "page" else f"{config.name}-column"
-    files = save_figure(figure, folder / stem, receipt, formats=("png", "svg", "pdf"), dpi=300)
-    table = folder / f"{stem}.csv"
-    figure_table(config, drawn, bars).to_csv(table, index=False)
-    return [*files, table]
-
-
-def _style(size: float) -> dict[str, Any]:
-    return {
-        "font.size": size,
-        "axes.titlesize": size,
-        "axes.labelsize": size,
-        "xtick.labelsize": size - 0.5,
-        "ytick.labelsize": size - 0.5,
-        "legend.fontsize": size - 0.5,
-        "axes.linewidth": 0.5,
-        "xtick.major.width": 0.5,
-        "ytick.major.width": 0.5,
-        "xtick.major.size": 2,
-        "ytick.major.size": 2,
-        "xtick.major.pad": 2,
-        "ytick.major.pad": 2,
-        "axes.labelpad": 2,
-        "legend.frameon": False,
-        "legend.borderaxespad": 0.2,
-        "legend.borderpad": 0.2,
-        "legend.handlelength": 1.2,
-        "legend.handletextpad": 0.4,
-        "legend.columnspacing": 1.0,
-        "legend.labelspacing": 0.2,
-        **PLAIN,
-    }
-
-
-def _draw_panel(axes: Axes, drawn: PanelCurves, size: float) -> None:
-    panel, shows = drawn.panel, drawn.panel.shows
+def _draw_panel(drawn: Drawn) -> None:
+    axes, shows = drawn.axes, drawn.panel.shows
+    colours = {name: COLOURS[colour] for name, colour in drawn.panel.colours.items()}
     if drawn.region is not None:
         axes.axvspan(*drawn.region, color="#dedede", linewidth=0, zorder=0)
-    for place, curve in enumerate(drawn.curves):
-        colour = COLOURS[panel.colours[curve.condition]]
-        x, mean, low, high = _with_gaps(curve)
+    for place, (condition, series) in enumerate(shows.series.items()):
+        line = _line(drawn.curves, condition)
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
-        thickness = 0.8 + 0.5 * (len(drawn.curves) - 1 - place)
-        axes.plot(x, mean, color=colour, linewidth=thickness, label=shows.series[curve.condition].label)
+        thickness = 0.8 + 0.5 * (len(shows.series) - 1 - place)
+        axes.plot(line.index, line["mean"], color=colours[condition], linewidth=thickness, label=series.label)
         if shows.fill:
-            axes.fill_between(x, 0, mean, color=colour, alpha=0.12, linewidth=0)
-        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
-    dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
-    for curve in drawn.controls:
-        x, mean, *_ = _with_gaps(curve)
-        axes.plot(x, mean, color=COLOURS[panel.colours[curve.condition]], label="_control", **dashed)
-    if drawn.controls:
-        axes.plot([], [], color="#555555", label="not flipped (controls)", **dashed)
+            axes.fill_between(line.index, 0, line["mean"], color=colours[condition], alpha=0.12, linewidth=0)
+        axes.fill_between(line.index, line["low"], line["high"], color=colours[condition], alpha=0.22, linewidth=0)
+    if len(drawn.controls):
+        dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
+        for condition in shows.series:
+            line = _line(drawn.controls, condition)
+            axes.plot(line.index, line["mean"], color=colours[condition], label="_control", **dashed)
+        axes.plot([], [], color=MUTED, label="not flipped (controls)", **dashed)
     axes.set_xlim(*shows.limits)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _with_gaps(curve: Curve) -> NDArray[np.float64]:
-    """x, mean, low and high, [4, position]; NaN where there is no value, so that lines break there."""
-    x = np.arange(curve.x[0], curve.x[-1] + 1, dtype=np.float64)
-    spread = np.full((4, len(x)), np.nan)
-    spread[0] = x
-    for target, line in zip(spread[1:], (curve.mean, curve.low, curve.high), strict=True):
-        if line is not None:
-            target[curve.x - curve.x[0]] = line
-    return spread
+def _line(points: pandas.DataFrame, condition: str) -> pandas.DataFrame:
+    """One condition's points by position, NaN where there is no value, so that lines break there."""
+    found = points[points["condition"] == condition].set_index("x")
+    return found.reindex(range(found.index[0], found.index[-1] + 1))
 
 
-def _label_axes(
-    places: Mapping[tuple[int, int], Axes],
-    by_place: Mapping[tuple[int, int], PanelCurves],
-    config: FigureConfig,
-    size: float,
-    inches: float,
-) -> None:
-    """Titles, stamps and axis labels; a y label that the panel to the left has already is not said again."""
+def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -> None:
+    """Axis labels of a figure that is so many letters wide; what the panel to the left says is not said again."""
     from matplotlib.ticker import MaxNLocator
 
-    for place, axes in places.items():
-        drawn = by_place[place]
-        letters = int(inches / columns(axes) * 72 / (_GLYPH * size))
-        _stamp(axes, drawn.panel.title, drawn.stamps, size)
+    for drawn in panels:
+        axes, place, definition = drawn.axes, drawn.place, drawn.panel.definition
+        room = int(letters / place.get_gridspec().ncols)
         left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
-        left_out += ["first token"] if any(curve.first_token_excluded for curve in drawn.curves) else []
-        said = f"({' and '.join(left_out)} left out)" if left_out else ""
-        words = ["Token position", *([said] if said else [])]
-        axes.set_xlabel((" " if len(" ".join(words)) < 0.8 * letters else "\n").join(words))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if letters > 38 else 3, steps=[1, 2, 4, 5, 10]))
+        left_out += ["first token"] if drawn.points["first_token_excluded"].any() else []
+        words = ["Token position", *([f"({' and '.join(left_out)} left out)"] if left_out else [])]
+        axes.set_xlabel((" " if len(" ".join(words)) < 0.8 * room else "\n").join(words))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if room > 38 else 3, steps=[1, 2, 4, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-        left = [other for other, a in places.items() if _is_left_of(a, axes)]
-        if all(by_place[other].panel.definition != drawn.panel.definition for other in left):
-            axes.set_ylabel(f"{config.y_label}\n({DEFINITIONS[drawn.panel.definition]})")
-
-
-def _is_left_of(one: Axes, other: Axes) -> bool:
-    a, b = one.get_subplotspec(), other.get_subplotspec()
-    assert a is not None and b is not None
-    return a.rowspan == b.rowspan and a.colspan.start < b.colspan.start
+        said = {
+            other.panel.definition
+            for other in panels
+            if other.place.rowspan == place.rowspan and other.place.colspan.start < place.colspan.start
+        }
+        if definition not in said:
+            axes.set_ylabel(f"{config.y_label}\n({DEFINITIONS[definition]})")
 
 
 def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
@@ -215,43 +171,36 @@ def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
             va="bottom",
             fontsize=size - 0.5,
             fontweight="bold",
-            color=_STAMP,
+            color="#b00020",
             linespacing=1.0,
         )
 
 
-def _note(config: FigureConfig, drawn: Sequence[PanelCurves], bars: Bars | None) -> str:
-    """What the numbers stand on, in sentences."""
-    sentences = []
-    counts = [d.prompts for d in drawn]
+def _sentences(
+    config: FigureConfig, panels: Sequence[Drawn], bars: pandas.DataFrame | None, notes: Sequence[str]
+) -> Iterator[str]:
+    """What the numbers stand on."""
+    counts = [drawn.curves["prompts"].max() for drawn in panels]
     if len(set(counts)) > 1:
-        sentences.append(f"n = {', '.join(map(str, counts))} prompts (panels row by row).")
+        yield f"n = {', '.join(map(str, counts))} prompts (panels row by row)."
     elif counts[0] == 1:
-        ids = dict.fromkeys(name for d in drawn for name in d.problems)
-        sentences.append(f"One prompt{': ' if ids else ''}{', '.join(ids)}.")
+        yield f"One prompt: {', '.join(dict.fromkeys(drawn.curves['problem'].iloc[0] for drawn in panels))}."
     else:
-        sentences.append(
-            f"n = {counts[0]} prompts a panel, at least {min(d.fewest for d in drawn)} at every position shown."
-        )
-    if any(curve.low is not None for d in drawn for curve in d.curves):
-        sentences.append("Bands: 95 % bootstrap intervals over prompts.")
-    flips = dict.fromkeys(
-        d.panel.prompts.flip.replace("_", " ") for d in drawn if d.on_outcome and d.panel.prompts.flip
-    )
-    sentences += [f"Selected on outcome: {flip}." for flip in flips]
-    controls = [max(curve.prompts for curve in d.controls) for d in drawn if d.controls]
-    if controls:
-        problems = plural("problem", min(controls))
-        sentences.append(f"Dashed: {min(controls)} matched {problems} that did not flip.")
-    notes = [note for d in drawn for note in (d.note, *(c.note for c in (*d.curves, *d.controls))) if note]
-    sentences += [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)]
-    sentences += [_EXPLAINED[definition] for definition in dict.fromkeys(d.panel.definition for d in drawn)]
-    if bars is not None and bars.reference:
-        sentences.append(f"Bars: {bars.reference}.")
-    elif bars is not None:
-        sentences.append(
-            f"Bars: {' to '.join(map(str, sorted({bars.table['n'].min(), bars.table['n'].max()})))} problems."
-        )
+        shown = [drawn.curves[drawn.curves["x"].between(*drawn.panel.shows.limits)]["count"] for drawn in panels]
+        yield f"n = {counts[0]} prompts a panel, at least {min(map(min, shown))} at every position shown."
+    if max(counts) > 1:
+        yield "Bands: 95 % bootstrap intervals over prompts."
+    for flip in dict.fromkeys(drawn.panel.prompts.flip for drawn in panels):
+        if flip:
+            yield f"Selected on outcome: {flip.replace('_', ' ')}."
+    if fewest := min((drawn.controls["prompts"].max() for drawn in panels if len(drawn.controls)), default=0):
+        yield f"Dashed: {fewest} matched {plural('problem', fewest)} that did not flip."
+    told = [note for drawn in panels for note in drawn.points["note"].dropna().unique()]
+    yield from (f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys([*notes, *told]))
+    yield from (_EXPLAINED[definition] for definition in dict.fromkeys(drawn.panel.definition for drawn in panels))
+    if bars is not None:
+        fewest, most = bars["n"].min(), bars["n"].max()
+        problems = f"{fewest} problems" if fewest == most else f"{fewest} to {most} problems"
+        yield f"Bars: {bars['reference'].iloc[0] or problems}."
     if config.note:
-        sentences.append(config.note)
-    return " ".join(sentences)
+        yield config.note

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.data import PanelCurves
+from attention_probe.figures.config import FigureConfig, Panel
 from harness.choices import Width
+from harness.display.figures.style import INCHES
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
     from matplotlib.legend import Legend
+    from matplotlib.text import Text
 
 
-def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[tuple[int, int], Axes], Axes | None]:
-    """Axes by row and head, and the bars'. In a column heads go down; one head's rows go down too."""
+def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Axes], Axes | None]:
+    """Axes of the panels, row by row, and the bars'. In a column heads go down; one head's rows go down too."""
     rows, heads = len(config.rows), len(config.heads)
     turned = width == "column" and heads > 1
     down, across = (heads, rows) if turned else (rows, heads)
@@ -27,72 +29,83 @@ def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[dict[tu
     grid = figure.add_gridspec(
         down + above,
         across + beside,
-        width_ratios=[*([1.0 * across] if beside else []), *[1.0] * across],
-        height_ratios=[*([1.35] if above else []), *[1.0] * down],
+        width_ratios=[*([across] if beside else []), *[1] * across],
+        height_ratios=[*([1.35] if above else []), *[1] * down],
     )
-    places = {
-        (row, head): figure.add_subplot(
-            grid[(head if turned else row) + above, (row if turned else head) + beside],
-        )
+    panels = [
+        figure.add_subplot(grid[(head if turned else row) + above, (row if turned else head) + beside])
         for row in range(rows)
         for head in range(heads)
-    }
-    bar_axes = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
-    inches = 7.0 if width == "page" else 3.3
-    figure.set_size_inches(inches, 0.35 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
-    return places, bar_axes
+    ]
+    bars = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
+    figure.set_size_inches(INCHES[width], 0.35 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
+    return panels, bars
 
 
-def make_room(
-    figure: Figure,
-    places: Mapping[tuple[int, int], Axes],
-    by_place: Mapping[tuple[int, int], PanelCurves],
-    bar_axes: Axes | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A panel on its axes: what the config says of it, and its points as of `data.read_curves`."""
+
+    axes: Axes
+    panel: Panel
+    points: pandas.DataFrame
+
+    @property
+    def curves(self) -> pandas.DataFrame:
+        """The points without those of controls."""
+        return self.points[self.points["kind"] == "curve"]
+
+    @property
+    def controls(self) -> pandas.DataFrame:
+        """The points of matched problems that did not flip."""
+        return self.points[self.points["kind"] == "control"]
+
+    @property
+    def region(self) -> tuple[float, float] | None:
+        """What to shade: from half a token before the first inserted position to half a token after the last."""
+        inserted = self.curves["x"][self.curves["in_filler"]]
+        if inserted.empty or self.panel.shows.region is None:
+            return None
+        return inserted.min() - 0.5, inserted.max() + 0.5
+
+    @property
+    def place(self) -> SubplotSpec:
+        """Where it stands in the figure's grid."""
+        place = self.axes.get_subplotspec()
+        assert place is not None
+        return place
+
+
+def make_room(figure: Figure, panels: Sequence[Drawn], bars: Axes | None) -> None:
     """Break titles that are too wide, and raise each y axis so that legend and region label stand above the data."""
     engine = figure.get_layout_engine()
     assert engine is not None
-    for place, axes in places.items():
-        entries = len(axes.get_legend_handles_labels()[0])
-        axes.legend(loc=by_place[place].panel.shows.legend, ncols=entries).set_in_layout(False)
+    for drawn in panels:
+        _add_legend(drawn, columns=len(drawn.axes.get_legend_handles_labels()[0]))
     engine.execute(figure)
-    too_wide = any(
-        axes.title.get_window_extent().x1 > figure.bbox.x1
-        or axes.title.get_window_extent().width > 0.97 * figure.bbox.width / columns(axes)
-        for axes in places.values()
-    )
-    for place, axes in places.items():
-        panel = by_place[place].panel
-        if _legend(axes).get_window_extent().width > axes.get_window_extent().width:
-            axes.legend(loc=panel.shows.legend, ncols=1).set_in_layout(False)
+    page = figure.bbox
+    titles = [(drawn.axes.title.get_window_extent(), drawn.place.get_gridspec().ncols) for drawn in panels]
+    too_wide = any(box.x1 > page.x1 or box.width > 0.97 * page.width / columns for box, columns in titles)
+    for drawn in panels:
+        if _legend(drawn.axes).get_window_extent().width > drawn.axes.get_window_extent().width:
+            _add_legend(drawn, columns=1)
         if too_wide:
-            axes.title.set_text(panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
+            drawn.axes.title.set_text(drawn.panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
     engine.execute(figure)
-    for place, axes in places.items():
-        legend, box = _legend(axes), axes.get_window_extent()
-        taken = legend.get_window_extent().height / box.height + 0.03
-        drawn = by_place[place]
+    for drawn in panels:
+        taken = _share(drawn.axes, _legend(drawn.axes)) + 0.03
         if drawn.region is not None:
-            low, high = drawn.panel.shows.limits
-            middle = (max(drawn.region[0], low) + min(drawn.region[1], high)) / 2
-            word = axes.annotate(
-                drawn.panel.shows.region or "",
-                (middle, 1 - taken),
-                xycoords=axes.get_xaxis_transform(),
-                ha="center",
-                va="top",
-                fontstyle="italic",
-                fontsize=legend.get_texts()[0].get_fontsize(),
-                color="#444444",
-            )
-            if word.get_window_extent().x0 < box.x0:
-                word.set(x=low + 0.01 * (high - low), ha="left")
-            taken += word.get_window_extent().height / box.height + 0.03
-        axes.set_ylim(0, _highest(drawn) / (1 - taken))
-    if bar_axes is not None:
-        low, high = bar_axes.get_ylim()
-        taken = _legend(bar_axes).get_window_extent().height / bar_axes.get_window_extent().height
-        bar_axes.set_ylim(low, low + (high - low) / (1 - taken))
+            taken += _share(drawn.axes, _name_region(drawn, drawn.region, 1 - taken)) + 0.03
+        shown = drawn.points[drawn.points["x"].between(*drawn.panel.shows.limits)]
+        highest = shown[["mean", "high"]].max().max()
+        drawn.axes.set_ylim(0, (highest if highest > 0 else 1.0) / (1 - taken))
+    if bars is not None:
+        low, high = bars.get_ylim()
+        bars.set_ylim(low, low + (high - low) / (1 - _share(bars, _legend(bars))))
+
+
+def _add_legend(drawn: Drawn, columns: int) -> None:
+    drawn.axes.legend(loc=drawn.panel.shows.legend, ncols=columns).set_in_layout(False)
 
 
 def _legend(axes: Axes) -> Legend:
@@ -101,22 +114,25 @@ def _legend(axes: Axes) -> Legend:
     return legend
 
 
-def _highest(drawn: PanelCurves) -> float:
-    """The highest point shown, bands included."""
+def _share(axes: Axes, part: Legend | Text) -> float:
+    """How much of the height of axes a part of them takes."""
+    return part.get_window_extent().height / axes.get_window_extent().height
+
+
+def _name_region(drawn: Drawn, region: tuple[float, float], top: float) -> Text:
+    """Write what is shaded over the region, `top` of the axes' height up."""
+    axes = drawn.axes
     low, high = drawn.panel.shows.limits
-    tops = [
-        line[(curve.x >= low) & (curve.x <= high)]
-        for curve in (*drawn.curves, *drawn.controls)
-        for line in (curve.mean, curve.high)
-        if line is not None
-    ]
-    values = np.concatenate(tops)
-    values = values[np.isfinite(values)]
-    return float(values.max()) if values.size and values.max() > 0 else 1.0
-
-
-def columns(axes: Axes) -> int:
-    """How many columns the grid of these axes has."""
-    spec = axes.get_subplotspec()
-    assert spec is not None
-    return int(spec.get_gridspec().ncols)
+    word = axes.annotate(
+        drawn.panel.shows.region or "",
+        ((max(region[0], low) + min(region[1], high)) / 2, top),
+        xycoords=axes.get_xaxis_transform(),
+        ha="center",
+        va="top",
+        fontstyle="italic",
+        fontsize=_legend(axes).get_texts()[0].get_fontsize(),
+        color="#444444",
+    )
+    if word.get_window_extent().x0 < axes.get_window_extent().x0:
+        word.set(x=low + 0.01 * (high - low), ha="left")
+    return word

@@ -8,14 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attention_probe.figures.config import FigureConfig, Probe
-from attention_probe.figures.data import PanelCurves, panel_curves, read_bars
-from attention_probe.figures.draw import write_figure
-from attention_probe.prompts.choose_prompts import choose, open_source
+import pandas
+
+from attention_probe.figures.config import FigureConfig
+from attention_probe.figures.data import figure_table, read_bars, read_curves
+from attention_probe.figures.draw import draw_figure
+from attention_probe.model.architectures import read_architecture
+from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness.choices import Width
+from harness.display.figures.saving import write_figure
 from harness.errors import ConfigError
 from harness.runs import receipts
 
@@ -46,15 +50,30 @@ def make_figure(
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
     folder = folder or config.output
-    drawn: list[PanelCurves] = []
+    tables: list[pandas.DataFrame] = []
     sessions: list[dict[str, Any]] = []
-    for wanted, panels in config.probes.items():
-        path, settings = _measure(wanted, random_weights, device, folder / TRACES, advance)
+    notes: list[str] = []
+    for panels in config.groups:
+        head = panels[0].head
+        if random_weights and head.architecture is None:
+            raise ConfigError(
+                f"--random-weights needs an architecture, and the figure names none for {head.model}. Add "
+                "`architecture: configs/architectures/NAME.yaml` to its config, or leave out --random-weights."
+            )
+        model = None if random_weights else head.model
+        settings = ProbeSettings(
+            model=model,
+            architecture=head.architecture if model is None else None,
+            layers=tuple(sorted({panel.head.layer for panel in panels})),
+            heads=tuple(sorted({panel.head.head for panel in panels})),
+            conditions=config.conditions,
+            device=device,
+        )
+        path = _measure(settings, panels[0].prompts, folder / TRACES, advance)
         with AttentionTraces.open(path) as traces:
             sessions.append(traces.receipt)
-            model_type = str(traces.header.options["model_type"])
-            note = _note(traces.receipt, settings)
-            drawn += [panel_curves(panel, traces, model_type=model_type, note=note) for panel in panels]
+            notes += _notes(str(traces.receipt["tokenizer"]), settings)
+            tables += [read_curves(panel, traces) for panel in panels]
     receipt = {
         "figure": config.model_dump(mode="json"),
         "random_weights": random_weights,
@@ -62,55 +81,34 @@ def make_figure(
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
     }
+    curves = pandas.concat(tables, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    return write_figure(config, drawn, folder, receipt=receipt, width=width, bars=bars)
+    figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
+    return write_figure(figure, figure_table(config, curves, bars), folder, config.name, receipt, width=width)
 
 
 def _measure(
-    wanted: Probe, random_weights: bool, device: str, folder: Path, advance: Callable[[int, int], None]
-) -> tuple[Path, ProbeSettings]:
-    """One folder of traces, complete."""
-    if random_weights and wanted.architecture is None:
-        raise ConfigError(
-            f"--random-weights needs an architecture, and the figure names none for {wanted.model}. Add "
-            "`architecture: configs/architectures/NAME.yaml` to its config, or leave out --random-weights."
-        )
-    drawn = random_weights or wanted.model is None
-    settings = ProbeSettings(
-        model=None if drawn else wanted.model,
-        architecture=wanted.architecture if drawn else None,
-        layers=wanted.layers,
-        heads=wanted.heads,
-        conditions=wanted.conditions,
-        device=device,
-    )
-    source = open_source(wanted.prompts, wanted.conditions, settings.load_tokenizer)
-    selection = choose(wanted.prompts, source)
-    chosen = [(problem.problem_id, problem.outcome, problem.control) for problem in selection.problems]
+    settings: ProbeSettings, prompts: PromptsConfig, folder: Path, advance: Callable[[int, int], None]
+) -> Path:
+    """A complete folder of traces, named after what was measured, so that what is there is not measured again."""
+    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    selection = choose(prompts, source)
     parts = [
         settings.model,
         str(settings.architecture),
         settings.layers,
-        wanted.conditions,
+        settings.conditions,
         source.prompts_sha256,
-        chosen,
+        [(problem.problem_id, problem.outcome, problem.control) for problem in selection.problems],
         selection.on_outcome,
     ]
-    name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    path = folder / f"{name}.traces"
+    path = folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.traces"
     run_probe(source, selection, settings, path, advance=advance)
-    return path, settings
+    return path
 
 
-def _note(receipt: dict[str, Any], settings: ProbeSettings) -> str | None:
+def _notes(used: str, settings: ProbeSettings) -> list[str]:
     """That the prompts were read by another tokenizer than the architecture's own, if so."""
-    if settings.architecture is None:
-        return None
-    from attention_probe.model.architectures import read_architecture
-
-    facts = read_architecture(settings.architecture)
-    used = str(receipt["tokenizer"])
-    if used == facts.tokenizer:
-        return None
+    own = used if settings.architecture is None else read_architecture(settings.architecture).tokenizer
     name = "the bundled tokenizer" if used == "demo" else Path(used).name
-    return f"Read by {name}, not {facts.tokenizer}'s"
+    return [] if used == own else [f"Read by {name}, not {own}'s"]

@@ -45,7 +45,7 @@ def read_attention(
         index = header.layer_index(layer)
         chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
         labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
-        left_out = leaves_out_first_token(str(header.options.get("model_type", "")))
+        left_out = leaves_out_first_token(header)
         shared = chosen_problems(traces, traces.conditions)
         curves = [
             aligned_curves(
@@ -85,8 +85,8 @@ def _mean(curve: Curve) -> MeanCurve:
         condition=curve.condition,
         x=tuple(curve.x[kept].tolist()),
         mean=tuple(curve.mean[kept].tolist()),
-        low=None if curve.low is None else _to_numbers(curve.low[kept]),
-        high=None if curve.high is None else _to_numbers(curve.high[kept]),
+        low=_to_numbers(curve.low[kept]),
+        high=_to_numbers(curve.high[kept]),
         prompts=curve.prompts,
     )
 

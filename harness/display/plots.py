@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.choices import Kind, Width
@@ -15,10 +13,10 @@ from harness.display.figures.bars import draw_accuracy_bars
 from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
 from harness.display.figures.lengths import draw_lengths, length_shares
-from harness.display.figures.saving import save_figure
+from harness.display.figures.saving import write_figure
 from harness.display.figures.splits import draw_split_differences
 from harness.display.figures.style import without_edits
-from harness.errors import ComparisonError, ConfigError
+from harness.errors import ComparisonError
 from harness.runs.comparable import join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
@@ -27,20 +25,6 @@ from harness.runs.run import Run
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plot:
-    """A figure to be drawn, its table, and whether it shows the prompt null."""
-
-    draw: Callable[..., Figure]
-    table: pandas.DataFrame
-    edits: bool = False
-
-    @property
-    def shown(self) -> pandas.DataFrame:
-        """The rows that the figure shows."""
-        return self.table if self.edits else without_edits(self.table)
 
 
 def make_plots(
@@ -77,49 +61,32 @@ def make_plots(
             f"{' '.join(runs)}: there is nothing to compare with {baseline}: expected a further condition "
             "beside it. Run one, or merge the runs that hold them."
         )
+    receipt = {
+        "baseline": whole.baseline,
+        "margin": float(whole.comparison["margin"].iloc[0]),
+        "seed": whole.seed,
+        "runs": list(whole.receipt),
+    }
     files = []
     for kind in dict.fromkeys(map(Kind, kinds or Kind)):
-        plot = _plot(kind, read, whole, board)
-        stem = kind if width == "page" else f"{kind}-column"
-        files += _write(plot, folder / stem, width, _receipt(kind, whole))
+        draw, table = _plot(kind, read, whole, board)
+        shown = table if kind == "forest" else without_edits(table)
+        figure = draw(table, width=width)
+        files += write_figure(figure, shown, folder, kind, {"figure": kind, **receipt}, width=width)
     return files
 
 
-def _plot(kind: Kind, read: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]) -> Plot:
+def _plot(
+    kind: Kind, read: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]
+) -> tuple[Callable[..., Figure], pandas.DataFrame]:
+    """What draws a kind of figure, and the table that it draws."""
     if kind in ("levels", "subjects"):
         by = kind.removesuffix("s")
-        return Plot(draw=partial(draw_split_differences, by=by), table=board(by=(by,)).comparison)
+        return partial(draw_split_differences, by=by), board(by=(by,)).comparison
     if kind == "lengths":
         frame = join(read)
-        return Plot(draw=draw_lengths, table=length_shares(frame[~frame["condition"].isin(whole.edits)]))
+        return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.edits)])
     if kind == "bars":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
-        title = f"Results on {', '.join(names)}"
-        return Plot(draw=partial(draw_accuracy_bars, title=title), table=whole.comparison)
-    if kind == "flips":
-        return Plot(draw=draw_flip_matrix, table=whole.comparison)
-    return Plot(draw=draw_forest, table=whole.comparison, edits=True)
-
-
-def _write(plot: Plot, path: Path, width: Width, receipt: dict[str, Any]) -> list[Path]:
-    figure = plot.draw(plot.table, width=width)
-    numbers = path.with_name(f"{path.name}.csv")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files = save_figure(figure, path, receipt, formats=("png", "svg", "pdf"), dpi=300)
-        plot.shown.to_csv(numbers, index=False)
-    except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be written: {error.strerror}. Choose another folder.") from None
-    return [*files, numbers]
-
-
-def _receipt(kind: str, board: Leaderboard) -> dict[str, Any]:
-    receipt = {
-        "figure": kind,
-        "baseline": board.baseline,
-        "margin": float(board.comparison["margin"].iloc[0]),
-        "seed": board.seed,
-        "runs": list(board.receipt),
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(receipt, default=str))
-    return plain
+        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), whole.comparison
+    return draw_flip_matrix if kind == "flips" else draw_forest, whole.comparison

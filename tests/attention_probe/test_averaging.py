@@ -10,14 +10,12 @@ from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.averaging import (
     aligned_curve,
-    as_frame,
-    bootstrap_band,
     chosen_problems,
     difference_curve,
     full_curve,
     shared_problems,
 )
-from attention_probe.analysis.curve import Curve
+from attention_probe.analysis.curve import Curve, as_frame, bootstrap_band
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 from tests.example_traces import make_trace, write_traces
@@ -77,7 +75,7 @@ def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
     assert full.x.tolist() == list(range(15)) and full.filler_region == (2.5, 6.5)
     np.testing.assert_array_equal(aligned.mean, full.mean[[0, 1, 2, *range(7, 15)]].astype(np.float64))
     assert full.tokens == trace.tokens[:15] and aligned.tokens == (*trace.tokens[:3], *trace.tokens[7:15])
-    assert full.prompts == 1 and full.low is full.high is None and set(full.count) == {1}
+    assert full.prompts == 1 and np.isnan([full.low, full.high]).all() and set(full.count) == {1}
 
 
 def test_where_few_prompts_contribute_the_value_stands_with_its_count_and_a_lone_one_has_no_band(traces):
@@ -225,4 +223,4 @@ def test_a_curve_checks_itself():
     x = np.array([0, 2, 1])
     facts = {"condition": "wo", "layer": 0, "head": 0, "definition": "common", "view": "full", "prompts": 1}
     with pytest.raises(ValueError, match="x must ascend"):
-        Curve(**facts, first_token_excluded=False, x=x, mean=x / 2, low=None, high=None, count=x)
+        Curve(**facts, first_token_excluded=False, x=x, mean=x / 2, low=x / 2, high=x / 2, count=x)

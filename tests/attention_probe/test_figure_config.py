@@ -10,6 +10,7 @@ import pytest
 from attention_probe.figures.config import load_figure_config
 from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import prompts_config
+from attention_probe.traces import TraceHeader
 from harness import resources
 from harness.errors import ConfigError
 
@@ -60,12 +61,17 @@ def load(tmp_path, text=MINIMAL, *overrides):
     return load_figure_config(path, overrides)
 
 
+def header(model_type):
+    """Of traces of a model of this family."""
+    return TraceHeader(model="m", layers=(0,), head_count=1, conditions=("wo",), options={"model_type": model_type})
+
+
 def shape(panel):
     """Layers and query heads of a panel's model."""
-    if panel.model == "demo":
+    if panel.head.model == "demo":
         config = json.loads((resources.demo_model() / "config.json").read_text())
     else:
-        config = read_architecture(ROOT / panel.architecture).config
+        config = read_architecture(ROOT / panel.head.architecture).config
     return config["num_hidden_layers"], config["num_attention_heads"]
 
 
@@ -83,7 +89,7 @@ def test_every_head_exists_and_its_label_counts_from_one(path):
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
 def test_the_architecture_beside_a_model_is_that_models(path):
     for panel in load_figure_config(path).panels:
-        assert read_architecture(ROOT / panel.architecture).tokenizer == panel.model
+        assert read_architecture(ROOT / panel.head.architecture).tokenizer == panel.head.model
 
 
 def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
@@ -95,7 +101,7 @@ def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
         for name in ("seed_document", "y_label", "definition"):
             assert getattr(config, name) == getattr(twin, name)
         assert (config.bars is None) == (twin.bars is None)
-        assert {panel.model for panel in twin.panels} == {"demo"}
+        assert {panel.head.model for panel in twin.panels} == {"demo"}
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
@@ -109,28 +115,30 @@ def test_panels_titles_legends_and_limits_are_the_studys(path):
         (0, 60) if row.view == "aligned" else (0, 120) for row in config.rows
     ]
     for panel in config.panels:
-        assert panel.excludes_first_token("qwen2") == panel.model.startswith(("meta-llama/", "google/"))
+        assert panel.excludes_first_token(header("qwen2")) == panel.head.model.startswith(("meta-llama/", "google/"))
 
 
 def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
     (panel,) = load(tmp_path).panels
-    assert [panel.excludes_first_token(t) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
+    assert [panel.excludes_first_token(header(t)) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
     (panel,) = load(tmp_path, MINIMAL, "exclude_first_token=false").panels
-    assert not panel.excludes_first_token("llama")
+    assert not panel.excludes_first_token(header("llama"))
 
 
 def test_panels_of_one_model_share_one_probe():
     config = load_figure_config(Path("qwen-layers-1-2-3-head-22.yaml"))
-    ((probe, panels),) = config.probes.items()
-    assert (probe.model, probe.layers, probe.conditions) == ("Qwen/Qwen2.5-Math-7B", (0, 1, 2), ("wo", "mless"))
-    assert panels == config.panels
+    (panels,) = config.groups
+    assert panels == list(config.panels) and config.conditions == ("wo", "mless")
+    assert [(panel.head.model, panel.head.layer) for panel in panels] == [
+        ("Qwen/Qwen2.5-Math-7B", layer) for layer in (0, 1, 2)
+    ]
     config = load_figure_config(Path("mless-vs-random-sentence.yaml"))
-    assert [probe.model.rpartition("/")[2] for probe in config.probes] == [
+    assert [panel.head.model.rpartition("/")[2] for (panel,) in config.groups] == [
         "Qwen2.5-Math-7B",
         "Llama-3.1-8B-Instruct",
         "gemma-3-4b-it",
     ]
-    assert {probe.conditions for probe in config.probes} == {("wo", "mless", "random")}
+    assert config.conditions == ("wo", "mless", "random")
 
 
 def test_what_a_head_leaves_out_is_the_figures(tmp_path):
@@ -140,8 +148,12 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
     first, second = load(
         tmp_path, text.replace("{layer: 0,", "{model: a/Other-1B, name: Other, prompts: {run: results/x}, layer: 0,")
     ).panels
-    assert (first.title, first.model, str(first.prompts.run)) == ("Other Layer 1 Head 1", "a/Other-1B", "results/x")
-    assert (second.title, second.model, second.prompts.dataset) == ("demo Layer 2 Head 5", "demo", "demo")
+    assert (first.title, first.head.model, str(first.prompts.run)) == (
+        "Other Layer 1 Head 1",
+        "a/Other-1B",
+        "results/x",
+    )
+    assert (second.title, second.head.model, second.prompts.dataset) == ("demo Layer 2 Head 5", "demo", "demo")
 
 
 @pytest.mark.parametrize(

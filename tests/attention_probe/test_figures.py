@@ -12,19 +12,20 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from attention_probe.figures.config import load_figure_config
-from attention_probe.figures.data import figure_table, panel_curves, read_bars
-from attention_probe.figures.draw import COLOURS, draw_figure, write_figure
+from attention_probe.figures.data import figure_table, read_bars, read_curves
+from attention_probe.figures.draw import COLOURS, draw_figure
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
+from harness.display.figures import write_figure
 from harness.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 
 
-def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER):
+def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER, family="qwen2"):
     """Traces of a few prompts, open: spiky over the problem, low within the filler."""
     header = TraceHeader(
         model="m",
@@ -33,6 +34,7 @@ def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=F
         conditions=("wo", "mless", "mful", "random"),
         random_weights=random_weights,
         on_outcome=bool(controls),
+        options={"model_type": family},
     )
     traces = AttentionTraces.create(path, header, receipt={})
     draw = np.random.default_rng(7)
@@ -67,13 +69,24 @@ def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=F
     return traces
 
 
-def draw_of(config, traces, model_type="qwen2"):
-    return [panel_curves(panel, traces, model_type=model_type) for panel in config.panels]
+def draw_of(config, traces):
+    return pandas.concat([read_curves(panel, traces) for panel in config.panels], ignore_index=True)
+
+
+def write_files(config, drawn, folder, *, width="page", bars=None):
+    figure = draw_figure(config, drawn, width=width, bars=bars)
+    return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, {"seed": 7}, width=width)
 
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     with write_traces(tmp_path_factory.mktemp("traces") / "plain.traces") as traces:
+        yield traces
+
+
+@pytest.fixture(scope="module")
+def llama_traces(tmp_path_factory):
+    with write_traces(tmp_path_factory.mktemp("traces") / "llama.traces", family="llama") as traces:
         yield traces
 
 
@@ -151,15 +164,15 @@ def test_the_grid_is_the_studys_and_is_turned_to_fit_a_column(traces):
         assert [" ".join(a.get_title().split()) for a in axes] == [panel.title for panel in config.panels]
 
 
-def test_axes_say_the_quantity_its_definition_and_what_is_left_out(traces):
+def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces):
     config = load("llama-heads-20-25-26")
-    above, *_, below = draw_figure(config, draw_of(config, traces, "llama")).axes
+    above, *_, below = draw_figure(config, draw_of(config, llama_traces)).axes
     assert above.get_ylabel() == "Average Attention Weight\n(published definition)"
     assert " ".join(above.get_xlabel().split()) == "Token position (filler and first token left out)"
     assert " ".join(below.get_xlabel().split()) == "Token position (first token left out)"
     assert (above.get_xlim(), below.get_xlim()) == ((0, 60), (0, 120))
     config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
-    first, *_ = draw_figure(config, draw_of(config, traces, "llama")).axes
+    first, *_ = draw_figure(config, draw_of(config, llama_traces)).axes
     assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
     assert first.get_xlabel() == "Token position (filler left out)"
 
@@ -192,16 +205,16 @@ def test_a_line_breaks_where_no_prompt_has_a_value(traces):
     drawn = draw_of(config, traces)
     figure = draw_figure(config, drawn)
     line = figure.axes[0].lines[0]
-    curve = drawn[0].curves[0]
+    curve = drawn[(drawn["column"] == 0) & (drawn["condition"] == "wo")]
     ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-    assert [x for x, y in ys.items() if np.isfinite(y)] == curve.x.tolist()
-    assert [ys[x] for x in curve.x] == curve.mean.tolist()
+    assert [x for x, y in ys.items() if np.isfinite(y)] == curve["x"].tolist()
+    assert [ys[x] for x in curve["x"]] == curve["mean"].tolist()
 
 
 def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     config = load("accuracy-bars-and-head-14")
     drawn, bars = draw_of(config, traces), read_bars(config.bars)
-    files = write_figure(config, drawn, tmp_path, receipt={"seed": 7}, bars=bars)
+    files = write_files(config, drawn, tmp_path, bars=bars)
     assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
     figure = draw_figure(config, drawn, bars=bars)
@@ -254,7 +267,7 @@ def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flip
 def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
     config = load("accuracy-bars-and-head-14")
     bars = read_bars(config.bars)
-    assert bars.table["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
+    assert bars["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" in texts(axes) and "64" in texts(axes)
@@ -265,13 +278,13 @@ def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
 def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/example'}]")
     bars = read_bars(config.bars)
-    assert list(bars.table["condition"]) == ["wo", "mless", "mful"]
+    assert list(bars["condition"]) == ["wo", "mless", "mful"]
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
     compared = compare(load_run(ROOT / "results/example"), draws=1000).set_index("condition")
     drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
-    for condition, container in zip(bars.table["condition"], drawn, strict=True):
+    for condition, container in zip(bars["condition"], drawn, strict=True):
         (whiskers,) = container.errorbar.lines[2]
         ends = whiskers.get_segments()[0][:, 1]
         assert np.allclose(ends, compared.loc[condition, ["accuracy_low", "accuracy_high"]].astype(float))
@@ -280,7 +293,7 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
 
 def test_files_carry_the_receipt(traces, tmp_path):
     config = load("qwen-layers-1-2-3-head-22")
-    png, svg, pdf, table = write_figure(config, draw_of(config, traces), tmp_path, receipt={"seed": 7}, width="column")
+    png, svg, pdf, table = write_files(config, draw_of(config, traces), tmp_path, width="column")
     assert (png.name, table.name) == ("qwen-layers-1-2-3-head-22-column.png", "qwen-layers-1-2-3-head-22-column.csv")
     image = Image.open(png)
     assert json.loads(image.text["Description"]) == {"seed": 7} and image.width == 990
@@ -288,15 +301,11 @@ def test_files_carry_the_receipt(traces, tmp_path):
     assert b'\\"seed\\": 7' in pdf.read_bytes() or b'"seed": 7' in pdf.read_bytes()
 
 
-def test_curves_that_are_not_the_panels_are_refused(traces):
-    from dataclasses import replace
-
+def test_a_figure_without_all_its_panels_and_bars_is_refused(traces):
     config = load("qwen-layers-1-2-3-head-22")
-    first, second, _ = draw_of(config, traces)
-    with pytest.raises(ConfigError, match=r"'Qwen2.5-7B-Math Layer 1 Head 22': expected the curves .*Measure what"):
-        replace(first, curves=second.curves)
+    drawn = draw_of(config, traces)
     with pytest.raises(ConfigError, match=r"expected 3 panels, got 2. Measure what the config names"):
-        draw_figure(config, [first, second])
+        draw_figure(config, drawn[drawn["column"] < 2])
     composite = load("accuracy-bars-and-head-14")
     with pytest.raises(ConfigError, match=r"expected 2 panels and bars, got 2\."):
         draw_figure(composite, draw_of(composite, traces))
@@ -322,4 +331,4 @@ def test_only_controls_are_refused(tmp_path):
     config, message = load("flipped-demo"), r"c.traces holds only controls. Probe the problems that they are matched to"
     with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=message):
-            panel_curves(config.panels[0], traces, model_type="qwen2")
+            read_curves(config.panels[0], traces)

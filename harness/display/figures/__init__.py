@@ -13,7 +13,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "flip_matrix": ["draw_flip_matrix"],
         "forest": ["draw_forest"],
         "lengths": ["draw_lengths", "length_shares"],
-        "saving": ["save_figure"],
+        "saving": ["save_figure", "write_figure"],
         "splits": ["draw_split_differences"],
         "style": ["COLOURS"],
     },

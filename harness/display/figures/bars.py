@@ -6,21 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from harness.choices import Width
-from harness.display.figures.style import (
-    GRID,
-    INCHES,
-    INK,
-    about_edits,
-    add_note,
-    colour,
-    in_order,
-    label,
-    legend_columns,
-    records,
-    settings,
-    styled,
-    without_edits,
-)
+from harness.display.figures import style
 from harness.display.visible import visible
 from harness.display.words import LEVEL
 
@@ -43,15 +29,10 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str, width: Width = "p
         title: Above it.
         width: `page` is 7 inches, `column` 3.3.
     """
-    from matplotlib.figure import Figure
-
-    shown = without_edits(table)
-    with styled(width) as size:
-        figure = Figure(figsize=(INCHES[width], 2.9 if width == "page" else 2.6), layout="constrained")
-        plot_accuracy_bars(figure.add_subplot(), shown, title=title, font_size=size - 1)
-        names = [label(name) for name in in_order(shown["condition"])]
-        figure.legend(loc="outside upper center", ncols=legend_columns(names, width))
-        add_note(figure, _ALONE + about_edits(table), size)
+    note = _ALONE + style.about_edits(table)
+    with style.drawing(width, 2.9 if width == "page" else 2.6, note) as figure:
+        shown = style.without_edits(table)
+        plot_accuracy_bars(figure.add_subplot(), shown, title=title, font_size=style.FONT[width] - 1)
     return figure
 
 
@@ -69,28 +50,25 @@ def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_
         title: Above the axes.
         font_size: Of the numbers on the bars, in points.
     """
-    groups = settings(table)
-    conditions = in_order(table["condition"])
+    groups = list(style.split_settings(table))
+    numbered = table.assign(group=table.groupby(["model", "layout"], sort=False, observed=True).ngroup())
+    conditions = style.in_order(table["condition"])
     width = 0.8 / len(conditions)
     for place, condition in enumerate(conditions):
-        rows = {(row["model"], row["layout"]): row for row in records(table[table["condition"] == condition])}
-        found = [(number, rows[group]) for number, group in enumerate(groups) if group in rows]
-        xs = [number + (place - (len(conditions) - 1) / 2) * width for number, _ in found]
-        heights = [float(row["accuracy"]) for _, row in found]
-        lows, highs = ([float(row[f"accuracy_{end}"]) for _, row in found] for end in ("low", "high"))
-        below = [height - low for height, low in zip(heights, lows, strict=True)]
-        above = [high - height for height, high in zip(heights, highs, strict=True)]
+        rows = numbered[numbered["condition"] == condition]
+        xs = rows["group"] + (place - (len(conditions) - 1) / 2) * width
+        heights, lows, highs = (rows[f"accuracy{end}"].astype(float) for end in ("", "_low", "_high"))
         axes.bar(
             xs,
             heights,
             width * 0.92,
-            yerr=[below, above],
+            yerr=[heights - lows, highs - heights],
             capsize=font_size / 3,
-            color=colour(condition, conditions),
-            edgecolor=INK,
+            color=style.colour(condition, conditions),
+            edgecolor=style.INK,
             linewidth=0.6,
-            error_kw={"elinewidth": 0.9, "ecolor": INK, "capthick": 0.9},
-            label=label(condition),
+            error_kw={"elinewidth": 0.9, "ecolor": style.INK, "capthick": 0.9},
+            label=style.label(condition),
         )
         for x, height, high in zip(xs, heights, highs, strict=True):
             measured = high == high  # a published number stands alone
@@ -106,16 +84,12 @@ def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_
     low, high = float(table["accuracy"].min()), float(table["accuracy_high"].fillna(table["accuracy"]).max())
     bottom = 30.0 if low >= 40 else 0.0
     axes.set_ylim(bottom, min(104.0, high + 0.12 * max(high - bottom, 1.0)))
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes that are drawn on are part of one
-    room = 72 * figure.get_figwidth() * axes.get_position().width / len(groups)  # points, for a group's name
-    letters = max(8, int(1.6 * room / font_size))
-    names = ["\n".join(textwrap.fill(part, letters) for part in name.split(", ")) for name in groups.values()]
+    inches = axes.get_window_extent().width / axes.figure.dpi
+    letters = max(8, int(1.6 * 72 * inches / len(groups) / font_size))
+    names = ["\n".join(textwrap.fill(part, letters) for part in name.split(", ")) for name in groups]
     axes.set_xticks(range(len(groups)), names)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     said = f", {LEVEL} score interval" if table["accuracy_high"].notna().any() else ""
     axes.set_ylabel(f"Accuracy (%){said}" + (f"\naxis starts at {bottom:.0f}" if bottom else ""))
     axes.set_title(visible(title, keep=""))
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style.tidy(axes, grid="y")

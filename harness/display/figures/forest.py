@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.choices import Width
-from harness.display.figures.style import (
-    GRID,
-    INCHES,
-    INK,
-    MUTED,
-    adjustment,
-    colour,
-    in_order,
-    label,
-    records,
-    rows_of,
-    settings,
-    styled,
-    without_edits,
-    wrap,
-)
-from harness.display.words import interval, p_value, points, signed
+from harness.display.figures import style
+from harness.display.words import PASSED, interval, p_value, points, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -45,20 +30,27 @@ PLACES: dict[Width, dict[str, tuple[str, float]]] = {
 """What stands to the right of the axes: its heading, and how far from them, in inches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(NamedTuple):
     """One row of the plot: a heading, a difference, the baseline against itself, or the harmless edits."""
 
-    kind: str
+    kind: Literal["heading", "difference", "noise", "edits"]
     name: str
-    row: dict[str, Any]
-    edits: tuple[float, ...] = ()
+    row: Mapping[Any, Any] = {}
 
     @property
-    def reach(self) -> float:
-        """How far from zero its differences and intervals go."""
-        ends = {"difference": ("low", "high"), "noise": ("aa_difference",)}.get(self.kind, ())
-        return max((abs(float(self.row[end])) for end in ends), default=0.0)
+    def cells(self) -> dict[str, str]:
+        """What stands to the right of it."""
+        row = self.row
+        if self.kind == "noise":
+            return {"difference": signed(row["aa_difference"]), "verdict": "noise"}
+        if self.kind != "difference":
+            return {}
+        return {
+            "difference": signed(row["difference"]),
+            "interval": interval(row["low"], row["high"], sign=True),
+            "p": p_value(row["p_adjusted"]),
+            "verdict": str(row["verdict"]),
+        }
 
 
 def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float = 0.05) -> Figure:
@@ -70,91 +62,84 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
         width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
     """
-    from matplotlib.figure import Figure
-
     lines = _lines(table)
-    conditions = in_order(table["condition"])
+    conditions = style.in_order(table["condition"])
     margin = float(table["margin"].iloc[0])
-    with styled(width) as size:
-        note = wrap(_note(table, margin, alpha, {line.kind for line in lines}), INCHES[width], size)
-        below, above = 0.42 + 1.35 * (size - 1) / 72 * (note.count("\n") + 1), 0.2
-        height = below + ROW * len(lines) + above
-        figure = Figure(figsize=(INCHES[width], height))
-        left, right = SIDES[width]
-        axes = figure.add_axes(
-            (left / INCHES[width], below / height, 1 - (left + right) / INCHES[width], ROW * len(lines) / height)
-        )
-        axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
-        axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
-        edge = 2 * max(margin, *(line.reach for line in lines))
+    inches, size = style.INCHES[width], style.FONT[width]
+    note = style.wrap(_note(table, margin, alpha), inches, size)
+    below = 0.42 + 1.35 * (size - 1) / 72 * (note.count("\n") + 1)
+    height = below + ROW * len(lines) + 0.2
+    left, right = SIDES[width]
+    with style.drawing(width, height, note, managed=False) as figure:
+        axes = figure.add_axes((left / inches, below / height, 1 - (left + right) / inches, ROW * len(lines) / height))
+        style.shade_margin(axes, margin)
+        reach = style.without_edits(table)[["low", "high", "aa_difference"]].astype(float).abs().max().max()
         for y, line in enumerate(lines):
-            _draw_line(axes, y, line, colour=colour(line.row.get("condition", "wo"), conditions), size=size, edge=edge)
-        _write(axes, lines, width, size)
+            if line.kind == "difference":
+                _draw_difference(axes, y, line.row, style.colour(line.row["condition"], conditions), size)
+            elif line.kind == "noise":
+                _draw_marks(axes, y, [line.row["aa_difference"]], "D", size * 0.5)
+            elif line.kind == "edits":
+                _draw_edits(axes, y, line.row["differences"], 2 * max(margin, reach), size)
+        _write(axes, lines, width)
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_yticks([])
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        words = "Difference in accuracy from {} (points)" if width == "page" else "Difference from {} (points)"
-        axes.set_xlabel(words.format(_baseline(table)))
-        axes.grid(axis="x", color=GRID, linewidth=0.5)
-        axes.set_axisbelow(True)
-        figure.text(0.01, 0.04 / height, note, fontsize=size - 1, color=MUTED, va="bottom")
+        baseline = " / ".join(style.label(name) for name in table["baseline"].unique())
+        axes.set_xlabel(f"Difference {'in accuracy ' if width == 'page' else ''}from {baseline} (points)")
+        style.tidy(axes, grid="x", hidden=("top", "right", "left"))
     return figure
 
 
 def _lines(table: pandas.DataFrame) -> list[_Line]:
     lines = []
-    for setting, name in settings(table).items():
-        rows = rows_of(table, setting)
-        base = next(row for row in records(rows) if row["verdict"] == "baseline")
-        lines.append(_Line(kind="heading", name=f"{name} (n = {base['n']}, k = {base['k']})", row={}))
-        lines += [
-            _Line(kind="difference", name=label(row["condition"]), row=row)
-            for row in records(without_edits(rows))
-            if row["verdict"] != "baseline"
-        ]
-        edits = rows[rows["verdict"] == "prompt null"]
+    for name, rows in style.split_settings(table).items():
+        (base,) = rows[rows["verdict"] == "baseline"].to_dict("records")
+        lines.append(_Line("heading", f"{name} (n = {base['n']}, k = {base['k']})"))
+        compared = style.compared(rows).to_dict("records")
+        lines += [_Line("difference", style.label(row["condition"]), row) for row in compared]
+        edits = rows[rows["verdict"] == "prompt null"]["difference"].astype(float)
         if len(edits):
-            told = f"{len(edits)} harmless edits"
-            lines.append(_Line(kind="edits", name=told, row={}, edits=tuple(edits["difference"].astype(float))))
+            lines.append(_Line("edits", f"{len(edits)} harmless edits", {"differences": edits}))
         if base["aa_difference"] == base["aa_difference"]:
-            lines.append(_Line(kind="noise", name=f"{label(base['condition'])} again (A/A)", row=base))
+            lines.append(_Line("noise", f"{style.label(base['condition'])} again (A/A)", base))
     return lines
 
 
-def _draw_line(axes: Axes, y: int, line: _Line, *, colour: str, size: float, edge: float) -> None:
-    row = line.row
-    if line.kind == "difference":
-        axes.plot([row["low"], row["high"]], [y, y], color=INK, linewidth=0.8, zorder=2, solid_capstyle="butt")
-        inner = [row["equivalence_low"], row["equivalence_high"]]
-        axes.plot(inner, [y, y], color=colour, linewidth=3.2, zorder=3, solid_capstyle="butt")
-        passed = row["verdict"] in ("better", "worse")
-        axes.plot(
-            row["difference"],
-            y,
-            marker="o",
-            markersize=size * 0.62,
-            color=INK if passed else "white",
-            markeredgecolor=INK,
-            markeredgewidth=0.8,
-            zorder=4,
-            linestyle="none",
-        )
-    elif line.kind == "noise":
-        axes.plot(row["aa_difference"], y, marker="D", markersize=size * 0.5, color=MUTED, zorder=4, linestyle="none")
-    elif line.kind == "edits":
-        near = [edit for edit in line.edits if abs(edit) <= edge]
-        axes.plot(near, [y] * len(near), marker="|", color=MUTED, markersize=size, linestyle="none")
-        for side, marker in ((-1, "<"), (1, ">")):  # one edit that wrecks the prompt must not squeeze all else
-            if any(side * edit > edge for edit in line.edits):
-                axes.plot(side * edge, y, marker=marker, color=MUTED, markersize=size * 0.6)
+def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, size: float) -> None:
+    butt: Any = {"solid_capstyle": "butt"}
+    axes.plot([row["low"], row["high"]], [y, y], color=style.INK, linewidth=0.8, zorder=2, **butt)
+    inner = [row["equivalence_low"], row["equivalence_high"]]
+    axes.plot(inner, [y, y], color=colour, linewidth=3.2, zorder=3, **butt)
+    axes.plot(
+        row["difference"],
+        y,
+        marker="o",
+        markersize=size * 0.62,
+        color=style.INK if row["verdict"] in PASSED else "white",
+        markeredgecolor=style.INK,
+        markeredgewidth=0.8,
+        zorder=4,
+        linestyle="none",
+    )
 
 
-def _write(axes: Axes, lines: list[_Line], width: Width, size: float) -> None:
+def _draw_edits(axes: Axes, y: int, edits: pandas.Series[float], edge: float, size: float) -> None:
+    """A tick for each edit up to the edge: one edit that wrecks the prompt must not squeeze all else."""
+    _draw_marks(axes, y, edits[edits.abs() <= edge], "|", size)
+    if edits.min() < -edge:
+        _draw_marks(axes, y, [-edge], "<", size * 0.6)
+    if edits.max() > edge:
+        _draw_marks(axes, y, [edge], ">", size * 0.6)
+
+
+def _draw_marks(axes: Axes, y: int, xs: Sequence[float] | pandas.Series[float], marker: str, size: float) -> None:
+    axes.plot(xs, [y] * len(xs), marker=marker, markersize=size, color=style.MUTED, zorder=4, linestyle="none")
+
+
+def _write(axes: Axes, lines: list[_Line], width: Width) -> None:
     """Names to the left of the axes, numbers and verdicts to the right; places in inches from the edge of the axes."""
-    left, _ = SIDES[width]
-    cells = [_cells(line) for line in lines]
 
-    def put(inches: float, y: float, text: str, *, edge: int = 1, ha: str = "left", colour: str = INK) -> None:
+    def put(inches: float, y: float, text: str, *, edge: int = 1, ha: str = "left", colour: str = style.INK) -> None:
         axes.annotate(
             text,
             (edge, y),
@@ -163,49 +148,31 @@ def _write(axes: Axes, lines: list[_Line], width: Width, size: float) -> None:
             textcoords="offset points",
             ha=ha,
             va="center",
-            fontsize=size - 0.5,
+            fontsize=style.FONT[width] - 0.5,
             color=colour,
         )
 
+    for head, inches in PLACES[width].values():
+        put(inches, -1, head, colour=style.MUTED)
     for y, line in enumerate(lines):
         if line.kind == "heading":
-            put(0.03 - left, y, line.name, edge=0)
+            put(0.03 - SIDES[width][0], y, line.name, edge=0)
         else:
             put(-0.06, y, line.name, edge=0, ha="right")
-    for name, (head, inches) in PLACES[width].items():
-        put(inches, -1, head, colour=MUTED)
-        for y, cell in enumerate(cells):
-            put(inches, y, cell.get(name, ""))
+        for name, (_, inches) in PLACES[width].items():
+            put(inches, y, line.cells.get(name, ""))
 
 
-def _cells(line: _Line) -> dict[str, str]:
-    row = line.row
-    if line.kind == "noise":
-        return {"difference": signed(row["aa_difference"]), "verdict": "noise"}
-    if line.kind != "difference":
-        return {}
-    return {
-        "difference": signed(row["difference"]),
-        "interval": interval(row["low"], row["high"], sign=True),
-        "p": p_value(row["p_adjusted"]),
-        "verdict": str(row["verdict"]),
-    }
-
-
-def _baseline(table: pandas.DataFrame) -> str:
-    return " / ".join(label(name) for name in dict.fromkeys(table["baseline"]))
-
-
-def _note(table: pandas.DataFrame, margin: float, alpha: float, kinds: set[str]) -> str:
+def _note(table: pandas.DataFrame, margin: float, alpha: float) -> str:
     sentences = [
         f"Thin: {100 * (1 - alpha):g} % score interval; thick: {100 * (1 - 2 * alpha):g} %, from which equivalence is "
         f"read. Shaded: the margin of {points(margin)}. Filled dots: adjusted p < {alpha:g} "
-        f"({adjustment(table)}).",
+        f"({style.adjustment(table)}).",
     ]
-    if "noise" in kinds:
+    if table["aa_difference"].notna().any():
         sentences.append("Diamonds: the baseline run a second time less the first.")
-    if "edits" in kinds:
-        edits = table[table["verdict"] == "prompt null"]["difference"]
+    edits = table[table["verdict"] == "prompt null"]["difference"]
+    if len(edits):
         sentences.append(
             "Ticks: edits of the prompt that change neither meaning nor length much, without filler, "
             f"{signed(edits.min())} to {signed(edits.max())} points; an arrow is for those farther out."

@@ -1,14 +1,46 @@
-"""A figure as files, its receipt inside."""
+"""A figure as files: pictures with its receipt inside, and its numbers beside it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.choices import Width
+from harness.errors import ConfigError
+
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
+
+
+def write_figure(
+    figure: Figure, numbers: pandas.DataFrame, folder: Path, name: str, receipt: Mapping[str, Any], *, width: Width
+) -> list[Path]:
+    """Write a figure as PNG, SVG and PDF and its numbers as CSV, and return the files.
+
+    Args:
+        figure: What to save.
+        numbers: What it shows.
+        folder: Where the files go; made if it is missing.
+        name: Of the files, without a suffix; `-column` is added to it at that width.
+        receipt: What was drawn from what.
+        width: The width that the figure was drawn at.
+
+    Raises:
+        ConfigError: the files cannot be written.
+    """
+    path = folder / (name if width == "page" else f"{name}-column")
+    table = path.with_name(f"{path.name}.csv")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = save_figure(figure, path, receipt, formats=("png", "svg", "pdf"), dpi=300)
+        numbers.to_csv(table, index=False)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
+    return [*files, table]
 
 
 def save_figure(
@@ -22,35 +54,31 @@ def save_figure(
     """Write the figure in each of the formats (png, svg, pdf), the receipt inside, and return the files."""
     import matplotlib
 
-    note = json.dumps(dict(receipt), sort_keys=True)
+    note = json.dumps(dict(receipt), sort_keys=True, default=str)
     # PDF has fixed fields; a date would make two drawings of the same numbers differ
-    metadata = {
-        "png": {"Description": note},
-        "svg": {"Description": note, "Date": None},
-        "pdf": {"Subject": note, "CreationDate": None},
-    }
+    metadata = {"svg": {"Description": note, "Date": None}, "pdf": {"Subject": note, "CreationDate": None}}
     files = [path.with_name(f"{path.name}.{kind}") for kind in formats]
     for file, kind in zip(files, formats, strict=True):
-        with matplotlib.rc_context({"svg.hashsalt": "mless"}):  # and so would names drawn by chance
-            figure.savefig(file, dpi=dpi, metadata=metadata[kind])
         if kind == "png":
-            shrink_picture(file)
+            _save_png(figure, file, note, dpi)
+        else:
+            with matplotlib.rc_context({"svg.hashsalt": "mless"}):  # and so would names drawn by chance
+                figure.savefig(file, metadata=metadata[kind])
     return files
 
 
-def shrink_picture(path: Path) -> None:
-    """Rewrite a PNG with a palette of 256 colours, at about a third of its size, its text chunks kept.
+def _save_png(figure: Figure, path: Path, note: str, dpi: float) -> None:
+    """Write a PNG with a palette of 256 colours, at about a third of its size.
 
     A chart has few colours. Only the mixed ones at the edges of lines and letters move, by 15 of 255 at most in the
     figures of this project.
     """
     from PIL import Image, PngImagePlugin
 
-    with Image.open(path) as image:
-        image.load()
-        text = PngImagePlugin.PngInfo()
-        for name, value in image.info.items():
-            if isinstance(name, str) and isinstance(value, str):
-                text.add_text(name, value)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi)
+    about = PngImagePlugin.PngInfo()
+    about.add_text("Description", note)
+    with Image.open(drawn) as image:
         palette = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-        palette.save(path, optimize=True, pnginfo=text, dpi=image.info.get("dpi", (72, 72)))
+        palette.save(path, optimize=True, pnginfo=about, dpi=(dpi, dpi))

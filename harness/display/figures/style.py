@@ -1,10 +1,12 @@
-"""What all figures share: widths, fonts, the colour and name of each condition, and the note below."""
+"""What all figures share: widths, fonts, the colour and name of each condition, panels, legend and note."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from harness.choices import Width
 from harness.display.visible import visible
@@ -13,6 +15,7 @@ from harness.display.words import label as whole_label
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INCHES: dict[Width, float] = {"page": 7.0, "column": 3.3}
@@ -25,6 +28,9 @@ GAINED, LOST = "#0072b2", "#d55e00"
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 _SPARE = ("#555555", "#999999", "#bbbb44", "#cc6677")
 
+NAME = 17
+"""The most letters that are shown of a condition's name."""
+
 
 def colour(condition: str, conditions: Sequence[str]) -> str:
     """A condition's colour; one that has no name of its own takes it from its place."""
@@ -33,7 +39,10 @@ def colour(condition: str, conditions: Sequence[str]) -> str:
 
 def label(condition: str) -> str:
     """What people call a condition, without its middle if that is long."""
-    return shorten(visible(whole_label(condition), keep=""), NAME)
+    name = visible(whole_label(condition), keep="")
+    if len(name) <= NAME:
+        return name
+    return f"{name[: (NAME - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - NAME // 2 :]}"
 
 
 def in_order(conditions: Iterable[Any]) -> list[str]:
@@ -43,24 +52,13 @@ def in_order(conditions: Iterable[Any]) -> list[str]:
     return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 
 
-def settings(table: pandas.DataFrame) -> dict[tuple[str, str], str]:
-    """Each model and layout, with its name; the layout is named where there are several."""
-    pairs = dict.fromkeys(zip(map(str, table["model"]), map(str, table["layout"]), strict=True))
-    several = len({layout for _, layout in pairs}) > 1
-    names = {(model, layout): f"{model}, {layout}" if several else model for model, layout in pairs}
-    return {pair: visible(name, keep="") for pair, name in names.items()}
-
-
-def rows_of(table: pandas.DataFrame, setting: tuple[str, str]) -> pandas.DataFrame:
-    """The rows of one model and layout."""
-    return table[(table["model"] == setting[0]) & (table["layout"] == setting[1])]
-
-
-def records(table: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows as mappings, conditions in the study's order."""
-    order = in_order(table["condition"])
-    rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-    return sorted(rows, key=lambda row: order.index(str(row["condition"])))
+def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """The rows of each model and layout, by a name for both; the layout is named where there are several."""
+    several = table["layout"].nunique() > 1
+    return {
+        visible(f"{model}, {layout}" if several else model, keep=""): rows
+        for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True)
+    }
 
 
 def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -68,24 +66,17 @@ def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
     return table[table["verdict"] != "prompt null"] if "verdict" in table else table
 
 
+def compared(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows of conditions that are compared with the baseline, in the study's order."""
+    order = in_order(table["condition"])
+    rows = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    return rows.sort_values("condition", key=lambda names: names.astype(str).map(order.index), kind="stable")
+
+
 def about_edits(table: pandas.DataFrame) -> str:
-    """A sentence on the harmless edits that a table has and its figure leaves out; nothing if there are none."""
-    edits = len(dict.fromkeys(table["condition"])) - len(dict.fromkeys(without_edits(table)["condition"]))
+    """A sentence on the harmless edits that a table has and its figure leaves out; empty if there are none."""
+    edits = table["condition"].nunique() - without_edits(table)["condition"].nunique()
     return f" {edits} harmless edits of the prompt (prompt null) are not shown." if edits else ""
-
-
-def shorten(name: str, letters: int) -> str:
-    """A name without its middle, if it is too long."""
-    if len(name) <= letters:
-        return name
-    return f"{name[: (letters - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - letters // 2 :]}"
-
-
-def legend_columns(names: Sequence[str], width: Width) -> int:
-    """How many names of a legend stand beside each other."""
-    room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
-    longest = sorted(map(len, names), reverse=True)
-    return next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
 
 
 def adjustment(table: pandas.DataFrame) -> str:
@@ -94,20 +85,11 @@ def adjustment(table: pandas.DataFrame) -> str:
     return f"Holm, {tests} {plural('test', tests)}" if tests else "Holm"
 
 
-NAME = 17
-"""So many letters of a condition's name have room."""
-
-
-PLAIN: dict[str, Any] = {"text.parse_math": False, "pdf.fonttype": 42}
-"""Dollar signs in names are dollar signs, and words in a PDF can be searched."""
-
-
 @contextmanager
-def styled(width: Width) -> Iterator[float]:
-    """Draw inside this; gives the font size in points."""
+def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[None]:
+    """Draw inside this: text of `size` points, thin lines, and the `changes` to matplotlib's settings."""
     import matplotlib
 
-    size = FONT[width]
     style: dict[Any, Any] = {
         "font.size": size,
         "axes.titlesize": size,
@@ -123,10 +105,66 @@ def styled(width: Width) -> Iterator[float]:
         "legend.frameon": False,
         "legend.handlelength": 1.6,
         "legend.columnspacing": 1.2,
-        **PLAIN,
+        "text.parse_math": False,  # dollar signs in names are dollar signs
+        "pdf.fonttype": 42,  # words in a PDF can be searched
     }
-    with matplotlib.rc_context(style):
-        yield size
+    with matplotlib.rc_context({**style, **changes}):
+        yield
+
+
+@contextmanager
+def drawing(width: Width, height: float, note: str, *, managed: bool = True, **legend: Any) -> Iterator[Figure]:
+    """A new figure to draw on; a legend above, if anything has a label, and the note below come last.
+
+    Args:
+        width: `page` is 7 inches, `column` 3.3.
+        height: In inches.
+        note: What the marks mean.
+        managed: Whether matplotlib makes room for labels; False where axes have their place in inches.
+        legend: Further arguments of `Figure.legend`.
+    """
+    from matplotlib.figure import Figure
+
+    with styled(FONT[width]):
+        figure = Figure(figsize=(INCHES[width], height), layout="constrained" if managed else None)
+        yield figure
+        handles, names = max(
+            (axes.get_legend_handles_labels() for axes in figure.axes), key=lambda found: len(found[1])
+        )
+        if names:
+            room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
+            longest = sorted(map(len, names), reverse=True)
+            beside = next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
+            figure.legend(handles, names, loc="outside upper center", ncols=beside, **legend)
+        add_note(figure, note, FONT[width])
+
+
+def panel_grid(count: int, width: Width) -> tuple[int, int]:
+    """How many panels stand above each other and beside each other."""
+    across = min(count, 3 if width == "page" else 1)
+    return math.ceil(count / across), across
+
+
+def add_panels(figure: Figure, count: int, width: Width, *, sharey: bool, sharex: bool = False) -> list[Axes]:
+    """Axes for `count` panels, row by row; `sharex` and `sharey` as in `Figure.subplots`."""
+    down, across = panel_grid(count, width)
+    axes = list(figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey).flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return axes[:count]
+
+
+def tidy(axes: Axes, *, grid: Literal["x", "y", "both"], hidden: Sequence[str] = ("top", "right")) -> None:
+    """Light grid lines behind the data, and no frame on the `hidden` sides."""
+    axes.grid(axis=grid, color=GRID, linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[list(hidden)].set_visible(False)
+
+
+def shade_margin(axes: Axes, margin: float) -> None:
+    """The differences within the equivalence margin, shaded, and a line at zero."""
+    axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
+    axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
 
 
 def wrap(text: str, inches: float, size: float) -> str:
