@@ -129,7 +129,7 @@ def panel_curves(panel: Panel, traces: AttentionTraces, *, model_type: str, note
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Accuracies for the bars: rows as of `leaderboard.accuracy_table`; the source, if they are reference numbers."""
+    """Accuracies for the bars: rows as of `accuracy.accuracy_table`; the source, if they are reference numbers."""
 
     table: pandas.DataFrame
     reference: str | None = None
@@ -145,7 +145,7 @@ def read_bars(config: BarsConfig) -> Bars:
     """
     import pandas
 
-    from harness.analysis.leaderboard import accuracy_table
+    from harness.analysis.accuracy import accuracy_table
     from harness.runs.sample_frame import load_run
 
     if config.reference is not None:

@@ -128,7 +128,7 @@ def reference_grid(table: pandas.DataFrame, reference: Reference, differences: S
 
 
 def plain_grid(table: pandas.DataFrame) -> Grid:
-    """`leaderboard.accuracy_table`: accuracies alone, of runs that have no baseline to compare with."""
+    """`accuracy.accuracy_table`: accuracies alone, of runs that have no baseline to compare with."""
     fields = [
         *map(word_field, ("model", "layout", "condition")),
         number_field(

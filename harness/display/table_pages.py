@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.analysis.accuracy import accuracy_table
+from harness.analysis.leaderboard import Leaderboard, as_csv, as_json, make_leaderboard, records
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid

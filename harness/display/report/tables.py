@@ -35,8 +35,6 @@ def comparison_table(compared: pandas.DataFrame, title: str, *, by: Sequence[str
         _number("n", "n", count),
         _number("k", "k", count),
         _number("SE", "standard_error", number),
-        *([_number("pass@k %", "pass_at_k", number)] if repeated else []),
-        *([_number("maj@k %", "majority", number)] if repeated else []),
         *([_number("up", "problems_up", count)] if repeated else []),
         *([_number("down", "problems_down", count)] if repeated else []),
     ]
