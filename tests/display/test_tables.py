@@ -44,7 +44,7 @@ def demo_run(tmp_path):
 
 def made(header, *rows, title="T", notes=()):
     """A grid of one column after the other; what is called `word` holds words."""
-    columns = tuple(Column(header=name, numeric=name != "word") for name in header)
+    columns = tuple(Column(header=name, cell=Cell, numeric=name != "word") for name in header)
     return Grid(title=title, columns=columns, rows=rows, notes=notes)
 
 

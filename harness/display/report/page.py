@@ -15,8 +15,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.analysis.leaderboard import Leaderboard, make_leaderboard, records
-from harness.display.comparison_tables import comparison_notes
+from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.display.comparison_tables import report_grid, without_edits
 from harness.display.figures.style import COLOURS
 from harness.display.grid import Grid
 from harness.display.report import drawings, words
@@ -24,7 +24,6 @@ from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import Details, make_details
 from harness.display.report.drawings import Row
-from harness.display.report.tables import comparison_table
 from harness.display.side_tables import audit_grid, mediator_grid
 from harness.display.visible import visible
 from harness.display.words import LEVEL, count, label, points, signed
@@ -87,21 +86,20 @@ def render(
 ) -> str:
     """The page as text."""
     board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
-    compared = board.comparison[~board.comparison["condition"].isin(board.edits)]
-    rows = records(compared)
+    rows = without_edits(board, board.comparison)
     margin = float(rows[0]["margin"])
     conditions = _conditions(rows)
     slots = {one["name"]: one["slot"] for one in conditions}
-    results = comparison_table(compared, "Every condition against the baseline")
+    results = report_grid(board, "Every condition against the baseline")
     parts = {
         "title": " + ".join(content.names),
         "summary": words.summarise(rows, greedy=board.greedy),
-        "notes": comparison_notes(board, results.header),
+        "notes": results.notes,
         "settings": [
             {"model": model, "layout": layout, "sentences": words.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
-        "results": results,
+        "results": replace(results, notes=()),
         "others": _other_tables(board, content),
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
@@ -163,9 +161,7 @@ def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
             split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])
-            shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
-            table = comparison_table(shown, f"By {column}", by=[column])
-            found.append(replace(table, notes=tuple(comparison_notes(split, table.header))))
+            found.append(report_grid(split, f"By {column}"))
     return found
 
 
