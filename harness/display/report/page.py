@@ -19,7 +19,7 @@ from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.display.comparison_tables import report_grid, without_edits
 from harness.display.figures.style import COLOURS
 from harness.display.grid import Grid
-from harness.display.report import drawings, words
+from harness.display.report import drawings, summary
 from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import Details, make_details
@@ -93,10 +93,10 @@ def render(
     results = report_grid(board, "Every condition against the baseline")
     parts = {
         "title": " + ".join(content.names),
-        "summary": words.summarise(rows, greedy=board.greedy),
+        "summary": summary.summarise(rows, greedy=board.greedy),
         "notes": results.notes,
         "settings": [
-            {"model": model, "layout": layout, "sentences": words.describe(list(group))}
+            {"model": model, "layout": layout, "sentences": summary.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
         "results": replace(results, notes=()),
@@ -267,7 +267,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
     """Curves of other prompts or another model than the runs' say nothing about them."""
-    known = {prompt.sha256 for prompt in content.prompts.values()}
+    known = {row["prompt"].sha256 for row in content.samples}
     for one in attention:
         if one.model not in content.models:
             raise RunError(
