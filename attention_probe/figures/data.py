@@ -65,7 +65,7 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
-    """The accuracies that a figure's bars show: rows as of `leaderboard.accuracy_table`.
+    """The accuracies that a figure's bars show: rows as of `accuracy.accuracy_table`.
 
     The column `reference` names the source of published numbers; it is missing where runs of ours are shown.
 
@@ -76,7 +76,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     """
     import pandas
 
-    from harness.analysis.leaderboard import accuracy_table
+    from harness.analysis.accuracy import accuracy_table
     from harness.runs.sample_frame import load_run
 
     if config.reference is not None:

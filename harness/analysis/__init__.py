@@ -9,20 +9,18 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "accuracy": ["clustered_error", "majority_vote", "pass_at_k"],
+        "accuracy": ["accuracy_table", "clustered_error"],
         "comparison": ["COLUMNS", "compare"],
         "intervals": [
-            "bootstrap_interval",
             "difference_bounds",
             "equivalence_p",
             "fewest_problems",
             "score_interval",
             "score_statistic",
         ],
-        "multiple_testing": ["holm"],
         "paired_tests": ["count_flips", "mcnemar_test", "sign_flip_test"],
         "power": ["detection_power", "minimal_detectable_effect"],
-        "verdicts": ["prompt_null_p", "verdict"],
+        "verdicts": ["holm", "prompt_null_p", "verdict"],
         "leaderboard": ["make_leaderboard"],
         "selection": ["Selection", "select"],
     },

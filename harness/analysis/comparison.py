@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas
 
-from harness.analysis.accuracy import clustered_error, pass_at_k
-from harness.analysis.intervals import DRAWS, bootstrap_interval, difference_bounds, equivalence_p, score_interval
+from harness.analysis.accuracy import accuracy
+from harness.analysis.intervals import difference_bounds, equivalence_p, score_interval
 from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
 from harness.analysis.power import ALPHA
 from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
@@ -33,14 +32,9 @@ COLUMNS = {
     "standard_error": "of the accuracy, in points, clustered by problem",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
-    "pass_at_k": "percent of problems with a right sample among the k (pass@k)",
-    "majority": "percent right by majority of the k answers (maj@k), ties counted by the right one's share",
-    "majority_ties": "problems whose majority is a tie",
     "difference": "accuracy less the baseline's, in points, paired by problem",
     "low": "lower end of the difference's score interval, points",
     "high": "upper end",
-    "bootstrap_low": "lower end of its clustered paired bootstrap interval, points",
-    "bootstrap_high": "upper end",
     "wrong_to_right": "problems that the baseline gets wrong and the condition right, mean over pairs of samples",
     "right_to_wrong": "the reverse",
     "discordance": "both together, percent of the problems",
@@ -69,7 +63,9 @@ COLUMNS = {
     "baseline, prompt null and exploratory are not judged",
 }
 """What each column of `compare` is. Intervals are of level 1 - alpha, those of equivalence 1 - 2 alpha."""
-_COUNTS = ("n", "k", "majority_ties", "problems_up", "problems_down", "tests", "null_edits")
+_COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "null_edits")
+_NOISE = ("difference", "wrong_to_right", "right_to_wrong", "discordance", "p")
+"""Columns that the baseline against itself has too, as `aa_...`."""
 
 
 def compare(
@@ -79,7 +75,6 @@ def compare(
     margin: float = MARGIN,
     alpha: float = ALPHA,
     seed: int = DEFAULT_SEED,
-    draws: int = DRAWS,
     by: Sequence[str] = (),
     family: Collection[str] | None = None,
     primary: str | None = None,
@@ -87,8 +82,8 @@ def compare(
 ) -> pandas.DataFrame:
     """One row for each model, layout and condition: its accuracy, and its difference from the baseline condition.
 
-    A verdict rests on the adjusted p-value and on the equivalence interval alone. The interval of the difference is
-    the score interval: unlike the bootstrap's, which stands beside it, it keeps its level with few flips.
+    A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are score intervals, which
+    keep their level with few flips.
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
@@ -96,8 +91,8 @@ def compare(
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
         alpha: Level of the tests; intervals are of level 1 - alpha.
-        seed: Seed of all draws. A row's draws depend on it and on the row's names, not on other rows.
-        draws: Bootstrap draws.
+        seed: Of random sign flips, which very many samples need. A row's depend on it and on the row's names, not on
+            other rows.
         by: Further columns to split by, such as subject or level.
         family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
         primary: That of them which the run is about; it is marked, and tested as the others are.
@@ -110,27 +105,30 @@ def compare(
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
     """
-    _check(margin=margin, alpha=alpha, draws=draws)
+    _check(margin=margin, alpha=alpha)
     counted = count_outcomes(frame, by=by)
     _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
     if primary is not None and primary not in (family or ()):
         raise ComparisonError(f"primary: expected a condition of the family, got {primary}. Name it in family too.")
     rows: list[dict[str, Any]] = []
     for setting in dict.fromkeys(one.setting for one in counted):
-        here = [one for one in counted if one.setting == setting]
-        old, *again = _replicates(here, baseline)
+        here: dict[str, list[Outcomes]] = {}
+        for one in counted:
+            if one.setting == setting:
+                here.setdefault(one.condition, []).append(one)
+        old, *again = sorted(here[baseline], key=lambda one: one.replicate)
         noise: dict[str, Any] = {}
         if again:
             refuse_unpaired(frame, old, again[0])
-            noise = _noise(old, again[0], np.random.default_rng([seed, *_words(again[0])]))
+            found = _difference(old, again[0], _generator(seed, again[0]))
+            noise = {f"aa_{name}": found[name] for name in _NOISE}
         table = []
-        for condition in dict.fromkeys(one.condition for one in here):
-            new = _replicates(here, condition)[0]
+        for condition, replicates in here.items():
+            new = min(replicates, key=lambda one: one.replicate)
             row = {**dict(setting), "condition": condition, "baseline": baseline, **accuracy(new, level=1 - alpha)}
             if condition != baseline:
                 refuse_unpaired(frame, old, new)
-                rng = np.random.default_rng([seed, *_words(new)])
-                row |= _difference(old, new, margin=margin, alpha=alpha, draws=draws, rng=rng)
+                row |= _difference(old, new, _generator(seed, new)) | _intervals(old, new, margin=margin, alpha=alpha)
                 row["primary"] = condition == primary
             table.append({**row, "margin": margin, **noise})
         rank_among_edits(table, edits)
@@ -143,80 +141,42 @@ def compare(
     )
 
 
-def _replicates(outcomes: Sequence[Outcomes], condition: str) -> list[Outcomes]:
-    return sorted((one for one in outcomes if one.condition == condition), key=lambda one: one.replicate)
+def _generator(seed: int, one: Outcomes) -> np.random.Generator:
+    """A generator of its own for a row, from the row's names."""
+    digest = hashlib.sha256(f"{seed}, {one.name}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest))
 
 
-def _words(one: Outcomes) -> tuple[int, ...]:
-    """Numbers for a seed from the names of a row."""
-    names = [f"{column}={value}" for column, value in (*one.setting, ("condition", one.condition))]
-    digest = hashlib.sha256("\n".join([*names, str(one.replicate)]).encode()).digest()
-    return tuple(np.frombuffer(digest, dtype="<u4").tolist())
-
-
-def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
-    """The columns of `COLUMNS` that one condition has by itself, from n to majority_ties."""
-    scores = one.right / one.samples
-    low, high = score_interval(scores, bounds=(0.0, 1.0), level=level)
-    return {
-        "n": len(scores),
-        "k": one.k,
-        "accuracy": 100 * float(scores.mean()),
-        "standard_error": 100 * clustered_error(scores),
-        "accuracy_low": 100 * low,
-        "accuracy_high": 100 * high,
-        "pass_at_k": 100 * pass_at_k(one.right, samples=one.k, k=one.k),
-        "majority": 100 * float(one.majority.mean()),
-        "majority_ties": int(one.tied.sum()) if not math.isnan(one.majority[0]) else math.nan,
-    }
-
-
-def _difference(
-    old: Outcomes, new: Outcomes, *, margin: float, alpha: float, draws: int, rng: np.random.Generator
-) -> dict[str, Any]:
+def _difference(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> dict[str, Any]:
     changes = new.right - old.right
+    up, down = int((changes > 0).sum()), int((changes < 0).sum())
     flips = count_flips(old.right, new.right, k=old.k)
-    means, bounds = changes / old.k, difference_bounds(changes, old.k)
-    ends = score_interval(means, bounds=bounds, level=1 - alpha)
-    drawn = bootstrap_interval(changes, rng=rng, level=1 - alpha, draws=draws)
-    inner = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
-    within = equivalence_p(means, margin / 100, bounds=bounds)
     return {
-        "difference": 100 * float(means.mean()),
-        "low": 100 * ends[0],
-        "high": 100 * ends[1],
-        "bootstrap_low": 100 * drawn[0] / old.k,
-        "bootstrap_high": 100 * drawn[1] / old.k,
+        "difference": 100 * float(changes.mean()) / old.k,
         "wrong_to_right": flips.wrong_to_right,
         "right_to_wrong": flips.right_to_wrong,
         "discordance": 100 * flips.discordance,
-        "problems_up": int((changes > 0).sum()),
-        "problems_down": int((changes < 0).sum()),
+        "problems_up": up,
+        "problems_down": down,
         "test": "mcnemar" if old.k == 1 else "sign-flip",
-        "p": _p_value(old, new, rng),
+        "p": mcnemar_test(up, down) if old.k == 1 else sign_flip_test(changes, rng=rng),
+    }
+
+
+def _intervals(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> dict[str, Any]:
+    changes = new.right - old.right
+    means, bounds = changes / old.k, difference_bounds(changes, old.k)
+    ends = score_interval(means, bounds=bounds, level=1 - alpha)
+    inner = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
+    within = equivalence_p(means, margin / 100, bounds=bounds)
+    return {
+        "low": 100 * ends[0],
+        "high": 100 * ends[1],
         "equivalence_low": 100 * inner[0],
         "equivalence_high": 100 * inner[1],
         "equivalence_p": within,
         "within_margin": within < alpha,
     }
-
-
-def _noise(first: Outcomes, second: Outcomes, rng: np.random.Generator) -> dict[str, Any]:
-    flips = count_flips(first.right, second.right, k=first.k)
-    return {
-        "aa_difference": 100 * float((second.right - first.right).mean()) / first.k,
-        "aa_wrong_to_right": flips.wrong_to_right,
-        "aa_right_to_wrong": flips.right_to_wrong,
-        "aa_discordance": 100 * flips.discordance,
-        "aa_p": _p_value(first, second, rng),
-    }
-
-
-def _p_value(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> float:
-    changes = new.right - old.right
-    if old.k == 1:
-        return mcnemar_test(int((changes > 0).sum()), int((changes < 0).sum()))
-    return sign_flip_test(changes, rng=rng)
 
 
 def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[str, Collection[str]]) -> None:
@@ -243,11 +203,10 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[s
         )
 
 
-def _check(*, margin: float, alpha: float, draws: int) -> None:
+def _check(*, margin: float, alpha: float) -> None:
     wants = (
         ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
         ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
-        ("draws", draws, draws >= 1000, "at least 1000 draws"),
     )
     for name, value, holds, wanted in wants:
         if not holds:

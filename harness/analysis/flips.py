@@ -20,25 +20,6 @@ UNDECIDED = "undecided"
 """The outcome of a problem without a verdict in one of the two conditions: it was not asked there."""
 
 
-def outcome(problem: Problem, *, baseline: str, condition: str, repeats: Repeats) -> str:
-    """One of `FLIPS`, or `UNDECIDED`; see `Criterion` for `repeats`."""
-    before, after = (_is_right(problem.prompts.get(name), repeats) for name in (baseline, condition))
-    if before is None or after is None:
-        return UNDECIDED
-    if before == after:
-        return "both_right" if before else "both_wrong"
-    return "right_to_wrong" if before else "wrong_to_right"
-
-
-def _is_right(prompt: RunPrompt | None, repeats: Repeats) -> bool | None:
-    """None where there is no verdict. What the grader could not settle is not right, as in the tables."""
-    verdicts = prompt.verdicts if prompt is not None else ()
-    right = [verdict == "correct" for verdict in (verdicts[:1] if repeats == "first" else verdicts)]
-    if not right:
-        return None
-    return any(right) if repeats == "any" else 2 * sum(right) > len(right)
-
-
 STRICT = ConfigDict(extra="forbid")
 """A saved selection with an unknown key is not one of ours."""
 
@@ -54,7 +35,7 @@ class Criterion:
             or any of them.
         subject, level, ids: Only these.
         n: So many of what is left, drawn by `seed`; None for all.
-        controls: Add for each flipped problem one that did not flip: see `matched_controls.match_controls`.
+        controls: Add for each flipped problem one that did not flip: see `selection.match_controls`.
 
     Raises:
         ConfigError: a condition compared with itself, n below 1, or controls without a flip.
@@ -90,4 +71,16 @@ class Criterion:
 
     def outcome(self, problem: Problem) -> str:
         """One of `FLIPS`, or `UNDECIDED`."""
-        return outcome(problem, baseline=self.baseline, condition=self.condition, repeats=self.repeats)
+        before, after = (self._is_right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
+        if before is None or after is None:
+            return UNDECIDED
+        if before == after:
+            return "both_right" if before else "both_wrong"
+        return "right_to_wrong" if before else "wrong_to_right"
+
+    def _is_right(self, prompt: RunPrompt | None) -> bool | None:
+        """None where there is no verdict. What the grader could not settle is not right, as in the tables."""
+        right = [verdict == "correct" for verdict in prompt.verdicts] if prompt is not None else []
+        if not right:
+            return None
+        return {"first": right[0], "majority": 2 * sum(right) > len(right), "any": any(right)}[self.repeats]

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import UNGRADED
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED
 from harness.runs.comparable import join
 from harness.runs.run import Run
 
@@ -31,14 +26,14 @@ class Leaderboard:
     Attributes:
         comparison: `analysis.compare`.
         mediators: `mediators.mediator_table`.
-        audit: `audit_table`.
+        audit: `grader_agreement.audit_table`.
         baseline: The condition that others are compared with.
         primary: The condition that the runs are about, named before them; empty if they name none, or not the same.
         family: Conditions whose tests were named before the runs; None if none were, and all tests are the family.
         edits: Conditions that are harmless edits of the prompt (the prompt null).
         by: What the rows are split by, beside model, layout and condition.
-        seed: Of the bootstrap and of random sign flips.
-        receipt: One entry a run: where it is from, versions, hashes, settings.
+        receipt: One entry per run: where it is from, versions, hashes, settings.
+        seed: Of random sign flips.
     """
 
     comparison: pandas.DataFrame
@@ -49,8 +44,8 @@ class Leaderboard:
     family: tuple[str, ...] | None
     edits: tuple[str, ...]
     by: tuple[str, ...]
-    seed: int
     receipt: tuple[Mapping[str, Any], ...]
+    seed: int = DEFAULT_SEED
 
     @property
     def greedy(self) -> frozenset[str]:
@@ -80,8 +75,8 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
     """
     from harness.analysis.comparison import MARGIN, compare
+    from harness.analysis.grader_agreement import audit_table
     from harness.analysis.mediators import mediator_table
-    from harness.experiment.conditions import BASELINE, DEFAULT_SEED
 
     frame = join(runs)
     if by:
@@ -92,18 +87,16 @@ def make_leaderboard(
     there = set(frame["condition"].unique())
     edits = [name for name in dict.fromkeys(edits) if name in there]
     family, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
-    comparison = compare(
-        frame,
-        baseline=baseline,
-        margin=MARGIN if margin is None else margin,
-        by=by,
-        family=family,
-        primary=primary,
-        edits=edits,
-        seed=DEFAULT_SEED,
-    )
     return Leaderboard(
-        comparison=comparison,
+        comparison=compare(
+            frame,
+            baseline=baseline,
+            margin=MARGIN if margin is None else margin,
+            by=by,
+            family=family,
+            primary=primary,
+            edits=edits,
+        ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         baseline=baseline,
@@ -111,7 +104,6 @@ def make_leaderboard(
         family=family,
         edits=tuple(edits),
         by=tuple(by),
-        seed=DEFAULT_SEED,
         receipt=tuple({"name": one.name, **one.facts} for one in runs),
     )
 
@@ -138,15 +130,15 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         {
             "schema": SCHEMA,
             "baseline": board.baseline,
-            "primary": list(board.primary),
-            "family": board.family if board.family is None else list(board.family),
-            "by": list(board.by),
+            "primary": board.primary,
+            "family": board.family,
+            "by": board.by,
             "seed": board.seed,
             "rows": records(board.comparison),
             "mediators": records(board.mediators),
             "audit": records(board.audit),
             **more,
-            "receipt": list(board.receipt),
+            "receipt": board.receipt,
         },
         indent=2,
         allow_nan=False,
@@ -160,99 +152,10 @@ def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
     return "\n".join([table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n"), *notes])
 
 
-def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Accuracy in percent with its error and interval, and what the rest was, per model, layout and condition.
-
-    The columns n to majority_ties are those of `analysis.compare`, for runs that it cannot compare as well: without
-    the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.
-    Replicates of the baseline are left out.
-    """
-    import pandas
-
-    from harness.analysis.comparison import accuracy
-    from harness.analysis.sample_counts import count_outcomes
-
-    first = _first(frame)
-    counted = {(*(str(v) for _, v in one.setting), one.condition): accuracy(one) for one in count_outcomes(first)}
-    keys = ["model", "layout", "condition"]
-    rows = []
-    for arm, group in first.groupby(keys, observed=True, sort=False):
-        verdicts = group["verdict"]
-        rows.append(
-            {
-                **dict(zip(keys, arm, strict=True)),
-                **counted[tuple(map(str, arm))],
-                "correct": int(group["correct"].sum()),
-                "no_box": int((verdicts == "no_box").sum()),
-                "truncated": int((verdicts == "truncated").sum()),
-                "ungraded": int(verdicts.isin(UNGRADED).sum()),
-                "math_verify": _percent(group["math_verify"]),
-            }
-        )
-    return pandas.DataFrame(rows)
-
-
-def audit_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
-    """What every grader says of the same completions, per condition and layout: one column a grader, in percent.
-
-    Beside each stand `..._difference`, points against the baseline as that grader has it, over the problems of which
-    it judged a sample under both; and `..._only_ours` and `..._only_theirs`: samples that only one of the two calls
-    right, those left out in which one of them did not end. `boxes_after_first` counts samples with a further box after
-    the first. Replicates of the baseline are left out.
-    """
-    import pandas
-
-    frame = _first(frame)
-    keys = ["model", "layout", *by, "condition"]
-    arms = dict(tuple(frame.groupby(keys, observed=True, sort=False)))
-    means = {arm: _problem_means(group) for arm, group in arms.items()}
-    rows = []
-    for arm, group in arms.items():
-        old = means.get((*arm[:-1], baseline)) if arm[-1] != baseline else None
-        row = dict(zip(keys, arm, strict=True))
-        ours, known = group["correct"].to_numpy(dtype=bool), ~group["verdict"].isin(UNGRADED).to_numpy()
-        for name in ("ours", *GRADERS):
-            row[name] = 100 * float(ours.mean()) if name == "ours" else _percent(group[name])
-            change = None if old is None else (means[arm][name] - old[name]).dropna()
-            row[f"{name}_difference"] = math.nan if change is None or not len(change) else 100 * float(change.mean())
-            if name != "ours":
-                both = known & group[name].notna().to_numpy()
-                theirs = group[name].fillna(False).to_numpy(dtype=bool)
-                row[f"{name}_only_ours"] = int((both & ours & ~theirs).sum())
-                row[f"{name}_only_theirs"] = int((both & ~ours & theirs).sum())
-        rows.append({**row, "boxes_after_first": int((group["boxes_after_first"] > 0).sum())})
-    return pandas.DataFrame(rows)
-
-
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
     """Rows as mappings, with None for what is missing."""
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows]
-
-
-def _problem_means(group: pandas.DataFrame) -> pandas.DataFrame:
-    """Each grader's share of right samples, [problem, grader]; NaN where it judged none."""
-    import pandas
-
-    scores = {name: _numbers(group[name]) for name in GRADERS}
-    table = pandas.DataFrame({"problem_id": group["problem_id"], "ours": group["correct"].astype(float), **scores})
-    return table.groupby("problem_id", observed=True)[["ours", *GRADERS]].mean()
-
-
-def _numbers(verdicts: pandas.Series[Any]) -> npt.NDArray[np.float64]:
-    values: npt.NDArray[np.float64] = verdicts.fillna(False).to_numpy(dtype=float)
-    values[verdicts.isna().to_numpy()] = np.nan
-    return values
-
-
-def _first(frame: pandas.DataFrame) -> pandas.DataFrame:
-    return frame[frame["replicate"] == 0] if "replicate" in frame else frame
-
-
-def _percent(verdicts: pandas.Series[Any]) -> float:
-    """The share of right ones among those that a grader gave, in percent; NaN if it gave none."""
-    given = verdicts.dropna()
-    return 100 * float(given.astype(bool).mean()) if len(given) else math.nan
 
 
 def _plain(value: Any) -> Any:

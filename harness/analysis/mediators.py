@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from harness.grading import UNGRADED
 
 if TYPE_CHECKING:
     import pandas
@@ -28,7 +26,8 @@ COLUMNS = {
 }
 """What each column of `mediator_table` is."""
 
-_STATES = ("no_box", "truncated", "refused", "timed_out")
+_STATES = ["no_box", "truncated", "refused", "timed_out"]
+_PARTS = ["format_changed", "format_difference", "answer_difference"]
 
 
 def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
@@ -44,44 +43,35 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequenc
         baseline: The condition that others are compared with; without it the last three columns are missing.
         by: Further columns to split by.
     """
-    import pandas
+    from harness.analysis.sample_counts import against_baseline
 
-    setting = ["model", "layout", *by]
-    keys: list[Hashable] = [*setting, "condition"]
+    keys = ["model", "layout", *by, "condition"]
     first = frame[frame["replicate"] == 0]
     verdict = first["verdict"].astype(object)
-    counted = first[[*keys, "problem_id"]].assign(
+    counted = first[[*keys, "problem_id", "completion_tokens", "characters"]].assign(
         samples=1,
-        right=first["correct"].to_numpy(dtype=float),
-        no_box=(verdict == "no_box").to_numpy(),
-        truncated=(verdict == "truncated").to_numpy(),
-        refused=(verdict == "refused").to_numpy(),
-        timed_out=verdict.isin([v for v in UNGRADED if v != "refused"]).to_numpy(),
-        looping=first["looping"].to_numpy(),
-        completion_tokens=first["completion_tokens"].to_numpy(),
-        characters=first["characters"].to_numpy(),
+        right=first["correct"].astype(float),
+        no_box=verdict == "no_box",
+        truncated=verdict == "truncated",
+        refused=verdict == "refused",
+        timed_out=verdict.isin(["timeout", "crashed"]),
+        looping=first["looping"].astype(float),
     )
-    shares = ["right", *_STATES]
-    groups = counted.groupby(keys, observed=True, sort=False)
-    table = groups[[*_STATES, "looping", "completion_tokens", "characters"]].mean()
-    table[[*_STATES, "looping"]] *= 100
-    table.insert(0, "samples", groups["samples"].sum())
-    problems = counted.groupby([*keys, "problem_id"], observed=True, sort=False)[shares].mean()
-    for column in ("format_changed", "format_difference", "answer_difference"):
-        table[column] = np.nan
-    by_arm = {arm: part.droplevel(keys) for arm, part in problems.groupby(level=keys, observed=True, sort=False)}
-    for arm, new in by_arm.items():
-        old = by_arm.get((*arm[:-1], baseline))
-        if old is None or arm[-1] == baseline:
-            continue
-        table.loc[arm, ["format_changed", "format_difference", "answer_difference"]] = _split(old, new)
-    return pandas.DataFrame(table)[list(COLUMNS)].reset_index()
+    arms = counted.groupby(keys, observed=True, sort=False)
+    table = arms[["completion_tokens", "characters"]].mean()
+    table["samples"] = arms["samples"].sum()
+    table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
+    table[_PARTS] = np.nan
+    problems = counted.groupby([*keys, "problem_id"], observed=True, sort=False)[["right", *_STATES]].mean()
+    for arm, new, old in against_baseline(problems, baseline):
+        table.loc[arm, _PARTS] = _split(old, new)
+    return table[list(COLUMNS)].reset_index()
 
 
 def _split(old: pandas.DataFrame, new: pandas.DataFrame) -> list[float]:
     """The three columns for two conditions' shares of a problem's samples [problem, state]."""
     new = new.reindex(old.index)
-    before, after = (1 - part[list(_STATES)].sum(axis=1) for part in (old, new))  # answered
+    before, after = (1 - part[_STATES].sum(axis=1) for part in (old, new))  # answered
     same = before * after + sum(old[state] * new[state] for state in _STATES)
     by_format = new["right"] * (1 - before) - old["right"] * (1 - after)
     by_answer = new["right"] * before - old["right"] * after

@@ -18,6 +18,8 @@ from harness.experiment.yaml_settings import Strict, explain
 if TYPE_CHECKING:
     import pandas
 
+    Column = pandas.Series[Any]
+
 COLUMNS = {
     "model": "the reference's name of the model",
     "layout": "ours; missing where we have not run it",
@@ -114,33 +116,40 @@ def reference_table(
     """
     import pandas
 
-    same_data = {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}
-    ours = [(row, audited) for row, audited in zip(_rows(comparison), _rows(audit), strict=True)]
-    run = {_bare(row["model"]) for row, _ in ours}
-    asked = [entry for entry in reference.accuracies if _bare(entry.model) in run] or list(reference.accuracies)
+    names = {
+        "accuracy_low": "low",
+        "accuracy_high": "high",
+        "low": "difference_low",
+        "high": "difference_high",
+    }
+    keys = ["model", "layout", "condition"]
+    audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
+    ours = comparison.rename(columns=names).merge(audited, on=keys)
+    ours["name"] = ours.pop("model").map(_bare)
     rows = []
-    for entry in asked:
+    for entry in reference.accuracies:
+        base = entry.conditions.get(baseline, math.nan)
         for condition, accuracy in entry.conditions.items():
-            change = accuracy - entry.conditions[baseline] if baseline in entry.conditions else math.nan
-            theirs = {
-                "model": entry.model,
-                "condition": condition,
-                "reference": accuracy,
-                "reference_difference": math.nan if condition == baseline else change,
-            }
-            found = [
-                pair
-                for pair in ours
-                if (_bare(pair[0]["model"]), pair[0]["condition"]) == (_bare(entry.model), condition)
-            ]
-            rows += [theirs | _our_part(row, audited, theirs, reference.uncertainty) for row, audited in found] or [
-                theirs
-            ]
-    table = pandas.DataFrame(rows, columns=list(COLUMNS))
-    judgements = ["agrees", "difference_agrees"]
-    if not same_data:
-        table[judgements] = None
-    return table.astype(dict.fromkeys(judgements, "boolean"))
+            change = math.nan if condition == baseline else accuracy - base
+            found = {"condition": condition, "reference": accuracy, "reference_difference": change}
+            rows.append({"model": entry.model, "name": _bare(entry.model), **found})
+    theirs = pandas.DataFrame(rows)
+    run = theirs["name"].isin(ours["name"])
+    table = theirs[run if run.any() else ~run].merge(ours, on=["name", "condition"], how="left")
+    error = reference.uncertainty
+    table["agrees"] = _lies_in(table["reference"], table["low"], table["high"], error)
+    table["difference_agrees"] = _lies_in(
+        table["reference_difference"], table["difference_low"], table["difference_high"], 2 * error
+    )
+    if not {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}:
+        table[["agrees", "difference_agrees"]] = None
+    return table[list(COLUMNS)].astype(dict.fromkeys(["agrees", "difference_agrees"], "boolean"))
+
+
+def _lies_in(value: Column, low: Column, high: Column, error: float) -> Column:
+    """Whether values lie between the ends, give or take the error; missing where one of the three is."""
+    inside = (low - error <= value) & (value <= high + error)
+    return inside.astype("boolean").mask(value.isna() | low.isna())
 
 
 def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:
@@ -172,31 +181,6 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
         "completions by their rule."
     )
     return said
-
-
-def _our_part(
-    row: Mapping[str, Any], audited: Mapping[str, Any], theirs: Mapping[str, Any], error: float
-) -> dict[str, Any]:
-    """Our part of a row."""
-    change = theirs["reference_difference"]
-    compared = not math.isnan(change) and not math.isnan(row["difference"])
-    inside = row["low"] - 2 * error <= change <= row["high"] + 2 * error
-    return {
-        "layout": row["layout"],
-        "accuracy": row["accuracy"],
-        "low": row["accuracy_low"],
-        "high": row["accuracy_high"],
-        "authors_rule": audited["authors_rule"],
-        "agrees": row["accuracy_low"] - error <= theirs["reference"] <= row["accuracy_high"] + error,
-        "difference": row["difference"],
-        "difference_low": row["low"],
-        "difference_high": row["high"],
-        "difference_agrees": inside if compared else None,
-    }
-
-
-def _rows(frame: pandas.DataFrame) -> list[dict[Any, Any]]:
-    return frame.to_dict("records")
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:

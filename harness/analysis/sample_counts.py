@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.accuracy import majority_vote
-from harness.errors import ComparisonError
+from harness.errors import ComparisonError, list_first
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-
-NAMED = 3
-"""So many problems are named in an error; of the others it says how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +26,6 @@ class Outcomes:
         problem_ids: [problem] In an order that all outcomes of a frame share.
         right: [problem] Right samples.
         samples: [problem] Samples.
-        majority: [problem] Score of the majority answer, in [0, 1]; NaN if the frame has no answers.
-        tied: [problem] Whether the majority is a tie.
     """
 
     setting: tuple[tuple[str, Any], ...]
@@ -41,8 +34,6 @@ class Outcomes:
     problem_ids: npt.NDArray[Any]
     right: IntArray
     samples: IntArray
-    majority: FloatArray
-    tied: npt.NDArray[np.bool_]
 
     @property
     def k(self) -> int:
@@ -52,17 +43,16 @@ class Outcomes:
     @property
     def name(self) -> str:
         """For messages: what it is outcomes of."""
-        words = [f"{column} {value}" for column, value in self.setting]
-        again = f", replicate {self.replicate}" if self.replicate else ""
-        return ", ".join([*words, f"condition {self.condition}"]) + again
+        words = [f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))]
+        return ", ".join([*words, f"replicate {self.replicate}"] if self.replicate else words)
 
 
 def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[Outcomes]:
     """The outcomes of every model, layout, condition and replicate in a frame of samples, in its own order.
 
     Args:
-        frame: One row a sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index and
-            correct; replicate (else 0) and answer if there are any.
+        frame: One row per sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index
+            and correct; replicate is 0 where there is no such column.
         by: Further columns to split by, such as subject or level.
 
     Raises:
@@ -80,46 +70,48 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
     keys = [*split, "condition", "replicate"]
-    groups = frame.groupby(keys, observed=True, sort=False, dropna=False)
-    group = np.asarray(groups.ngroup(), dtype=np.int64)
-    problem, problem_ids = _numbered(frame["problem_id"])
-    _refuse_unusable(frame, keys, group, problem)
-    correct = frame["correct"].to_numpy(dtype=bool)
-    cells, cell = np.unique(group * len(problem_ids) + problem, return_inverse=True)
-    samples = np.bincount(cell)
-    right = np.bincount(cell, weights=correct).astype(np.int64)
-    majority, tied = np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
-    if "answer" in frame and frame["answer"].notna().any():
-        answer, _ = _numbered(frame["answer"])
-        vote = majority_vote(cell, answer, correct, problems=len(cells))
-        majority, tied = vote.scores, vote.ties
-    firsts = np.unique(group, return_index=True)[1]
-    starts = np.searchsorted(cells // len(problem_ids), np.arange(len(firsts) + 1))
+    _refuse_unusable(frame, keys)
+    numbers, names = pandas.factorize(frame["problem_id"])
+    frame = frame[[*keys, "correct"]].assign(problem=numbers, correct=frame["correct"].to_numpy(dtype=np.int64))
+    problems = frame.groupby([*keys, "problem"], observed=True, sort=False, dropna=False)["correct"]
     counted = []
-    for number, values in enumerate(frame.iloc[firsts][keys].itertuples(index=False, name=None)):
-        here = slice(starts[number], starts[number + 1])
+    arms: Any = problems.agg(["sum", "size"]).groupby(level=keys, observed=True, sort=False, dropna=False)
+    for key, unordered in arms:
+        *setting, condition, replicate = key
+        part = unordered.sort_index(level="problem")
         counted.append(
             Outcomes(
-                setting=tuple(zip(split, values[: len(split)], strict=True)),
-                condition=str(values[-2]),
-                replicate=int(values[-1]),
-                problem_ids=np.asarray(problem_ids[cells[here] % len(problem_ids)]),
-                right=right[here],
-                samples=samples[here],
-                majority=majority[here],
-                tied=tied[here],
+                setting=tuple(zip(split, setting, strict=True)),
+                condition=str(condition),
+                replicate=int(replicate),
+                problem_ids=np.asarray(names[part.index.get_level_values("problem")]),
+                right=part["sum"].to_numpy(),
+                samples=part["size"].to_numpy(),
             )
         )
     return counted
 
 
-def _numbered(column: pandas.Series[Any]) -> tuple[IntArray, pandas.Index[Any]]:
-    """Each value's number, -1 for a missing one, and the values by number."""
-    numbers, values = pandas.factorize(column)
-    return numbers.astype(np.int64, copy=False), pandas.Index(values)
+def against_baseline(
+    problems: pandas.DataFrame, baseline: str
+) -> Iterator[tuple[tuple[Any, ...], pandas.DataFrame, pandas.DataFrame]]:
+    """Each arm, its rows, and the baseline's of the same setting; arms without a baseline are left out.
+
+    Args:
+        problems: Numbers by problem. The index holds model, layout and what else the table is split by, then the
+            condition, then the problem's id.
+        baseline: The condition that others are compared with.
+    """
+    keys = problems.index.names[:-1]
+    groups = problems.groupby(level=keys, observed=True, sort=False)
+    arms: dict[Any, pandas.DataFrame] = {arm: part.droplevel(keys) for arm, part in groups}
+    for arm, new in arms.items():
+        old = arms.get((*arm[:-1], baseline))
+        if old is not None and arm[-1] != baseline:
+            yield arm, new, old
 
 
-def _refuse_unusable(frame: pandas.DataFrame, keys: list[str], group: IntArray, problem: IntArray) -> None:
+def _refuse_unusable(frame: pandas.DataFrame, keys: list[str]) -> None:
     def name(row: int) -> str:
         values = frame.iloc[row]
         words = [f"{key} {values[key]}" for key in keys if key != "replicate" or values[key]]
@@ -130,9 +122,7 @@ def _refuse_unusable(frame: pandas.DataFrame, keys: list[str], group: IntArray, 
             f"{name(int(unknown.argmax()))} has no verdict: expected correct to be true or false everywhere, got "
             f"{unknown.sum()} without. Grade the run again with `mless regrade`."
         )
-    index, _ = _numbered(frame["sample_index"])
-    key = pandas.Series((group * (problem.max() + 1) + problem) * (index.max() + 1) + index)
-    if (again := key.duplicated().to_numpy()).any():
+    if (again := frame.duplicated([*keys, "problem_id", "sample_index"]).to_numpy()).any():
         raise ComparisonError(
             f"{name(int(again.argmax()))} occurs more than once: expected every sample once, got {again.sum()} again. "
             "Give each run once, and let models of different runs have different labels (model.label)."
@@ -155,7 +145,7 @@ def refuse_unpaired(frame: pandas.DataFrame, baseline: Outcomes, other: Outcomes
     ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
     if ours != theirs:
         lacks = [
-            f"{who.condition} lacks {_list(sorted(map(str, which)))}"
+            f"{who.condition} lacks {list_first(sorted(map(str, which)))}"
             for who, which in ((other, ours - theirs), (baseline, theirs - ours))
             if which
         ]
@@ -173,21 +163,16 @@ def refuse_unpaired(frame: pandas.DataFrame, baseline: Outcomes, other: Outcomes
 def _refuse_missing_samples(frame: pandas.DataFrame, one: Outcomes) -> None:
     if (one.samples == one.k).all():
         return
-    here = frame["condition"] == one.condition
-    for column, value in (*one.setting, ("replicate", one.replicate)):
+    for column, value in (*one.setting, ("condition", one.condition), ("replicate", one.replicate)):
         if column in frame:
-            here &= frame[column] == value
-    index = frame.loc[here].groupby("problem_id", observed=True)["sample_index"].agg(set)
-    every = set().union(*index)
-    short = one.problem_ids[one.samples < one.k].tolist()
-    words = [f"{name} (no {', '.join(map(str, sorted(every - index[name])))})" for name in short[:NAMED]]
+            frame = frame[frame[column] == value]
+    known = frame.groupby("problem_id", observed=True)["sample_index"].agg(set)
+    every = set().union(*known)
+    lacks = [
+        f"{name} (no {', '.join(map(str, sorted(every - known[name])))})"
+        for name in one.problem_ids[one.samples < one.k]
+    ]
     raise ComparisonError(
         f"{one.name}: samples are missing: expected {one.k} of each problem, got fewer of "
-        f"{_list(words, len(short))}. Continue the run by the command that began it."
+        f"{list_first(lacks)}. Continue the run by the command that began it."
     )
-
-
-def _list(names: Sequence[str], count: int | None = None) -> str:
-    count = len(names) if count is None else count
-    more = f" and {count - NAMED} more" if count > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
-from harness.analysis.matched_controls import match_controls
-from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.errors import ConfigError, PromptMismatchError, RunError, list_first
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem
 
@@ -93,13 +93,9 @@ class Selection:
             ConfigError: the file is missing, is not JSON, or is not a selection.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a saved selection.") from None
-        except ValueError:
-            raise ConfigError(f"{path} is not JSON. Expected a saved selection; select again.") from None
-        try:
-            return TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "it"
@@ -171,49 +167,46 @@ def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ..
     chosen = []
     for wanted in selection.problems:
         problem = known.get(wanted.problem_id)
-        missing = list(wanted.prompts) if problem is None else sorted(wanted.prompts.keys() - problem.prompts.keys())
+        missing = [name for name in wanted.prompts if problem is None or name not in problem.prompts]
         if problem is None or missing:
             raise RunError(
                 f"{source.name} has no prompt of the selected problem {wanted.problem_id} under "
                 f"{', '.join(missing)}. Expected the source of the selection, {selection.source}; or select again."
             )
-        for condition, sha256 in wanted.prompts.items():
-            found = problem.prompts[condition].sha256
-            if found != sha256:
+        prompts = {condition: problem.prompts[condition] for condition in wanted.prompts}
+        for condition, prompt in prompts.items():
+            expected = wanted.prompts[condition]
+            if prompt.sha256 != expected:
                 raise PromptMismatchError(
                     f"Problem {wanted.problem_id}, condition {condition!r}: {source.name} has another prompt than the "
-                    f"one selected: expected SHA-256 {sha256[:12]}..., got {found[:12]}... Use the source of the "
-                    f"selection, {selection.source}, or select again."
+                    f"one selected: expected SHA-256 {expected[:12]}..., got {prompt.sha256[:12]}... Use the source of "
+                    f"the selection, {selection.source}, or select again."
                 )
-        prompts = {condition: problem.prompts[condition] for condition in wanted.prompts}
-        chosen.append(Problem(id=problem.id, subject=problem.subject, level=problem.level, prompts=prompts))
+        chosen.append(replace(problem, prompts=prompts))
     return tuple(chosen)
 
 
 def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
     """The problems of the subject, level and ids asked for."""
-    subjects = dict.fromkeys(problem.subject for problem in source.problems)
-    levels = dict.fromkeys(str(problem.level) for problem in source.problems)
-    asked = {"subject": (criterion.subject, subjects), "level": (criterion.level, levels)}
-    for name, (wanted, known) in asked.items():
-        if wanted is not None and str(wanted) not in known:
+    found = list(source.problems)
+    for name in ("subject", "level"):
+        wanted = getattr(criterion, name)
+        if wanted is None:
+            continue
+        known = {str(getattr(problem, name)) for problem in source.problems}
+        if str(wanted) not in known:
             raise ConfigError(
                 f"{source.name} has no problem of the {name} {wanted!r}: expected one of {', '.join(sorted(known))}."
             )
-    ids = {problem.id for problem in source.problems}
-    unknown = [wanted for wanted in criterion.ids or () if wanted not in ids]
-    if unknown:
+        found = [problem for problem in found if getattr(problem, name) == wanted]
+    if criterion.ids is None:
+        return found
+    if unknown := [wanted for wanted in criterion.ids if wanted not in {problem.id for problem in source.problems}]:
         raise ConfigError(
-            f"{source.name} has no problem {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''}. Its ids are "
-            f"like {source.problems[0].id}; check the spelling."
+            f"{source.name} has no problem {list_first(unknown)}. Its ids are like {source.problems[0].id}; check the "
+            "spelling."
         )
-    return [
-        problem
-        for problem in source.problems
-        if (criterion.subject is None or problem.subject == criterion.subject)
-        and (criterion.level is None or problem.level == criterion.level)
-        and (criterion.ids is None or problem.id in criterion.ids)
-    ]
+    return [problem for problem in found if problem.id in criterion.ids]
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
@@ -247,3 +240,34 @@ def _explain_shortage(source: Source, criterion: Criterion, found: int, candidat
         f"Expected {wanted} with {criterion.flip} from {criterion.baseline} to {criterion.condition}{within} in "
         f"{source.name}, got {found} of {candidates}: {told}. Lower n, or choose another flip or condition."
     )
+
+
+def match_controls(
+    flipped: Sequence[Problem], unflipped: Sequence[Problem], outcomes: Mapping[str, str], draw: random.Random
+) -> list[tuple[Problem, Problem]]:
+    """Pairs of a control and the flipped problem that it stands beside; no control twice.
+
+    A control has its problem's subject. Of those left it is one that began as its problem did, right or wrong without
+    filler, if there is one, and of these the one of the nearest level; `draw` decides between equally near.
+
+    Raises:
+        ConfigError: a subject has too few problems that did not flip.
+    """
+    pools: dict[str, list[Problem]] = {}
+    for problem in draw.sample(unflipped, len(unflipped)):  # `min` takes the first of equals
+        pools.setdefault(problem.subject, []).append(problem)
+    pairs = []
+    for problem in flipped:
+        pool = pools.get(problem.subject, [])
+        if not pool:
+            wanted = sum(other.subject == problem.subject for other in flipped)
+            there = sum(other.subject == problem.subject for other in unflipped)
+            raise ConfigError(
+                f"Subject {problem.subject!r}: {wanted} flipped problems need as many controls that did not flip, and "
+                f"there are {there}. Lower n, choose another subject, or leave the controls out."
+            )
+        stayed = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
+        nearest = min(pool, key=lambda p: (outcomes[p.id] != stayed, abs(p.level - problem.level)))
+        pool.remove(nearest)
+        pairs.append((nearest, problem))
+    return pairs

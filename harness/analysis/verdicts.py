@@ -1,4 +1,4 @@
-"""What is said of each difference in a word, once all tests of the family are in."""
+"""The verdict on each difference: p-values adjusted for all tests of the family (Holm), and rank among edits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.multiple_testing import holm
 from harness.analysis.power import ALPHA
 
 BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
@@ -17,6 +16,24 @@ BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
 
 Row = dict[str, Any]
 """A row of `harness.analysis.compare`; one without a difference is a baseline."""
+
+
+def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Adjusted p-values [test]: calling those below alpha real errs anywhere with probability at most alpha.
+
+    Holds however the tests depend on each other, as they do where all compare with one baseline. NaN stays NaN and
+    does not count as a test.
+
+    Source:
+        Holm (1979), Scandinavian Journal of Statistics 6:65-70, https://www.jstor.org/stable/4615733.
+    """
+    p = np.asarray(p_values, dtype=float)
+    adjusted = np.full(p.shape, np.nan)
+    order = np.argsort(p, kind="stable")  # NaN goes last
+    order = order[: len(p) - int(np.isnan(p).sum())]
+    steps = np.arange(len(order), 0, -1) * p[order]
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(steps))
+    return adjusted
 
 
 def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha: float = ALPHA) -> str:

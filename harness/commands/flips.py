@@ -104,7 +104,7 @@ def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -
     from harness.display.words import LEVEL, MINUS, signed
 
     both = frame["condition"].isin([criterion.baseline, criterion.condition])
-    table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline, draws=1000)
+    table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline)
     row = table[table["condition"] == criterion.condition].iloc[0]
     mean = ", mean over pairs of samples" if row["k"] > 1 else ""
     said = (

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import Leaderboard, records
-from harness.display.grid import Cell, Column, Field, Grid, Row, make_grid, number_field, verdict_field, word_field
+from harness.display.grid import (
+    Cell,
+    Column,
+    Grid,
+    Row,
+    make_grid,
+    number_column,
+    row_column,
+    verdict_column,
+    word_column,
+)
 from harness.display.words import (
     LEVEL,
     NOISE,
     PASSED,
+    accuracy,
+    count,
     difference,
     flips,
-    interval,
     label,
     number,
     p_value,
@@ -27,58 +40,89 @@ if TYPE_CHECKING:
 
 
 def comparison_grid(board: Leaderboard) -> Grid:
-    """One row a condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
+    """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = without_edits(board, board.comparison)
     ranked = any(row["null_p"] is not None for row in rows)
-    accuracy = number_field("acc. %", "accuracy", lambda r: number(r["accuracy"]))
-    if not board.by and not ranked:  # with either the table would be too wide
-        accuracy = number_field(f"accuracy % [{LEVEL}]", "accuracy", _accuracy)
-    fields = [
-        accuracy,
-        number_field(f"difference [{LEVEL}]", "difference", _difference),
-        number_field("p adj.", "p_adjusted", lambda r: p_value(r["p_adjusted"])),
-        verdict_field(),
-        number_field("+ / -", "wrong_to_right", lambda r: flips(r, "" if r["wrong_to_right"] is not None else "aa_")),
-        *([number_field("rank p", "null_p", lambda r: p_value(r["null_p"]))] if ranked else []),
-    ]
     title, words = heading(board)
-    fields = [*map(word_field, words), *fields]
-    return make_grid(title, fields, rows, comparison_notes(board, [field.column.header for field in fields]))
+    columns = [
+        *map(word_column, words),
+        number_column("acc. %", "accuracy", number)
+        if board.by or ranked  # else the table would be too wide
+        else row_column(f"accuracy % [{LEVEL}]", "accuracy", accuracy),
+        row_column(f"difference [{LEVEL}]", "difference", _difference),
+        number_column("p adj.", "p_adjusted", p_value),
+        verdict_column(),
+        row_column("+ / -", "wrong_to_right", lambda row: flips(row, "aa_" if row["wrong_to_right"] is None else "")),
+        *([number_column("rank p", "null_p", p_value)] if ranked else []),
+    ]
+    return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
 
 
 def leaderboard_grid(board: Leaderboard) -> Grid:
-    """One row a model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
+    """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
     rows = without_edits(board, board.comparison)
     others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
     main = next((name for name in others if name in board.primary), others[0] if others else None)
+    not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    keys = ("model", "layout", *board.by)
     for row in rows:
-        lines.setdefault(tuple(row[key] for key in keys), {})[row["condition"]] = row
+        setting = tuple(row[key] for key in ("model", "layout", *board.by))
+        lines.setdefault(setting, dict.fromkeys(others, not_run))[row["condition"]] = row
     title, words = heading(board)
-    fields = [_of(board.baseline, word_field(name)) for name in words if name != "condition"]
-    accuracy = number_field(f"{label(board.baseline)} %", "accuracy", lambda r: number(r["accuracy"]))
-    fields.append(_of(board.baseline, accuracy))
+    columns = [_of(board.baseline, word_column(name)) for name in words if name != "condition"]
+    columns.append(_of(board.baseline, number_column(f"{label(board.baseline)} %", "accuracy", number)))
     if main is not None:
         star = " *" if board.primary else ""
-        fields += [
-            _of(main, number_field(f"{label(main)}{star} [{LEVEL}]", "difference", difference)),
-            _of(main, number_field("p adj.", "p_adjusted", lambda r: p_value(r.get("p_adjusted")))),
-            _of(main, verdict_field(), absent="not run"),
+        columns += [
+            _of(main, row_column(f"{label(main)}{star} [{LEVEL}]", "difference", difference)),
+            _of(main, number_column("p adj.", "p_adjusted", p_value)),
+            _of(main, verdict_column()),
         ]
-    fields += [_of(name, _bare(name)) for name in others if name != main]
+    columns += [_of(name, Column(header=label(name), cell=_bare)) for name in others if name != main]
     bracketed = any(row["verdict"] == "exploratory" and row["condition"] != main for row in rows)
     brackets = ", those in brackets exploratory" if bracketed else ""
     return make_grid(
         title,
-        fields,
+        columns,
         sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
         (
             "Best baseline first. Every condition's number is its difference from "
             f"{label(board.baseline)}; only those that passed their test are bold{brackets}.",
-            *comparison_notes(board, [field.column.header for field in fields]),
+            *comparison_notes(board, [column.header for column in columns]),
         ),
     )
+
+
+def report_grid(board: Leaderboard, title: str) -> Grid:
+    """The comparison as the report shows it: wider than `mless table` prints it, and every column explained."""
+    rows = without_edits(board, board.comparison)
+
+    def there(name: str) -> bool:
+        return any(row[name] is not None for row in rows)
+
+    def number_of(header: str, name: str, write: Callable[[Any], str]) -> Column:
+        return number_column(header, name, write, COLUMNS[name])
+
+    ends = f"with its {LEVEL} score interval"
+    p_meaning = f"{COLUMNS['p_adjusted']} of tests; test: {COLUMNS['test']}"
+    again = [number_of("A/A difference", "aa_difference", signed), number_of("A/A flips %", "aa_discordance", number)]
+    moved = [number_of("up", "problems_up", count), number_of("down", "problems_down", count)]
+    columns = [
+        *map(word_column, ("model", "layout", *board.by, "condition")),
+        row_column("accuracy %", "accuracy", accuracy, f"{COLUMNS['accuracy']}, {ends}"),
+        row_column("difference", "difference", difference, f"{COLUMNS['difference']}, {ends}"),
+        number_column("p adjusted", "p_adjusted", p_value, p_meaning),
+        verdict_column(verdicts(rows[0]["margin"])),
+        number_of("wrong to right", "wrong_to_right", count),
+        number_of("right to wrong", "right_to_wrong", count),
+        *(again if there("aa_p") else []),
+        *([number_of("rank p", "null_p", p_value)] if there("null_p") else []),
+        number_of("n", "n", count),
+        number_of("k", "k", count),
+        number_of("SE", "standard_error", number),
+        *(moved if any(row["k"] > 1 for row in rows) else []),
+    ]
+    return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
 
 
 def without_edits(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
@@ -88,21 +132,14 @@ def without_edits(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
 
 def heading(board: Leaderboard) -> tuple[str, list[str]]:
     """The title, which says what is the same in all rows, and the columns of words for what is not."""
-    whole = records(board.comparison)
-    words = ["model", "layout", *board.by, "condition"]
-    said = []
-    for name in ("model", "layout"):
-        values = {row[name] for row in whole}
-        if len(values) == 1:
-            said.append(str(values.pop()))
-            words.remove(name)
-    for name, singular in (("n", "problem"), ("k", "sample")):
-        values = {row[name] for row in whole}
-        if len(values) == 1:
-            amount = int(values.pop())
-            said.append(f"{amount} {plural(singular, amount)}" + (" each" if name == "k" else ""))
-        else:
-            words.append(name)
+    found = {name: set(board.comparison[name]) for name in ("model", "layout", "n", "k")}
+    same = {name: values.pop() for name, values in found.items() if len(values) == 1}
+    said = [str(same[name]) for name in ("model", "layout") if name in same]
+    if "n" in same:
+        said.append(f"{same['n']} {plural('problem', same['n'])}")
+    if "k" in same:
+        said.append(f"{same['k']} {plural('sample', same['k'])} each")
+    words = [name for name in ("model", "layout", *board.by, "condition", "n", "k") if name not in same]
     return ", ".join(said) or "Differences from the baseline", words
 
 
@@ -149,31 +186,24 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
 
 
 def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
-    """The A/A and the prompt null by model and layout; of a split the rows tell them themselves."""
+    """The A/A and the prompt null by model and layout; a split table has them in its rows."""
     layouts = {row["layout"] for row in rows}
     notes = []
-    again = [row for row in rows if row["aa_p"] is not None and row["verdict"] == "baseline"]
-    if again and not board.by:
-        told = [
-            (
-                f"{_setting(row, layouts)} {signed(row['aa_difference'])}"
-                + (f", {flips(row, 'aa_')}" if "+ / -" in header else ""),
-                row["model"] in board.greedy,
-            )
-            for row in again
-        ]
-        said = [
-            f"({'; '.join(text for text, of in told if of == greedy)}): {what}"
-            for greedy, what in NOISE.items()
-            if any(of == greedy for _, of in told)
-        ]
-        notes.append(f"A/A: the baseline run again, in another order, against itself {'; '.join(said)}.")
-    said = [] if board.by else _moved(board, layouts)
+    said: dict[bool, list[str]] = {True: [], False: []}
+    for row in rows:
+        if row["aa_p"] is not None and row["verdict"] == "baseline" and not board.by:
+            changes = f", {flips(row, 'aa_')}" if "+ / -" in header else ""
+            told = f"{_setting(row, layouts)} {signed(row['aa_difference'])}{changes}"
+            said[row["model"] in board.greedy].append(told)
+    if any(said.values()):
+        each = "; ".join(f"({'; '.join(said[greedy])}): {what}" for greedy, what in NOISE.items() if said[greedy])
+        notes.append(f"A/A: the baseline run again, in another order, against itself {each}.")
+    null = [] if board.by else _moved(board, layouts)
     if board.edits and "rank p" in header:
-        said.append("rank p: (1 + edits at least as far) / (1 + edits)")
-    if said:
-        null = f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)})"
-        notes.append(f"{null}: {'; '.join(said)}.")
+        null.append("rank p: (1 + edits at least as far) / (1 + edits)")
+    if null:
+        edits = f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)})"
+        notes.append(f"{edits}: {'; '.join(null)}.")
     return notes
 
 
@@ -193,30 +223,15 @@ def _setting(row: Row, layouts: Collection[str]) -> str:
     return f"{row['model']}, {row['layout']}" if len(layouts) > 1 else str(row["model"])
 
 
-def _of(condition: str, field: Field, absent: str = "") -> Field:
-    """A field of a line of the leaderboard, which has a row for each condition that was run."""
-
-    def cell(line: dict[str, Row]) -> Cell:
-        if condition not in line and absent:
-            return Cell(text=absent)
-        return field.cell(line.get(condition, {}))
-
-    return Field(column=field.column, cell=cell)
+def _of(condition: str, column: Column) -> Column:
+    """The column for a line of the leaderboard, which has a row for each condition."""
+    return replace(column, cell=lambda line: column.cell(line[condition]))
 
 
-def _bare(condition: str) -> Field:
+def _bare(row: Row) -> Cell:
     """A difference without its interval, strong where it passed its test, in brackets where it had none."""
-
-    def cell(row: Row) -> Cell:
-        text = signed(row.get("difference"))
-        tested = row.get("verdict") != "exploratory"
-        return Cell(text=text if tested else f"({text})", strong=row.get("verdict") in PASSED)
-
-    return Field(column=Column(header=label(condition)), cell=cell)
-
-
-def _accuracy(row: Row) -> str:
-    return f"{number(row['accuracy'])} {interval(row['accuracy_low'], row['accuracy_high'])}"
+    text = signed(row["difference"])
+    return Cell(text=f"({text})" if row["verdict"] == "exploratory" else text, strong=row["verdict"] in PASSED)
 
 
 def _difference(row: Row) -> str:

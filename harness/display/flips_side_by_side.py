@@ -6,19 +6,20 @@ that a terminal would obey rather than show (escapes, carriage returns, changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from harness.analysis.flips import CHANGES, Criterion
 from harness.display.visible import is_hidden, name_character
 from harness.display.words import label
 from harness.runs.run_prompts import Problem, RunPrompt
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
 
 SIDE_BY_SIDE = 100
 """Columns from which the two completions stand beside each other."""
@@ -49,16 +50,16 @@ class Side:
     @classmethod
     def of(cls, prompt: RunPrompt, *, right: bool | None) -> Side:
         """The first sample; or, where the outcome goes by several of them, the first that agrees with `right`."""
-        agreeing = (n for n, verdict in enumerate(prompt.verdicts) if right is None or (verdict == "correct") == right)
-        chosen = next(agreeing, 0)
+        agree = [n for n, verdict in enumerate(prompt.verdicts) if right is None or (verdict == "correct") == right]
+        chosen = slice(agree[0] if agree else 0, None)
         return cls(
             condition=prompt.condition,
-            sample=chosen + 1,
+            sample=chosen.start + 1,
             samples=len(prompt.verdicts),
             right=prompt.verdicts.count("correct"),
-            verdict=prompt.verdicts[chosen] if prompt.verdicts else None,
-            answer=_at(prompt.answers, chosen),
-            completion=_at(prompt.completions, chosen),
+            verdict=next(iter(prompt.verdicts[chosen]), None),
+            answer=next(iter(prompt.answers[chosen]), None),
+            completion=next(iter(prompt.completions[chosen]), None),
         )
 
 
@@ -86,8 +87,9 @@ class FlipEntry:
     def of(cls, problem: Problem, outcome: str, criterion: Criterion) -> FlipEntry:
         """The problem under the criterion's two conditions."""
         before, after = problem.prompts[criterion.baseline], problem.prompts[criterion.condition]
-        states = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
-        first, second = states.get(outcome, (None, None)) if criterion.repeats != "first" else (None, None)
+        first = second = None
+        if outcome in CHANGES and criterion.repeats != "first":
+            first, second = outcome == "right_to_wrong", outcome == "wrong_to_right"
         return cls(
             problem_id=problem.id,
             subject=problem.subject,
@@ -118,8 +120,6 @@ def spell_out(text: str, encoding: str = "utf-8") -> Text:
 
     What is hidden, and what the terminal's encoding has no letter for, is spelt by number and set off by its style.
     """
-    from rich.text import Text
-
     shown = Text()
     for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
         if plain:
@@ -138,11 +138,6 @@ def shorten(text: str, limit: int | None) -> tuple[str, int, str]:
 
 
 def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[RenderableType]:
-    from rich import box
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     def shown(text: str) -> Text:
         return spell_out(text, console.encoding)
 
@@ -165,8 +160,6 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
 
 
 def _head(side: Side, encoding: str) -> Text:
-    from rich.text import Text
-
     colour = {"correct": "green", None: ""}.get(side.verdict, "red")
     head = Text().append_text(spell_out(label(side.condition), encoding))
     head.stylize("bold")
@@ -179,8 +172,6 @@ def _head(side: Side, encoding: str) -> Text:
 
 
 def _body(side: Side, encoding: str, limit: int | None) -> Text:
-    from rich.text import Text
-
     if side.completion is None:
         return Text("no completion is recorded", style="dim")
     head, left_out, tail = shorten(side.completion.strip("\n"), limit)
@@ -197,10 +188,6 @@ def _is_plain(character: str, encoding: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return character == "\n" or not is_hidden(character)
-
-
-def _at(values: Sequence[Any], index: int) -> Any:
-    return values[index] if index < len(values) else None
 
 
 def count_line(outcomes: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""A table for people: columns, cells that know what they are sorted by, and what must be said below."""
+"""A table for people: columns, cells that know what they are sorted by, and notes that must stand below."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column's heading, what it means, and whether it holds numbers, which are set to the right."""
+    """One column of a table.
+
+    Attributes:
+        header: Its heading.
+        cell: Makes the column's cell of a row.
+        meaning: What it holds, if the heading needs a word more.
+        numeric: Whether it holds numbers, which are set to the right.
+    """
 
     header: str
+    cell: Callable[[Any], Cell]
     meaning: str = ""
     numeric: bool = True
 
@@ -51,32 +59,15 @@ class Grid:
         """The columns' headings."""
         return tuple(column.header for column in self.columns)
 
-    @property
-    def meanings(self) -> list[tuple[str, str]]:
-        """Headings that need a word, with it."""
-        return [(column.header, column.meaning) for column in self.columns if column.meaning]
+
+def make_grid(title: str, columns: Sequence[Column], rows: Iterable[Any], notes: Sequence[str] = ()) -> Grid:
+    """The table that has these columns of these rows."""
+    cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    return Grid(title=title, columns=tuple(columns), rows=cells, notes=tuple(notes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A column, and how its cell is made of a row."""
-
-    column: Column
-    cell: Callable[[Any], Cell]
-
-
-def make_grid(title: str, fields: Sequence[Field], rows: Iterable[Any], notes: Sequence[str] = ()) -> Grid:
-    """The table of some fields of some rows."""
-    return Grid(
-        title=title,
-        columns=tuple(field.column for field in fields),
-        rows=tuple(tuple(field.cell(row) for field in fields) for row in rows),
-        notes=tuple(notes),
-    )
-
-
-def word_field(name: str) -> Field:
-    """A column of words; a condition by its label, sorted by its name, the primary contrast with a star."""
+def word_column(name: str) -> Column:
+    """A column of words. Conditions are shown by their labels, the primary one with a star, but sorted by name."""
 
     def cell(row: Row) -> Cell:
         value = row[name]
@@ -85,23 +76,28 @@ def word_field(name: str) -> Field:
         star = " *" if name == "condition" and row.get("primary") else ""
         return Cell(text=label(value) + star if name == "condition" else str(value), key=str(value))
 
-    return Field(column=Column(header=name, numeric=False), cell=cell)
+    return Column(header=name, cell=cell, numeric=False)
 
 
-def number_field(header: str, name: str, write: Callable[[Row], str], meaning: str = "") -> Field:
-    """A column of numbers, sorted by the one called `name`."""
+def number_column(header: str, name: str, write: Callable[[Any], str], meaning: str = "") -> Column:
+    """A column of the numbers called `name`, each written by `write`."""
+    return row_column(header, name, lambda row: write(row[name]), meaning)
+
+
+def row_column(header: str, name: str, write: Callable[[Row], str], meaning: str = "") -> Column:
+    """A column whose text is made of the whole row, sorted by the number called `name`."""
 
     def cell(row: Row) -> Cell:
-        value = row.get(name)
+        value = row[name]
         return Cell(text=write(row), key=math.nan if value is None else float(value))
 
-    return Field(column=Column(header=header, meaning=meaning), cell=cell)
+    return Column(header=header, cell=cell, meaning=meaning)
 
 
-def verdict_field(meaning: str = "") -> Field:
+def verdict_column(meaning: str = "") -> Column:
     """The column of verdicts, strong where the test was passed."""
 
     def cell(row: Row) -> Cell:
         return Cell(text=verdict(row), key=str(row["verdict"]), strong=row["verdict"] in PASSED)
 
-    return Field(column=Column(header="verdict", meaning=meaning, numeric=False), cell=cell)
+    return Column(header="verdict", cell=cell, meaning=meaning, numeric=False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
-from dataclasses import replace
-from io import StringIO
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from harness.choices import Format
-from harness.display.grid import Cell, Grid
+from harness.display.grid import Grid
 from harness.display.visible import visible
 from harness.display.words import MINUS, NONE
 
@@ -17,6 +16,24 @@ WIDTH = 100
 """Notes are folded at so many characters; tables are kept below."""
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """A program that is given plain text knows no other minus."""
+_BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
+"""What a terminal is told before and after a strong cell."""
+_MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
+"""What Markdown would read as more than itself. A bracket alone is left as it is: intervals are full of them, and it
+takes what follows it to make a link or an image."""
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        MINUS: "$-$",
+        NONE: "--",
+        "<": r"$<$",
+        ">": r"$>$",
+        **{symbol: rf"\{symbol}" for symbol in "&%$#_{}"},
+    }
+)
 
 
 def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = (), *, colour: bool = False) -> str:
@@ -28,129 +45,109 @@ def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = ()
         footer: Lines below all tables.
         colour: Strong cells in the codes of a terminal (text only).
     """
-    parts = [_WRITERS[form](_one_line_each(grid), colour) for grid in grids]
+    writer = _WRITERS[form]
+    bold = writer.bold if colour or form != "text" else "{}"
+
+    def shown(text: str) -> str:
+        return writer.escape(visible(text, keep=""))
+
+    parts = []
+    for grid in grids:
+        rows = [[*map(shown, grid.header)]]
+        for row in grid.rows:
+            rows.append([bold.format(shown(cell.text)) if cell.strong else shown(cell.text) for cell in row])
+        numeric = [column.numeric for column in grid.columns]
+        parts.append(writer.table(shown(grid.title), rows, numeric, [*map(shown, grid.notes)]))
     if footer:
-        parts.append(_FOOTERS[form]([visible(line, keep="") for line in footer]))
+        parts.append(writer.footer([visible(line, keep="") for line in footer]))
     return "\n\n".join(parts)
 
 
-def _one_line_each(grid: Grid) -> Grid:
-    """The grid with every text on one line, and nothing hidden in it."""
-    return Grid(
-        title=visible(grid.title, keep=""),
-        columns=tuple(replace(column, header=visible(column.header, keep="")) for column in grid.columns),
-        rows=tuple(tuple(replace(cell, text=visible(cell.text, keep="")) for cell in row) for row in grid.rows),
-        notes=tuple(visible(note, keep="") for note in grid.notes),
-    )
+def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
 
-
-def _text(grid: Grid, colour: bool) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for column in grid.columns:
-        table.add_column(Text(column.header), justify="right" if column.numeric else "left", no_wrap=True)
-    rows = [[Text(cell.text.translate(_PLAIN), style="bold" if cell.strong else "") for cell in r] for r in grid.rows]
-    widths = [max(len(name), *(len(row[i].plain) for row in rows), 0) for i, name in enumerate(grid.header)]
-    table.add_row(*("-" * width for width in widths))
-    for row in rows:
-        table.add_row(*row)
-    console = Console(file=StringIO(), width=10_000, force_terminal=colour, highlight=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(table)
-    lines = [line.rstrip() for line in captured.get().splitlines()]
-    return "\n".join(
-        [*_fold(grid.title, hyphens=False), "", *lines, *([""] if grid.notes else []), *_fold_all(grid.notes)]
-    )
-
-
-def _markdown(grid: Grid, colour: bool) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
+        gaps = [" " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
+        padded = [gap + cell if right else cell + gap for cell, gap, right in zip(cells, gaps, numeric, strict=True)]
+        return "  ".join(padded).rstrip()
 
-    rule = ["--:" if column.numeric else "---" for column in grid.columns]
-    rows = [[_bold_markdown(cell) for cell in row] for row in grid.rows]
-    table = [line([_escape_markdown(name) for name in grid.header]), line(rule), *map(line, rows)]
-    notes = [f"- {_escape_markdown(note)}" for note in grid.notes]
-    return "\n".join([f"**{_escape_markdown(grid.title)}**", "", *table, *([""] if notes else []), *notes])
+    rule = line(["-" * width for width in widths])
+    table = "\n".join([_fold([title], hyphens=False), "", line(rows[0]), rule, *map(line, rows[1:])])
+    return f"{table}\n\n{_fold(notes)}" if notes else table
 
 
-def _latex(grid: Grid, colour: bool) -> str:
+def _markdown(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+    rule = ["--:" if right else "---" for right in numeric]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (rows[0], rule, *rows[1:]))
+    said = "\n".join(f"- {note}" for note in notes)
+    return f"**{title}**\n\n{table}" + (f"\n\n{said}" if said else "")
+
+
+def _latex(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
     def line(cells: Sequence[str]) -> str:
         guard = "{}" if cells[0].startswith(("[", "*")) else ""  # else the row above takes it as an argument
         return f"    {guard}{' & '.join(cells)} " + r"\\"
 
-    sides = "".join("r" if column.numeric else "l" for column in grid.columns)
-    rows = [
-        [rf"\textbf{{{_escape_latex(c.text)}}}" if c.strong else _escape_latex(c.text) for c in r] for r in grid.rows
-    ]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{{_escape_latex(grid.title)}}}",
-            rf"  \begin{{tabular}}{{{sides}}}",
+            rf"  \caption{{{title}}}",
+            rf"  \begin{{tabular}}{{{''.join('r' if right else 'l' for right in numeric)}}}",
             r"    \toprule",
-            line([_escape_latex(name) for name in grid.header]),
+            line(rows[0]),
             r"    \midrule",
-            *map(line, rows),
+            *map(line, rows[1:]),
             r"    \bottomrule",
             r"  \end{tabular}",
-            *(rf"  \par\footnotesize {_escape_latex(note)}" for note in grid.notes),
+            *(rf"  \par\footnotesize {note}" for note in notes),
             r"\end{table}",
         ]
     )
 
 
-def _fold(text: str, *, hyphens: bool = True) -> list[str]:
-    """Lines of at most WIDTH; names, which may hold hyphens, stay whole where these are no places to break."""
-    lines = textwrap.wrap(
-        text.translate(_PLAIN), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens
-    )
-    return lines or [""]
+def _markdown_footer(lines: Sequence[str]) -> str:
+    return "  \n".join(f"<sub>{_escape_markdown(line)}</sub>" for line in lines)
 
 
-def _fold_all(notes: Sequence[str]) -> list[str]:
-    return [line for note in notes for line in _fold(note)]
+def _latex_footer(lines: Sequence[str]) -> str:
+    return "\n".join(f"% {' '.join(line.split())}" for line in lines)
 
 
-def _bold_markdown(cell: Cell) -> str:
-    text = _escape_markdown(cell.text)
-    return f"**{text}**" if cell.strong else text
-
-
-_MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
-"""What Markdown would read as more than itself. A bracket alone is left as it is: intervals are full of them, and it
-takes what follows it to make a link or an image."""
+def _escape_text(text: str) -> str:
+    return text.translate(_PLAIN)
 
 
 def _escape_markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.translate(_PLAIN).split()))
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    MINUS: "$-$",
-    NONE: "--",
-    "<": r"$<$",
-    ">": r"$>$",
-    **{symbol: rf"\{symbol}" for symbol in "&%$#_{}"},
-}
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(_escape_text(text).split()))
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(symbol, symbol) for symbol in " ".join(text.split()))
+    return " ".join(text.split()).translate(_LATEX)
 
 
-_WRITERS = {"text": _text, "markdown": _markdown, "latex": _latex}
-_FOOTERS = {
-    "text": lambda footer: "\n".join(_fold_all(footer)),
-    "markdown": lambda footer: "\n".join(f"<sub>{_escape_markdown(line)}</sub>  " for line in footer).rstrip(),
-    "latex": lambda footer: "\n".join(f"% {' '.join(line.split())}" for line in footer),
+def _fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
+    """Lines of at most WIDTH; names, which may hold hyphens, stay whole where these are no places to break."""
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
+    return "\n".join(wrapper.fill(_escape_text(text)) for text in texts)
+
+
+def _width(cell: str) -> int:
+    return len(cell.removeprefix(_BOLD).removesuffix(_NORMAL))
+
+
+class _Writer(NamedTuple):
+    """How a format writes a text, a strong cell, a table of rows (the first is the header), and the footer."""
+
+    escape: Callable[[str], str]
+    bold: str
+    table: Callable[[str, Sequence[Sequence[str]], Sequence[bool], Sequence[str]], str]
+    footer: Callable[[Sequence[str]], str]
+
+
+_WRITERS = {
+    "text": _Writer(_escape_text, f"{_BOLD}{{}}{_NORMAL}", _text, _fold),
+    "markdown": _Writer(_escape_markdown, "**{}**", _markdown, _markdown_footer),
+    "latex": _Writer(_escape_latex, r"\textbf{{{}}}", _latex, _latex_footer),
 }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from harness.analysis.leaderboard import Leaderboard, accuracy_table, as_csv, as_json, make_leaderboard, records
+from harness.analysis.accuracy import accuracy_table
+from harness.analysis.leaderboard import Leaderboard, as_csv, as_json, make_leaderboard, records
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
@@ -18,7 +20,6 @@ from harness.runs.comparable import by_table
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
-from harness.runs.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,38 +59,38 @@ def make_table(
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
     by, parts = [Split(name).value for name in by], parts or Parts()
-    read = _read(runs, metric)
+    read = [read_run(run, metric=metric) for run in locate(runs)]
     if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
-        frame = read[0].frame
-        return render_grids([plain_grid(accuracy_table(frame))], "text")
+        return render_grids([plain_grid(accuracy_table(read[0].frame))], "text")
     published = None if parts.reference is None else read_reference(parts.reference)
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    beside = None
+    grids = [comparison_grid(board)]
+    tables = {}
+    further: dict[str, Any] = {}
+    if parts.mediators:
+        grids.append(mediator_grid(board))
+        tables["--mediators"] = board.mediators
+    if parts.audit:
+        grids.append(audit_grid(board))
+        tables["--audit"] = board.audit
     if published is not None:
         beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-    if form == "json":
-        if published is None or beside is None:
-            return as_json(board)
-        said = {**published.model_dump(exclude={"accuracies"}), "rows": records(beside), "differences": differences}
-        return as_json(board, reference={"name": parts.reference, **said})
-    if form == "csv":
-        tables = {"--mediators": board.mediators, "--audit": board.audit, "--reference": beside}
-        asked = [name for name in tables if getattr(parts, name.removeprefix("--"))]
-        if len(asked) > 1:
-            raise ConfigError(
-                f"CSV holds one table: expected at most one of {', '.join(tables)}, got {' and '.join(asked)}."
-            )
-        table = tables[asked[0]] if asked else board.comparison
-        assert table is not None
-        return as_csv(table, board)
-    grids = [comparison_grid(board)]
-    grids += [mediator_grid(board)] if parts.mediators else []
-    grids += [audit_grid(board)] if parts.audit else []
-    if published is not None and beside is not None:
         grids.append(reference_grid(beside, published, differences))
+        tables["--reference"] = beside
+        said = published.model_dump(exclude={"accuracies"})
+        further["reference"] = {"name": parts.reference, **said, "rows": records(beside), "differences": differences}
+    if form == "json":
+        return as_json(board, **further)
+    if form == "csv":
+        if len(tables) > 1:
+            raise ConfigError(
+                f"CSV holds one table: expected at most one of --mediators, --audit, --reference, got "
+                f"{' and '.join(tables)}."
+            )
+        return as_csv(next(iter(tables.values()), board.comparison), board)
     return _page(grids, form, board)
 
 
@@ -107,42 +108,35 @@ def make_leaderboard_page(
     Args and Raises: see `make_table`.
     """
     by = [Split(name).value for name in by]
-    groups = by_table(_read(runs, metric))
+    groups = by_table([read_run(run, metric=metric) for run in locate(runs)])
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
     names = _titles(boards)
-    if form == "json":
-        return as_json(boards[0]) if len(boards) == 1 else f"[{', '.join(map(as_json, boards))}]"
+    if form == "csv" and len(boards) > 1:
+        raise ConfigError(
+            f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
+        )
     if form == "csv":
-        if len(boards) > 1:
-            raise ConfigError(
-                f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
-            )
         return as_csv(boards[0].comparison, boards[0])
-    if len(boards) == 1:
-        return _page([leaderboard_grid(boards[0])], form, boards[0])
+    if form == "json":
+        pages = [as_json(board) for board in boards]
+        return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
     grids = [leaderboard_grid(board) for board in boards]
-    titled = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
-    return "\n\n".join(_page([grid], form, board) for grid, board in zip(titled, boards, strict=True))
+    if len(boards) > 1:
+        grids = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
+    return "\n\n".join(_page([grid], form, board) for grid, board in zip(grids, boards, strict=True))
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
-    """What each table is called: by its dataset and, where others have the same, by its runs."""
-    datasets = [_dataset(board) for board in boards]
+    """What each table is called: by the name of its dataset and, where others have the same, by its runs."""
+    datasets = []
+    for board in boards:
+        names = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)
+        datasets.append(next(filter(None, names), "a dataset without a name"))
     return [
         name if datasets.count(name) == 1 else f"{name}, {list_first([str(entry['name']) for entry in board.receipt])}"
         for name, board in zip(datasets, boards, strict=True)
     ]
 
 
-def _dataset(board: Leaderboard) -> str:
-    """The name of the data that the runs of a table were asked."""
-    named = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)
-    return next(filter(None, named), "a dataset without a name")
-
-
 def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
     return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
-
-
-def _read(runs: Sequence[str], metric: str | None) -> list[Run]:
-    return [read_run(run, metric=metric) for run in locate(runs)]

@@ -33,22 +33,20 @@ def label(condition: Any) -> str:
     return LABELS.get(str(condition), str(condition))
 
 
-def number(value: float | None, digits: int = 1) -> str:
+def number(value: Any, digits: int = 1) -> str:
     """A number that has no sign."""
     return NONE if _missing(value) else f"{value:.{digits}f}"
 
 
-def signed(value: float | None, digits: int = 1) -> str:
+def signed(value: Any) -> str:
     """A number with its sign; what is rounded to zero has none."""
-    if value is None or _missing(value):
+    if _missing(value):
         return NONE
-    text = f"{abs(value):.{digits}f}"
-    if float(text) == 0:
-        return text
-    return f"{'+' if value > 0 else MINUS}{text}"
+    text = f"{value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
 
 
-def interval(low: float | None, high: float | None, *, sign: bool = False) -> str:
+def interval(low: Any, high: Any, *, sign: bool = False) -> str:
     """An interval in brackets; nothing where there is none."""
     if _missing(low) or _missing(high):
         return ""
@@ -56,16 +54,20 @@ def interval(low: float | None, high: float | None, *, sign: bool = False) -> st
     return f"[{write(low)}, {write(high)}]"
 
 
+def accuracy(row: Mapping[str, Any]) -> str:
+    """An accuracy in percent with its interval."""
+    return f"{number(row['accuracy'])} {interval(row['accuracy_low'], row['accuracy_high'])}"
+
+
 def difference(row: Mapping[str, Any]) -> str:
     """A difference in points with its interval, from its value, `low` and `high`."""
-    return f"{signed(row.get('difference'))} {interval(row.get('low'), row.get('high'), sign=True)}".rstrip()
+    return f"{signed(row['difference'])} {interval(row['low'], row['high'], sign=True)}".rstrip()
 
 
-def count(value: float | None) -> str:
+def count(value: Any) -> str:
     """A number of problems; a mean over samples, which need not be whole, has a digit after the point then."""
-    if value is None or _missing(value):
-        return NONE
-    return f"{value:.0f}" if math.isclose(value, round(value), abs_tol=1e-9) else f"{value:.1f}"
+    whole = _missing(value) or math.isclose(value, round(value), abs_tol=1e-9)
+    return number(value, 0 if whole else 1)
 
 
 def flips(row: Mapping[str, Any], of: str = "") -> str:
@@ -74,9 +76,9 @@ def flips(row: Mapping[str, Any], of: str = "") -> str:
     return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
 
 
-def p_value(value: float | None) -> str:
+def p_value(value: Any) -> str:
     """A p-value with three digits after the point, and more where rounding would put it on alpha's other side."""
-    if value is None or _missing(value):
+    if _missing(value):
         return NONE
     if value < 0.001:
         return "< 0.001"
@@ -121,5 +123,5 @@ def judgement(row: Mapping[str, Any]) -> str:
     return str(row["verdict"])
 
 
-def _missing(value: float | None) -> bool:
+def _missing(value: Any) -> bool:
     return value is None or math.isnan(value)

@@ -170,7 +170,7 @@ def finish(path: Path) -> None:
 
 def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> None:
     """Draw the bar chart of a run into its folder."""
-    from harness.analysis.leaderboard import accuracy_table
+    from harness.analysis.accuracy import accuracy_table
     from harness.display.figures.bars import draw_accuracy_bars
     from harness.display.figures.saving import save_figure
     from harness.experiment.rewordings import is_edit

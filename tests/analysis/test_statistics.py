@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks import calibration, calibration_page
+from benchmarks.bootstrap import bootstrap_interval
 from harness.analysis import (
-    bootstrap_interval,
     clustered_error,
     count_flips,
     detection_power,
@@ -25,10 +25,8 @@ from harness.analysis import (
     equivalence_p,
     fewest_problems,
     holm,
-    majority_vote,
     mcnemar_test,
     minimal_detectable_effect,
-    pass_at_k,
     prompt_null_p,
     score_interval,
     score_statistic,
@@ -61,35 +59,6 @@ def test_the_error_of_a_mean_is_over_problems_however_often_each_is_asked():
     assert clustered_error([1, 1, 1, 0, 0]) == pytest.approx(math.sqrt(0.3 / 5))
     assert clustered_error([1, 0.5, 0]) == pytest.approx(stats.sem([1, 0.5, 0]))
     assert math.isnan(clustered_error([1]))
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(1, 6))
-def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(right, k):
-    by_hand = [np.mean([any(choice) for choice in itertools.combinations([1] * c + [0] * (6 - c), k)]) for c in right]
-    assert pass_at_k(right, samples=6, k=k) == pytest.approx(np.mean(by_hand))
-    assert pass_at_k(right, samples=6, k=1) == pytest.approx(np.mean(right) / 6)
-
-
-def test_pass_at_k_cannot_be_told_from_fewer_samples():
-    with pytest.raises(
-        ComparisonError, match=r"pass@8 cannot be told from 5 samples a problem: expected k from 1 to 5"
-    ):
-        pass_at_k([1, 2], samples=5, k=8)
-
-
-def test_majority_with_ties_missing_answers_and_two_ways_to_write_the_right_one():
-    samples = [  # problem, answer, correct
-        (0, 0, True), (0, 1, True), (0, 2, False),  # right twice, written differently
-        (1, 2, False), (1, 2, False), (1, 0, True),  # wrong
-        (2, 0, True), (2, 2, False), (2, 3, False),  # three answers tie: a third
-        (3, -1, False), (3, -1, False), (3, 0, True),  # who has no answer does not vote
-        (4, -1, False), (4, -1, False), (4, -1, False),  # nobody votes
-        (5, 2, False), (5, 3, False), (5, -1, False),  # a tie without the right one
-    ]  # fmt: skip
-    problem, answer, correct = (np.array(column) for column in zip(*samples, strict=True))
-    vote = majority_vote(problem, answer, correct, problems=6)
-    assert vote.scores == pytest.approx([1, 0, 1 / 3, 1, 0, 0])
-    assert vote.ties.tolist() == [False, False, True, False, False, True]
 
 
 # tests of a paired difference

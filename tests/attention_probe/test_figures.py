@@ -282,7 +282,7 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     figure = draw_figure(config, draw_of(config, traces), bars=bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
-    compared = compare(load_run(ROOT / "results/example"), draws=1000).set_index("condition")
+    compared = compare(load_run(ROOT / "results/example")).set_index("condition")
     drawn = [c for c in axes.containers if hasattr(c, "errorbar")]
     for condition, container in zip(bars["condition"], drawn, strict=True):
         (whiskers,) = container.errorbar.lines[2]

@@ -16,7 +16,7 @@ from PIL import Image
 
 from harness import load_run
 from harness.analysis import compare
-from harness.analysis.leaderboard import accuracy_table
+from harness.analysis.accuracy import accuracy_table
 from harness.choices import Kind
 from harness.display.figures import (
     COLOURS,
@@ -70,13 +70,13 @@ def frame(request):
 
 @pytest.fixture(scope="module")
 def table(frame):
-    return compare(frame, draws=1000, edits=EDITS)
+    return compare(frame, edits=EDITS)
 
 
 @pytest.fixture(scope="module")
 def splits(frame):
     kept = frame[~frame["condition"].isin(EDITS)]
-    return {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
+    return {by: compare(kept, by=[by]) for by in ("level", "subject")}
 
 
 def drawn(table, splits, frame, width):
@@ -221,7 +221,7 @@ def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(tab
 
 def test_without_a_second_run_or_edits_the_forest_has_no_row_for_them(frame):
     plain = frame[(frame["replicate"] == 0) & ~frame["condition"].isin(EDITS)]
-    figure = draw_forest(compare(plain, draws=1000))
+    figure = draw_forest(compare(plain))
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert not any("A/A" in text or "edits" in text for text in texts)
     assert "Diamonds" not in figure.texts[0].get_text() and "Ticks" not in figure.texts[0].get_text()
@@ -233,11 +233,11 @@ def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
 
     tests = len(MODELS) * 3
     assert f"adjusted p < 0.05 (Holm, {tests} tests)." in note(table)
-    fewer = compare(frame, draws=1000, edits=EDITS, family=["mless"])
+    fewer = compare(frame, edits=EDITS, family=["mless"])
     assert f"(Holm, {len(MODELS)} tests)." in note(fewer)
     texts = [text.get_text() for text in draw_forest(fewer).axes[0].texts]
     assert texts.count("exploratory") == 2 * len(MODELS)
-    assert "(Holm)" in note(compare(frame, draws=1000, edits=EDITS, family=[]))
+    assert "(Holm)" in note(compare(frame, edits=EDITS, family=[]))
 
 
 def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):
@@ -265,7 +265,7 @@ def test_the_bars_of_a_run_folder_have_the_same_intervals(frame, table):
     keys = ["model", "condition"]
     both = alone.merge(table, on=keys, suffixes=("", "_compared"))
     assert len(both) == len(table) > 10
-    for name in ("accuracy", "accuracy_low", "accuracy_high", "standard_error", "pass_at_k"):
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "standard_error"):
         assert both[name].tolist() == both[f"{name}_compared"].tolist()
 
 

@@ -162,7 +162,7 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
     lines = flips("--to", "mless").stdout.splitlines()
     counts = {name.replace("_", " "): len(changed(frame, "mless", name)) for name in FLIPS}
     assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
-    row = compare(load_run(RUN), draws=1000).set_index("condition").loc["mless"]
+    row = compare(load_run(RUN)).set_index("condition").loc["mless"]
     said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
     flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
     assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
@@ -170,7 +170,7 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
 
 
 def test_of_several_samples_each_count_says_how_it_counts(flips):
-    row = compare(load_run(EXAMPLE), draws=1000).set_index("condition").loc["mless"]
+    row = compare(load_run(EXAMPLE)).set_index("condition").loc["mless"]
     mean = f"{row['wrong_to_right']:.1f} wrong to right, {row['right_to_wrong']:.1f} right to wrong"
     for rule, words in (("first", "first sample"), ("majority", "majority of samples"), ("any", "any right sample")):
         lines = flips("--repeats", rule, "--n", "1", path=EXAMPLE).stdout.splitlines()
@@ -194,7 +194,7 @@ def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tm
     write(run, "journal.jsonl", journal)
     write(run, "scores.jsonl", scores)
     lines = flips("--to", "mless", path=run).stdout.splitlines()
-    noise = compare(load_run(run, replicates=True), draws=1000).iloc[0]
+    noise = compare(load_run(run, replicates=True)).iloc[0]
     assert noise["aa_right_to_wrong"] > 0
     told = f"{noise['aa_wrong_to_right']:g} wrong to right, {noise['aa_right_to_wrong']:g} right to wrong"
     assert lines[3] == f"wo against itself (A/A): {told}"
@@ -312,7 +312,7 @@ def test_what_was_not_recorded_is_said():
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
     said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
     refused(flips("--to", "edit-01", path=EXAMPLE), said)
-    whole = compare(load_run(EXAMPLE, replicates=True), draws=1000).set_index("condition").loc["mless"]
+    whole = compare(load_run(EXAMPLE, replicates=True)).set_index("condition").loc["mless"]
     told = flips(path=EXAMPLE).stdout.splitlines()
     assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]

@@ -198,10 +198,10 @@ def test_the_table_holds_exactly_what_compare_says(effect):
     run, page = effect
     compared = compare(load_run(run, replicates=True))
     reader = Reader(page.read_text())
-    headers = 18  # three words, nine always, pass@k, maj@k, problems up and down, twice A/A
+    headers = 16  # three words, nine always, problems up and down, twice A/A
     rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]
     names = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right", "right_to_wrong", "aa_difference"]
-    names += ["aa_discordance", "n", "k", "standard_error", "pass_at_k", "majority", "problems_up", "problems_down"]
+    names += ["aa_discordance", "n", "k", "standard_error", "problems_up", "problems_down"]
     for row, (_, wanted) in zip(rows, compared.iterrows(), strict=True):
         keys = [attributes["data-key"] for attributes, _ in row]
         assert keys[:3] == ["tiny", "raw", wanted["condition"]]

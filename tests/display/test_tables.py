@@ -14,7 +14,9 @@ import pandas
 import pytest
 
 from harness.analysis import COLUMNS
-from harness.analysis.leaderboard import accuracy_table, as_csv, as_json, audit_table, make_leaderboard
+from harness.analysis.accuracy import accuracy_table
+from harness.analysis.grader_agreement import audit_table
+from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.mediators import COLUMNS as MEDIATORS
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
@@ -42,7 +44,7 @@ def demo_run(tmp_path):
 
 def made(header, *rows, title="T", notes=()):
     """A grid of one column after the other; what is called `word` holds words."""
-    columns = tuple(Column(header=name, numeric=name != "word") for name in header)
+    columns = tuple(Column(header=name, cell=Cell, numeric=name != "word") for name in header)
     return Grid(title=title, columns=columns, rows=rows, notes=notes)
 
 

@@ -129,8 +129,8 @@ def test_replicates_and_rewordings_are_loaded_on_request(everything, options, ke
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_every_word_of_its_figures_is_on_the_page(everything, width):
     edits = [name for name in everything["condition"].unique() if is_edit(name)]
-    table, kept = compare(everything, draws=1000, edits=edits), everything[~everything["condition"].isin(edits)]
-    splits = {by: compare(kept, draws=1000, by=[by]) for by in ("level", "subject")}
+    table, kept = compare(everything, edits=edits), everything[~everything["condition"].isin(edits)]
+    splits = {by: compare(kept, by=[by]) for by in ("level", "subject")}
     for kind, figure in drawn(table, splits, kept, width).items():
         assert not cut_off(figure), kind
         assert kind == "bars" or not covered(figure), kind

@@ -45,7 +45,7 @@ def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_
     Args:
         axes: Where to.
         table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `harness.analysis.compare` or `leaderboard.accuracy_table`. Published accuracies have no interval (NaN)
+            `harness.analysis.compare` or `accuracy.accuracy_table`. Published accuracies have no interval (NaN)
             and are shown as they were given.
         title: Above the axes.
         font_size: Of the numbers on the bars, in points.

@@ -1,4 +1,4 @@
-"""What a report is about: what tables compare, and beside it the texts of every prompt and completion."""
+"""What a report is about: the runs that tables compare, and the texts of every prompt and completion."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from harness.errors import RunError
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
 
-PromptKey = tuple[int, str, str, str]
-"""The run's number, layout, condition, problem."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptText:
-    """One prompt in parts.
-
-    Attributes:
-        problem: The problem's text alone; the whole prompt where no document says.
-        parts: Role and text of every part; joined they are what the model got. What no segment covers is `template`;
-            empty where the text is not known.
-        sha256: Hash of the whole.
-    """
-
-    problem: str
-    parts: tuple[tuple[str, str], ...]
-    sha256: str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Content:
@@ -40,15 +21,14 @@ class Content:
         runs: What is compared.
         names: Of the runs, for people.
         models: The names that the runs' models were loaded by.
-        samples: One mapping a sample, with the names of `load_run`'s columns and the number of its run in `run`.
-        prompts: Every prompt.
+        samples: One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `AskedPrompt`,
+            and `loaded` the name that its model was loaded by.
     """
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
     models: tuple[str, ...]
     samples: tuple[Mapping[str, Any], ...]
-    prompts: Mapping[PromptKey, PromptText]
 
 
 def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | None = None) -> Content:
@@ -64,18 +44,16 @@ def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | Non
     if not runs:
         raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/example.")
     read = [read_run(run, metric=metric) for run in runs]
+    models = tuple(str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in read)
     samples: list[Mapping[str, Any]] = []
-    prompts: dict[PromptKey, PromptText] = {}
-    for number, run in enumerate(read):
-        samples += records(run.read_texts().assign(run=number))
-        for one in run.read_prompts():
-            problem = next((one.doc[name] for name in ("problem", "question") if name in one.doc), one.text)
-            key = (number, one.layout, str(one.condition), one.problem_id)
-            prompts[key] = PromptText(problem=str(problem), parts=one.parts, sha256=one.sha256)
+    for run, model in zip(read, models, strict=True):
+        prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.read_prompts()}
+        for row in records(run.read_texts()):
+            prompt = prompts[row["layout"], row["condition"], row["problem_id"]]
+            samples.append({**row, "prompt": prompt, "loaded": model})
     return Content(
         runs=tuple(read),
         names=tuple(Path(one.name).resolve().name if Path(one.name).exists() else one.name for one in read),
-        models=tuple(str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in read),
+        models=models,
         samples=tuple(samples),
-        prompts=prompts,
     )

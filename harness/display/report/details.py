@@ -24,6 +24,9 @@ SNIPPET = 90
 UNIT = 1e-6
 """Of attention weights in a block: integers, rounded to three digits, which compress well."""
 
+Places = dict[str, list[Mapping[str, Any]]]
+"""A problem's samples by setting and condition, such as `0 wo`: 0 is the number of the model and layout."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
@@ -74,42 +77,43 @@ def make_details(
         room: Characters that index and blocks may take together.
     """
     known = {one["name"] for one in conditions}
-    by_problem: dict[str, list[Mapping[str, Any]]] = {}
     samples = [row for row in content.samples if row["condition"] in known]
-    for row in samples:
-        by_problem.setdefault(row["problem_id"], []).append(row)
     settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
-    numbers = {setting: number for number, setting in enumerate(settings)}
-    right = {name: _count_right(rows, numbers) for name, rows in by_problem.items()}
-    curves = _find_curves(content, attention, numbers)
-    changed = {name for name, counts in right.items() if _has_changed(counts)}
+    problems: dict[str, Places] = {}
+    for row in samples:
+        place = f"{settings.index((row['model'], row['layout']))} {row['condition']}"
+        problems.setdefault(row["problem_id"], {}).setdefault(place, []).append(row)
+    right = {name: {place: _count_right(rows) for place, rows in places.items()} for name, places in problems.items()}
+    curves = _find_curves(problems, attention)
+    # problems that changed come first, otherwise in the prompts' order
+    order = sorted(problems, key=lambda name: not _has_changed(right[name]))
 
-    listed = {name: _list_entry(content, rows, right[name]) for name, rows in by_problem.items()}
+    listed = {name: _list_entry(name, places, right[name]) for name, places in problems.items()}
     # what the index takes beside this, places above all, is known only when all places are
     blocks = _Blocks(room - len(pack(list(listed.values()))) - 16 * len(listed) - 4096)
-    for name in sorted(by_problem, key=lambda name: name not in changed):  # stable: prompts' order within each
-        blocks.add(("detail", name), _detail(content, by_problem[name], numbers))
+    for name in order:
+        blocks.add(("detail", name), _detail(problems[name]))
     blocks.close()
-    for name in sorted(curves, key=lambda name: name not in changed):
-        blocks.add(("curves", name), curves[name])
+    for name in order:
+        if name in curves:
+            blocks.add(("curves", name), curves[name])
     blocks.close()
 
-    problems = [
-        one | {"at": blocks.places.get(("detail", name)), "curves": blocks.places.get(("curves", name))}
-        for name, one in listed.items()
-    ]
     index = {
         "baseline": baseline,
         "conditions": list(conditions),
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": ["verdict", *GRADERS],
         "heads": [{"name": one.name, "heads": one.heads, "notes": one.notes} for one in attention],
-        "problems": problems,
+        "problems": [
+            entry | {"at": blocks.places.get(("detail", name)), "curves": blocks.places.get(("curves", name))}
+            for name, entry in listed.items()
+        ],
     }
     return Details(
         index=pack(index),
         blocks=tuple(blocks.words),
-        left_out=sum(("detail", name) not in blocks.places for name in by_problem),
+        left_out=sum(("detail", name) not in blocks.places for name in problems),
         curves=sum(len(found) for found in curves.values()),
         curves_left_out=sum(("curves", name) not in blocks.places for name in curves),
     )
@@ -140,81 +144,66 @@ class _Blocks:
         self._waiting, self._size = [], 0
 
 
-def _count_right(rows: Sequence[Mapping[str, Any]], numbers: Mapping[tuple[str, str], int]) -> dict[str, list[int]]:
-    """Right samples and samples of the first replicate, by setting and condition."""
-    counts: dict[str, list[int]] = {}
-    for row in rows:
-        if row["replicate"] == 0:
-            count = counts.setdefault(_place(row, numbers), [0, 0])
-            count[0] += bool(row["correct"])
-            count[1] += 1
-    return counts
+def _count_right(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Right samples and samples of the first replicate."""
+    first = [row["correct"] for row in rows if row["replicate"] == 0]
+    return int(sum(first)), len(first)
 
 
-def _has_changed(counts: Mapping[str, Sequence[int]]) -> bool:
+def _has_changed(right: Mapping[str, tuple[int, int]]) -> bool:
     """Whether two conditions of one setting differ."""
-    settings: dict[str, set[int]] = {}
-    for place, (right, _) in counts.items():
-        settings.setdefault(place.partition(" ")[0], set()).add(right)
-    return any(len(found) > 1 for found in settings.values())
+    settings = {place.partition(" ")[0] for place in right}
+    return len({(place.partition(" ")[0], count) for place, (count, _) in right.items()}) > len(settings)
 
 
-def _list_entry(
-    content: Content, rows: Sequence[Mapping[str, Any]], right: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
+def _list_entry(name: str, places: Places, right: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
     """What the list shows and filters by."""
-    row = rows[0]
-    return (
-        {name: row[name] or None for name in ("subject", "level")}
-        | {
-            "target": row["target"],
-            "text": content.prompts[_key(row)].problem[:SNIPPET],
-        }
-        | {"id": row["problem_id"], "right": right}
-    )
+    row = next(iter(places.values()))[0]
+    prompt = row["prompt"]
+    text = next((prompt.doc[field] for field in ("problem", "question") if field in prompt.doc), prompt.text)
+    return {
+        "subject": row["subject"] or None,
+        "level": row["level"] or None,
+        "target": row["target"],
+        "text": str(text)[:SNIPPET],
+        "id": name,
+        "right": right,
+    }
 
 
-def _detail(
-    content: Content, rows: Sequence[Mapping[str, Any]], numbers: Mapping[tuple[str, str], int]
-) -> dict[str, Any]:
+def _detail(places: Places) -> dict[str, Any]:
     """One problem: its prompts and samples by setting and condition."""
-    prompts: dict[str, Any] = {}
-    samples: dict[str, list[Any]] = {}
-    for row in rows:
-        place = _place(row, numbers)
-        prompts.setdefault(place, {"parts": content.prompts[_key(row)].parts, "tokens": row["prompt_tokens"]})
-        samples.setdefault(place, []).append(
-            {
-                "replicate": row["replicate"],
-                "number": row["sample_index"],
-                "completion": row["completion"],
-                "answer": row["answer"],
-                "grades": [row["verdict"], *(row.get(name) for name in GRADERS)],
-                "finish": row["finish_reason"],
-                "tokens": row["completion_tokens"],
-                "seed": row["seed"],
-                "remarks": [text for text in (row.get("reason"), row.get("audit_reason")) if text],
-                "boxes": row.get("boxes_after_first"),
-            }
-        )
-    return {"prompts": prompts, "samples": samples}
+    prompts = {
+        place: {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]} for place, rows in places.items()
+    }
+    return {"prompts": prompts, "samples": {place: [_sample(row) for row in rows] for place, rows in places.items()}}
 
 
-def _find_curves(
-    content: Content, attention: Sequence[AttentionFile], numbers: Mapping[tuple[str, str], int]
-) -> dict[str, list[dict[str, Any]]]:
+def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "replicate": row["replicate"],
+        "number": row["sample_index"],
+        "completion": row["completion"],
+        "answer": row["answer"],
+        "grades": [row["verdict"], *(row.get(name) for name in GRADERS)],
+        "finish": row["finish_reason"],
+        "tokens": row["completion_tokens"],
+        "seed": row["seed"],
+        "remarks": [text for text in (row.get("reason"), row.get("audit_reason")) if text],
+        "boxes": row.get("boxes_after_first"),
+    }
+
+
+def _find_curves(problems: Mapping[str, Places], attention: Sequence[AttentionFile]) -> dict[str, list[dict[str, Any]]]:
     """Curves by problem, each with the setting and condition of the prompt that has its hash."""
-    prompts: dict[tuple[str, str, str], list[str]] = {}
-    labels = {(row["run"], row["layout"], row["condition"]): row["model"] for row in content.samples}
-    for (run, layout, condition, problem_id), prompt in content.prompts.items():
-        setting = (labels.get((run, layout, condition), ""), layout)
-        if setting in numbers:
-            known = prompts.setdefault((problem_id, prompt.sha256, content.models[run]), [])
-            known.append(f"{numbers[setting]} {condition}")
+    known: dict[tuple[str, str, str], list[str]] = {}
+    for name, places in problems.items():
+        for place, rows in places.items():
+            known.setdefault((name, rows[0]["prompt"].sha256, rows[0]["loaded"]), []).append(place)
     found: dict[str, list[dict[str, Any]]] = {}
     for number, file in enumerate(attention):
         for one in file.prompts:
-            for place in prompts.get((one.problem_id, one.prompt_sha256, file.model), ()):
+            for place in known.get((one.problem_id, one.prompt_sha256, file.model), ()):
                 found.setdefault(one.problem_id, []).append({"file": number, "place": place, **_numbers(one)})
     return found
 
@@ -229,11 +218,3 @@ def _numbers(one: PromptCurves) -> dict[str, Any]:
         "pos": one.original_pos,
         "values": [[whole(value) for value in head] for head in one.values],
     }
-
-
-def _place(row: Mapping[str, Any], numbers: Mapping[tuple[str, str], int]) -> str:
-    return f"{numbers[row['model'], row['layout']]} {row['condition']}"
-
-
-def _key(row: Mapping[str, Any]) -> tuple[int, str, str, str]:
-    return int(row["run"]), str(row["layout"]), str(row["condition"]), str(row["problem_id"])

@@ -15,19 +15,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.analysis.leaderboard import Leaderboard, make_leaderboard, records
-from harness.display.comparison_tables import comparison_notes
+from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.display.comparison_tables import report_grid, without_edits
 from harness.display.figures.style import COLOURS
 from harness.display.grid import Grid
-from harness.display.report import drawings, words
+from harness.display.report import drawings, summary
 from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import Details, make_details
 from harness.display.report.drawings import Row
-from harness.display.report.tables import comparison_table
 from harness.display.side_tables import audit_grid, mediator_grid
 from harness.display.visible import visible
-from harness.display.words import LEVEL, count, label, points, signed
+from harness.display.words import LEVEL, count, label, number, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.folder import clear_messages, write_whole
@@ -70,43 +69,43 @@ def write_report(
     """
     content = read_content(runs, metric=metric)
     _refuse_foreign(content, attention)
-    page = render(content, attention=attention, baseline=baseline, margin=margin, limit=limit)
+    board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
+    parts = _parts(content, attention, board)
+    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
+    details = make_details(
+        content,
+        baseline=baseline,
+        conditions=_conditions(without_edits(board, board.comparison)),
+        attention=attention,
+        room=limit - len(bare.encode()) - 4096,
+    )
+    page = _fill({**parts, "details": details})
     with clear_messages(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, page)
     return len(page.encode())
 
 
-def render(
-    content: Content,
-    *,
-    attention: Sequence[AttentionFile] = (),
-    baseline: str = BASELINE,
-    margin: float | None = None,
-    limit: int = LIMIT,
-) -> str:
-    """The page as text."""
-    board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
-    compared = board.comparison[~board.comparison["condition"].isin(board.edits)]
-    rows = records(compared)
+def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderboard) -> dict[str, Any]:
+    """What the template shows, but for the details of samples."""
+    rows = without_edits(board, board.comparison)
     margin = float(rows[0]["margin"])
-    conditions = _conditions(rows)
-    slots = {one["name"]: one["slot"] for one in conditions}
-    results = comparison_table(compared, "Every condition against the baseline")
-    parts = {
+    slots = {one["name"]: one["slot"] for one in _conditions(rows)}
+    results = report_grid(board, "Every condition against the baseline")
+    return {
         "title": " + ".join(content.names),
-        "summary": words.summarise(rows, greedy=board.greedy),
-        "notes": comparison_notes(board, results.header),
+        "summary": summary.summarise(rows, greedy=board.greedy),
+        "notes": results.notes,
         "settings": [
-            {"model": model, "layout": layout, "sentences": words.describe(list(group))}
+            {"model": model, "layout": layout, "sentences": summary.describe(list(group))}
             for (model, layout), group in groupby(rows, key=lambda row: (row["model"], row["layout"]))
         ],
-        "results": results,
-        "others": _other_tables(board, content),
+        "results": replace(results, notes=()),
+        "others": _other_tables(board, content, margin),
         "figures": _figures(rows, slots, margin),
         "attention": [_attention(one, slots) for one in attention],
         "margin": points(margin),
-        "baseline": baseline,
+        "baseline": board.baseline,
         "receipts": [
             _receipt(name, one.facts, one.receipt) for name, one in zip(content.names, content.runs, strict=True)
         ],
@@ -116,10 +115,6 @@ def render(
         "problems": len({row["problem_id"] for row in content.samples}),
         "edits": len(board.edits),
     }
-    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
-    room = limit - len(bare.encode()) - 4096
-    details = make_details(content, baseline=baseline, conditions=conditions, attention=attention, room=room)
-    return _fill({**parts, "details": details})
 
 
 def _fill(parts: Mapping[str, Any]) -> str:
@@ -156,16 +151,13 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": name, "label": label(name), "slot": slots[name]} for name in names]
 
 
-def _other_tables(board: Leaderboard, content: Content) -> list[Grid]:
+def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
     """What else changed, the audit, and the comparison by level and by subject."""
-    margin = float(board.comparison["margin"].iloc[0])
     found = [mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
             split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])
-            shown = split.comparison[~split.comparison["condition"].isin(board.edits)]
-            table = comparison_table(shown, f"By {column}", by=[column])
-            found.append(replace(table, notes=tuple(comparison_notes(split, table.header))))
+            found.append(report_grid(split, f"By {column}"))
     return found
 
 
@@ -176,51 +168,32 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
     differences: list[Row] = []
     flips: list[Row] = []
     for row in rows:
-        name, slot = label(row["condition"]), slots[str(row["condition"])]
-        heading = Row(label=f"{row['model']}, {row['layout']}")
-        if row["verdict"] == "baseline":
+        name, slot, is_baseline = label(row["condition"]), slots[row["condition"]], row["verdict"] == "baseline"
+        if is_baseline and several:
             for lines in (accuracies, differences, flips):
-                lines += [heading] if several else []
+                lines.append(Row(label=f"{row['model']}, {row['layout']}"))
         value, low, high = (row[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-        accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=f"{value:.1f}"))
-        if row["verdict"] == "baseline":
-            if row["aa_p"] is not None:
-                differences.append(
-                    Row(label="again (A/A)", slot=slot, value=row["aa_difference"], text=signed(row["aa_difference"]))
-                )
-                lost, gained = row["aa_right_to_wrong"], row["aa_wrong_to_right"]
-                flips.append(Row(label="again (A/A)", low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
+        accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=number(value)))
+        if is_baseline and row["aa_p"] is None:
             continue
-        value, low, high = (row[key] for key in ("difference", "low", "high"))
+        name, of = ("again (A/A)", "aa_") if is_baseline else (name, "")
+        value, lost, gained = (row[f"{of}{key}"] for key in ("difference", "right_to_wrong", "wrong_to_right"))
+        low, high = row["low"], row["high"]
         differences.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=signed(value)))
-        lost, gained = row["right_to_wrong"], row["wrong_to_right"]
         flips.append(Row(label=name, low=lost, high=gained, text=f"{count(lost)} | {count(gained)}"))
     ends = [end for row in accuracies for end in (row.low, row.high) if end is not None]
     limits = (max(0.0, 5 * math.floor(min(ends) / 5 - 0.2)), min(100.0, 5 * math.ceil(max(ends) / 5 + 0.2)))
-    drawn = [
-        {
-            "caption": f"Accuracy with its {LEVEL} interval."
-            + (" The axis does not start at zero." if limits[0] else ""),
-            "drawing": drawings.dots(accuracies, title="Accuracy", axis="right, percent", limits=limits),
-        }
-    ]
+    cut = " The axis does not start at zero." if limits[0] else ""
+    dots = drawings.dots(accuracies, title="Accuracy", axis="right, percent", limits=limits)
+    drawn = [{"caption": f"Accuracy with its {LEVEL} interval.{cut}", "drawing": dots}]
     spans = [abs(end) for row in differences for end in (row.value, row.low, row.high) if end is not None]
     if spans:
         most = max(*spans, margin) * 1.1
-        drawn.append(
-            {
-                "caption": f"Difference from the baseline with its {LEVEL} interval. Shaded: within {points(margin)}.",
-                "drawing": drawings.dots(
-                    differences, title="Differences", axis="points", limits=(-most, most), band=margin
-                ),
-            }
-        )
-        drawn.append(
-            {
-                "caption": "Problems that changed, of those that both conditions have.",
-                "drawing": drawings.flips(flips, title="Flips"),
-            }
-        )
+        dots = drawings.dots(differences, title="Differences", axis="points", limits=(-most, most), band=margin)
+        about = f"Difference from the baseline with its {LEVEL} interval. Shaded: within {points(margin)}."
+        drawn.append({"caption": about, "drawing": dots})
+        changed = drawings.flips(flips, title="Flips")
+        drawn.append({"caption": "Problems that changed, of those that both conditions have.", "drawing": changed})
     return drawn
 
 
@@ -242,27 +215,29 @@ def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
     }
 
 
+_FACTS = {
+    "made": ("created",),
+    "model": ("model",),
+    "weights": ("model_sha256",),
+    "engine": ("engine", "backend"),
+    "sampling": ("sampling",),
+    "dataset": ("dataset_name",),
+    "dataset's hash": ("dataset",),
+    "prompts' hash": ("prompts_sha256",),
+    "task": ("task_version",),
+    "grader": ("grader_version", "metric"),
+    "seed": ("seed",),
+    "git revision": ("git_revision",),
+}
+"""What a reader asks for first of how a run was made, and the facts that say it: the first that a run has."""
+
+
 def _receipt(name: str, facts: Mapping[str, Any], receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of how a run was made: the facts that a reader asks for first, and all of it."""
-    shown = {
-        "made": facts.get("created"),
-        "model": facts.get("model"),
-        "weights": facts.get("model_sha256"),
-        "engine": facts.get("engine") or facts.get("backend"),
-        "sampling": "greedy" if facts.get("greedy") else facts.get("sampling"),
-        "dataset": facts.get("dataset_name"),
-        "dataset's hash": facts.get("dataset"),
-        "prompts' hash": facts.get("prompts_sha256"),
-        "task": facts.get("task_version"),
-        "grader": facts.get("grader_version") or facts.get("metric"),
-        "seed": facts.get("seed"),
-        "git revision": facts.get("git_revision"),
-    }
-    return {
-        "name": name,
-        "facts": {key: value for key, value in shown.items() if value not in (None, "")},
-        "all": _json(receipt),
-    }
+    """What is shown of how a run was made: `_FACTS`, and all of it."""
+    if facts.get("greedy"):
+        facts = {**facts, "sampling": "greedy"}
+    found = {title: [facts[key] for key in keys if facts.get(key) not in (None, "")] for title, keys in _FACTS.items()}
+    return {"name": name, "facts": {title: said[0] for title, said in found.items() if said}, "all": _json(receipt)}
 
 
 def _json(value: Mapping[str, Any]) -> str:
@@ -271,7 +246,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
     """Curves of other prompts or another model than the runs' say nothing about them."""
-    known = {prompt.sha256 for prompt in content.prompts.values()}
+    known = {row["prompt"].sha256 for row in content.samples}
     for one in attention:
         if one.model not in content.models:
             raise RunError(
