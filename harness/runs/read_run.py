@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import RunError
+from harness.experiment.conditions import is_edit
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
-from harness.experiment.rewordings import is_edit
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,

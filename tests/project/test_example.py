@@ -11,10 +11,10 @@ import pytest
 from harness import load_run
 from harness.analysis import compare
 from harness.display.table_pages import make_table
+from harness.experiment.conditions import is_edit
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, task_version
 from harness.experiment.requests import hash_prompts
-from harness.experiment.rewordings import is_edit
 from harness.grading import GRADER_VERSION, GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scores, scores_version
 from harness.runs.receipts import model_fingerprint
