@@ -82,17 +82,22 @@ class Filler:
                 f"got {list(self.token_ids)!r}. Look the ids up with the model's tokenizer."
             )
 
-    def text(self, decode: Callable[[list[int]], str] | None = None) -> str:
-        """The filler as text. Only `token_ids` need `decode`, which turns token ids into text."""
-        if self.unit is not None:
-            return self.separator.join([self.unit] * self.count)
-        if decode is None:
+    def text(self) -> str:
+        """The filler as text, if it repeats a unit.
+
+        Raises:
+            ConfigError: the filler is given as token ids, which only a tokenizer turns into text.
+        """
+        if self.unit is None:
             raise ConfigError(
                 "A filler given as `token_ids` needs the model's tokenizer, and none was given. "
                 "Name the model (pretrained=..., tokenizer=... or --model), or give a `unit` instead."
             )
-        assert self.token_ids is not None
-        return decode(list(islice(cycle(self.token_ids), self.count)))
+        return self.separator.join([self.unit] * self.count)
+
+    def repeated_ids(self) -> list[int]:
+        """The filler's `token_ids`, repeated up to `count`; empty if it repeats a unit."""
+        return list(islice(cycle(self.token_ids or ()), self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
