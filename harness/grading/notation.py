@@ -173,9 +173,10 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
 
 def _without_blanks(piece: str) -> str:
     piece = _BLANK.sub(" ", _FUNCTION.sub(r"\\\1 ", _JOIN.sub(", ", piece)))
-    piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece)
-    piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
-    piece = _INNER_BLANK.sub(r"\1", piece)
+    if " " in piece:
+        piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece)
+        piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
+        piece = _INNER_BLANK.sub(r"\1", piece)
     piece = _ROOT_OF_BRACKET.sub(r"\\sqrt{\1}", piece)
     if "\\" in piece:
         piece = _SECOND_ARGUMENT.sub(r"\1{\2}", _FIRST_ARGUMENT.sub(r"\1{\2}", piece))
