@@ -8,12 +8,11 @@ again, and any console script can hold a pool.
 
 The life of a worker, by the states of `State` and the methods of `GraderPool`:
 
-    _add_worker   STARTING   it loads sympy
-    _dispatch     IDLE       it says that it is ready, and gets a job
-    _send         TAKING     the job is longer than the pipe; _send goes on when the pipe takes more
-    _send         WORKING    it has the whole job; LOADING before its first audit
-    _receive      IDLE       _take_message has its last reply, and _finish hands the result out
-    _remove                  _keep_deadlines finds it late, or _receive finds it gone: _lose gives it up
+    _add_worker    STARTING   the worker loads sympy
+    _take_message  IDLE       it has said that it is ready
+    _dispatch      WORKING    it has a job: one comparison, or an audit, of which it reports every step
+    _take_message  IDLE       its last reply was read, and _finish hands out the result
+    _lose                     _keep_deadlines found it late, or _receive found it gone: it is killed
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
@@ -48,8 +48,7 @@ MOST_WORKERS = 8
 """The most workers by default. More would not help: no run waits for its grading."""
 
 STARTING_S = 120.0
-TAKING_S = 120.0
-"""Seconds in which a worker must take more of a job that is longer than the pipe. An idle worker takes it at once."""
+"""Seconds that a worker may take to start, and to load the other graders before its first audit."""
 
 TRIES_TO_START = 3
 CACHED = 2**16
@@ -57,7 +56,7 @@ CACHED = 2**16
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
-    "from harness.grading.worker import main; main(int(sys.argv[2]), audits=sys.argv[3] == 'audits')"
+    "from harness.grading.worker import main; main(*map(int, sys.argv[2:4]), audits=sys.argv[4] == 'audits')"
 )
 """The worker's start: it imports this very `harness`, even if the working directory or PYTHONPATH holds another."""
 
@@ -72,13 +71,14 @@ class State(Enum):
 
     STARTING = "not ready after"
     IDLE = "idle for"  # without a limit
-    TAKING = "took no more of its job for"
     WORKING = "over"  # each step of an audit has a clock of its own
-    LOADING = "other graders not loaded after"
 
 
 class _Worker:
-    """A worker process as the parent sees it.
+    """A worker process, as the parent sees it.
+
+    Its jobs lie in a file, since a pipe can be full, and the parent must never wait for a worker. The pipe only says
+    how long a job is.
 
     Raises:
         GraderError: the process cannot be started.
@@ -86,31 +86,42 @@ class _Worker:
 
     def __init__(self, memory_bytes: int, *, audits: bool) -> None:
         root = str(Path(harness.__file__).resolve().parent.parent)
-        self.errors = tempfile.TemporaryFile()
+        self.requests, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        numbers = [str(memory_bytes), str(self.requests.fileno())]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, root, str(memory_bytes), "audits" if audits else ""],
+                [sys.executable, "-P", "-c", _BOOT, root, *numbers, "audits" if audits else ""],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.errors,
                 bufsize=0,
                 env={**os.environ, **_ENVIRONMENT},
+                pass_fds=[self.requests.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
             )
         except OSError as error:
+            self.requests.close()
             self.errors.close()
             raise GraderError(f"no grader worker can be started: {error}. Check the Python named there.") from error
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.requests, False)
+        self.calls, self.replies = self.process.stdin, self.process.stdout
         self.job: Job | None = None
-        self.unsent = memoryview(b"")
         self.received = b""
         self.enter(State.STARTING, STARTING_S)
 
     def enter(self, state: State, limit_s: float = math.inf) -> None:
         """Go into a state that may last `limit_s` seconds from now."""
         self.state, self.limit_s, self.deadline = state, limit_s, time.monotonic() + limit_s
+
+    def give(self, job: Job) -> None:
+        """Hand a job to the worker."""
+        self.job = job
+        request = json.dumps(job.request).encode()  # ASCII only, so that lone surrogates and NULs pass too
+        self.requests.seek(0)
+        self.requests.write(request)
+        self.requests.flush()
+        with suppress(BrokenPipeError):  # the worker has died, as its other pipe will show
+            self.calls.write(b"%d\n" % len(request))
 
     def how_it_ended(self) -> str:
         """How the process ended. Call it when its pipe is closed."""
@@ -120,18 +131,15 @@ class _Worker:
             code = 0
         if code >= 0:
             return f"the grader ended with exit code {code}"
-        names = {number.value: f" ({number.name})" for number in signal.Signals}
-        return f"the grader was killed by signal {-code}{names.get(-code, '')}"
+        return f"the grader was killed by signal {-code} ({signal.Signals(-code).name})"
 
     def kill(self) -> str:
         """Kill and reap the process, and return the last line that it wrote to its standard error."""
         self.process.kill()
-        self.process.wait()
-        self.errors.seek(0)
-        lines = self.errors.read().decode(errors="replace").strip().splitlines()
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            if stream is not None:
-                stream.close()
+        with self.process, self.requests, self.errors:
+            self.process.wait()
+            self.errors.seek(0)
+            lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no message"
 
 
@@ -282,13 +290,7 @@ class GraderPool:
         now = time.monotonic()
         nearest = min(worker.deadline for worker in self._workers)
         for key, _ in self._selector.select(max(0.0, min(timeout_s, nearest - now))):
-            worker: _Worker = key.data
-            if worker not in self._workers:
-                continue  # removed in this very turn
-            if key.fd == worker.requests:
-                self._send(worker)
-            else:
-                self._receive(worker)
+            self._receive(key.data)
         self._keep_deadlines(now)
         self._dispatch()
 
@@ -296,10 +298,8 @@ class GraderPool:
         """Give idle workers jobs, and start workers for the jobs that are left."""
         for worker in list(self._workers):
             if worker.state is State.IDLE and (self._grades or self._audits):
-                worker.job = self._grades.popleft() if self._grades else self._audits.popleft()
-                line = json.dumps(worker.job.request).encode() + b"\n"  # ASCII only: lone surrogates and NULs pass too
-                worker.unsent = memoryview(line)
-                self._send(worker)
+                worker.give(self._grades.popleft() if self._grades else self._audits.popleft())
+                worker.enter(State.WORKING, self._deadline_s)
         starting = sum(worker.state is State.STARTING for worker in self._workers)
         wanted = len(self._grades) + len(self._audits) - starting
         for _ in range(min(wanted, self._most - len(self._workers))):
@@ -310,28 +310,9 @@ class GraderPool:
         self._selector.register(worker.replies, selectors.EVENT_READ, worker)
         self._workers.append(worker)
 
-    def _send(self, worker: _Worker) -> None:
-        """Write what the pipe takes now. The rest follows when the selector says so, so no job blocks the parent.
-
-        The job's clock starts after its last byte. Until then it depends on the parent how fast it goes.
-        """
-        try:
-            while worker.unsent:
-                worker.unsent = worker.unsent[os.write(worker.requests, worker.unsent) :]
-        except BlockingIOError:
-            if worker.state is not State.TAKING:
-                self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
-            worker.enter(State.TAKING, TAKING_S)
-            return
-        except BrokenPipeError:
-            pass  # the worker has died, as its other pipe will show
-        if worker.state is State.TAKING:
-            self._selector.unregister(worker.requests)
-        worker.enter(State.WORKING, self._deadline_s)
-
     def _receive(self, worker: _Worker) -> None:
         """Read a worker's messages, or that it has ended."""
-        received = os.read(worker.replies, 2**16)
+        received = worker.replies.read(2**16)
         if not received:
             self._lose(worker, "crashed", worker.how_it_ended())
             return
@@ -354,10 +335,8 @@ class GraderPool:
             case State.STARTING, {"ready": True}:
                 self._failed_starts = 0
                 worker.enter(State.IDLE)
-            case State.WORKING, {"loading": True}:
-                worker.enter(State.LOADING, STARTING_S)
-            case State.LOADING, {"loading": False}:
-                worker.enter(State.WORKING, self._deadline_s)
+            case State.WORKING, {"loading": bool(is_loading)}:
+                worker.enter(State.WORKING, STARTING_S if is_loading else self._deadline_s)
             case State.WORKING, {"verdict": _} | {"step": _} if worker.job is not None:
                 worker.job.take(message)
                 if worker.job.result is None:
@@ -384,12 +363,12 @@ class GraderPool:
         Raises:
             GraderError: it is the third worker in a row that did not start.
         """
-        last_error = self._remove(worker)
+        last_line = self._remove(worker)
         if worker.state is State.STARTING:
             self._failed_starts += 1
             if self._failed_starts >= TRIES_TO_START:
                 raise GraderError(
-                    f"no grader worker can be started ({TRIES_TO_START} tries; {reason}): {last_error}. "
+                    f"no grader worker can be started ({TRIES_TO_START} tries; {reason}): {last_line}. "
                     "Check that math-verify and sympy can be imported, and that memory is left."
                 )
         elif job := worker.job:
@@ -413,8 +392,6 @@ class GraderPool:
         """Kill and forget a worker, and return its last line of standard error."""
         self._workers.remove(worker)
         self._selector.unregister(worker.replies)
-        if worker.state is State.TAKING:
-            self._selector.unregister(worker.requests)
         return worker.kill()
 
 

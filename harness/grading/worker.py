@@ -1,9 +1,10 @@
 """The protocol between grader pool and worker, from both ends, and the worker's program.
 
 A worker is the one process in which mathematics meets model text. `harness.grading.pool` starts it, never a person. The
-pool writes one request per line to its standard input, and the worker answers with one message per line. Both are JSON,
-so that nothing that a text does to the worker can run in the parent. A worker knows neither clock nor signals: the
-parent kills it if it takes too long. If the parent is gone, the kernel kills it (Linux) or its input ends.
+pool writes a request to a file that both have open, and its length as a line to the worker's standard input. The worker
+answers with one message per line. Requests and messages are JSON, so that nothing that a text does to the worker can
+run in the parent. A worker knows neither clock nor signals: the parent kills it if it takes too long. If the parent is
+gone, the kernel kills it (Linux) or its input ends.
 
 `Comparison` and `AuditSteps` are the parent's end: each holds a request and makes a result of the worker's replies.
 """
@@ -109,12 +110,18 @@ class AuditSteps:
             self._remarks.append(f"{step}: {remark}")
 
 
-def main(memory_bytes: int, *, audits: bool = False) -> None:
-    """The worker's program: prepare the process, say that it is ready, and serve requests until the input ends."""
+def main(memory_bytes: int, requests: int, *, audits: bool = False) -> None:
+    """The worker's program: prepare the process, say that it is ready, and serve requests until the input ends.
+
+    Args:
+        memory_bytes: The address space that the process may use.
+        requests: The descriptor of the file of requests.
+        audits: Whether to load the other graders at once.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     # the protocol moves away from descriptors 0 and 1, so that what a library prints goes nowhere
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    lengths, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     _to_nowhere(0, 1)
     out_of_memory = f"out of memory (limit {memory_bytes / 2**20:.0f} MiB)"
     farewell = _line({"leaving": out_of_memory})  # made now: later there may be no memory to make it
@@ -124,8 +131,8 @@ def main(memory_bytes: int, *, audits: bool = False) -> None:
         _to_nowhere(2)  # until now a broken installation could report itself; from now on only libraries would write
         gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
         replies.write(_line({"ready": True}))
-        for request in requests:
-            for message in _serve(json.loads(request)):
+        for length in lengths:
+            for message in _serve(json.loads(os.pread(requests, int(length), 0))):
                 replies.write(_line(message))
     except MemoryError:
         replies.write(farewell)
