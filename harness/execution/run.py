@@ -173,7 +173,7 @@ def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> No
     from harness.analysis.accuracy import accuracy_table
     from harness.display.figures.bars import draw_accuracy_bars
     from harness.display.figures.saving import save_figure
-    from harness.experiment.rewordings import is_edit
+    from harness.experiment.conditions import is_edit
 
     figure = draw_accuracy_bars(
         accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),

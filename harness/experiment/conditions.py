@@ -1,7 +1,8 @@
-"""What is inserted, how much of it, and where: the experimental conditions.
+"""The experimental conditions: what is inserted into the prompt, how much of it, and where.
 
 A condition is a filler and a placement. The study compares no filler (`wo`) with 55 meaningless tokens (`mless`),
-55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`).
+55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). The prompt null adds
+conditions without a filler, each with a harmless edit of the instruction, to see how far any edit moves the accuracy.
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from itertools import cycle, islice
 
 import yaml
 
@@ -25,7 +28,7 @@ BASELINE = "wo"
 """The condition that all others are compared with."""
 
 DEFAULT_SEED = 1234
-"""Seed of everything here that is drawn at random: the sentence, and a random placement."""
+"""Seed of what is drawn at random here: the sentence, and a random placement."""
 
 
 class Placement(StrEnum):
@@ -45,16 +48,16 @@ _PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
-    """A run of `count` copies of `unit`, or `count` token ids of one's own.
+    """A filler that repeats one text, or a list of token ids, up to `count` tokens.
 
     Attributes:
-        unit: The repeated text. One token each in the model's tokenizer: this is measured, never assumed.
-        token_ids: Instead of a unit, the exact token ids; shorter lists are repeated until `count` is reached.
+        unit: The repeated text. It must be one token in the model's tokenizer, which is measured.
+        token_ids: The exact token ids, instead of a unit. A shorter list is repeated until `count` is reached.
         count: Number of tokens that the filler must have.
         separator: Text between two units. A space keeps most tokenizers from merging neighbours.
 
     Raises:
-        ConfigError: count below 1, neither or both of unit and token_ids, or an empty unit.
+        ConfigError: `count` is below 1, the unit is blank, or unit and token_ids are both given or both missing.
     """
 
     unit: str | None = None
@@ -79,34 +82,38 @@ class Filler:
                 f"got {list(self.token_ids)!r}. Look the ids up with the model's tokenizer."
             )
 
-    def text(self, decode: Callable[[list[int]], str] | None = None) -> str:
-        """The filler as text. `decode` turns token ids into text and is needed for `token_ids` only."""
-        if self.unit is not None:
-            return self.separator.join([self.unit] * self.count)
-        if decode is None:
+    def text(self) -> str:
+        """The filler as text, if it repeats a unit.
+
+        Raises:
+            ConfigError: the filler is given as token ids, which only a tokenizer turns into text.
+        """
+        if self.unit is None:
             raise ConfigError(
                 "A filler given as `token_ids` needs the model's tokenizer, and none was given. "
                 "Name the model (pretrained=..., tokenizer=... or --model), or give a `unit` instead."
             )
-        assert self.token_ids is not None
-        repeats = -(-self.count // len(self.token_ids))
-        return decode(list(self.token_ids * repeats)[: self.count])
+        return self.separator.join([self.unit] * self.count)
+
+    def repeated_ids(self) -> list[int]:
+        """The filler's `token_ids`, repeated up to `count`; empty if it repeats a unit."""
+        return list(islice(cycle(self.token_ids or ()), self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentence:
-    """One unrelated, varied sentence of `count` tokens, chosen and cut by seed.
+    """A filler that is one unrelated sentence, cut to `count` tokens.
 
-    Without a tokenizer the sentence is cut by words to about `count` tokens (one word is taken as one token, a
-    comma as another). With one it is cut, and padded with short words if need be, to exactly `count`.
+    With a tokenizer the sentence has exactly `count` tokens: it is cut and, where needed, padded with short words.
+    Without one it has about as many: each word is taken as one token, and each comma as another.
 
     Attributes:
         count: Number of tokens that the sentence must have.
         seed: Chooses one of `SENTENCES`, unless `number` does.
-        number: Which one, from 0.
+        number: The place of the sentence in `SENTENCES`, from 0.
 
     Raises:
-        ConfigError: count below 1 or more than the sentences hold, or no such sentence.
+        ConfigError: `count` is below 1 or more than the sentences hold, or there is no sentence of that number.
     """
 
     count: int = STUDY_COUNT
@@ -127,22 +134,19 @@ class Sentence:
             )
 
     def text(self, count_tokens: Callable[[str], int] | None = None) -> str:
-        """The sentence as text. `count_tokens` measures a candidate where it will stand in the prompt."""
+        """The sentence as text. `count_tokens` counts a candidate's tokens as it will stand in the prompt."""
         drawn = random.Random(self.seed).choice(SENTENCES)
         words = (drawn if self.number is None else SENTENCES[self.number]).split()
         if count_tokens is None:
-            size = max(
-                (n for n in range(1, len(words) + 1) if _estimated_tokens(words[:n]) <= self.count),
-                default=1,
-            )
-            return _as_sentence(words[:size])
+            fitting = [size for size in range(1, len(words) + 1) if _estimated_tokens(words[:size]) <= self.count]
+            return _as_sentence(words[: max(fitting, default=1)])
         for size in range(min(len(words), self.count), 0, -1):
             missing = self.count - count_tokens(_as_sentence(words[:size]))
             if missing < 0:
                 continue
             for shift in range(len(_PADDING_WORDS)):
                 padding = [_PADDING_WORDS[(shift + i) % len(_PADDING_WORDS)] for i in range(missing)]
-                for padded in range(missing, -1, -1):  # fewer words where a padding word is several tokens
+                for padded in range(missing, -1, -1):  # a padding word may be several tokens: then fewer words fit
                     candidate = _as_sentence(words[:size] + padding[:padded])
                     if (got := count_tokens(candidate)) == self.count:
                         return candidate
@@ -156,11 +160,11 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """Another way to put the same instruction.
+    """Another wording of the same instruction.
 
     Attributes:
         instruction: The instruction's text.
-        separator: What stands between it and the problem; None for the standard one.
+        separator: The text between instruction and problem. None: the standard separator.
     """
 
     instruction: str
@@ -169,20 +173,20 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One arm of the experiment: a filler (or none) at a placement.
+    """One arm of the experiment: a filler at a placement, or no filler.
 
     Attributes:
-        name: What tables, figures and tasks call it.
-        filler: What is inserted; None for the baseline.
-        placement: Where it is inserted.
-        seed: Draws the place when the placement is `random`; each problem gets its own place.
-        edit: A harmless edit of the instruction instead of a filler, for the prompt null.
+        name: Its name in tables, figures and tasks.
+        filler: What is inserted. None: nothing.
+        placement: Where the filler is inserted.
+        seed: Draws the place if the placement is `random`. Each problem gets a place of its own.
+        edit: An edit of the instruction, which the prompt null has instead of a filler.
     """
 
     name: str
     filler: Filler | Sentence | None = None
     placement: Placement = Placement.BETWEEN
-    seed: int = field(default=DEFAULT_SEED)
+    seed: int = DEFAULT_SEED
     edit: Edit | None = None
 
 
@@ -201,7 +205,7 @@ def named_condition(name: str) -> Condition:
     """The study's condition of that name.
 
     Raises:
-        ConfigError: there is none; the message lists those there are.
+        ConfigError: there is no such condition. The message lists the four.
     """
     conditions = named_conditions()
     if name not in conditions:
@@ -210,6 +214,30 @@ def named_condition(name: str) -> Condition:
             "{name: dots, unit: '.', count: 55}."
         )
     return conditions[name]
+
+
+@cache
+def all_edits() -> tuple[Condition, ...]:
+    """Every edit of the prompt null as a condition: `edit-01`, `edit-02`, ... in the order of rewordings.yaml."""
+    entries = yaml.safe_load(resources.rewordings().read_text(encoding="utf-8"))
+    return tuple(Condition(name=f"edit-{n:02}", edit=Edit(**entry)) for n, entry in enumerate(entries, start=1))
+
+
+def first_edits(count: int) -> tuple[Condition, ...]:
+    """The first `count` edits of the prompt null.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    edits = all_edits()
+    if not 0 <= count <= len(edits):
+        raise ConfigError(f"prompt_null: expected 0 to {len(edits)} edits (experiment/rewordings.yaml), got {count}.")
+    return edits[:count]
+
+
+def is_edit(name: str) -> bool:
+    """Whether a condition's name is that of an edit of the prompt null."""
+    return any(edit.name == name for edit in all_edits())
 
 
 def _check_count(count: int) -> None:
@@ -221,7 +249,7 @@ def _check_count(count: int) -> None:
 
 
 def _estimated_tokens(words: list[str]) -> int:
-    """Tokens of plain English words in a large vocabulary: one a word, one a comma, one for the full stop."""
+    """Tokens of plain English in a large vocabulary: one per word, one per comma, one for the full stop."""
     return len(words) + sum(word.endswith(",") for word in words) + 1
 
 

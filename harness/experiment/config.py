@@ -12,10 +12,9 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED, first_edits
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
-from harness.experiment.rewordings import first_edits
 from harness.experiment.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
 from harness.experiment.yaml_settings import Strict, explain, read_values
 

@@ -1,4 +1,4 @@
-"""Download what a config needs, at pinned revisions, for later work without the hub."""
+"""Downloads the model, tokenizer and data of a config, for later work without the hub."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.experiment.tokens import explain_hub_error
 
 
 def fetch(config: RunConfig, *, pin: Path | None = None) -> list[str]:
-    """Download model, tokenizer and data into the hub's cache; one line on each.
+    """Download model, tokenizer and data into the hub's cache, and return one line of text on each.
 
     Args:
-        config: What to fetch for.
-        pin: Also write the config here, with the commits that were fetched as its revisions.
+        config: The run config.
+        pin: A file for a copy of the config that pins the fetched commits as its revisions.
 
     Raises:
         ConfigError: `pin` exists already.
-        ModelError: the hub refuses or cannot be reached.
-        DataError: the same for the data.
+        ModelError: the hub refuses the model or tokenizer, or cannot be reached.
+        DataError: the data cannot be had.
     """
     if pin is not None and pin.exists():
         raise ConfigError(f"{pin} exists already. Remove it, or give another --pin.")

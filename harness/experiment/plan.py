@@ -10,13 +10,12 @@ from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError
-from harness.experiment.conditions import BASELINE
+from harness.experiment.conditions import BASELINE, first_edits
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import Model, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import Layout
 from harness.experiment.requests import Request, hash_prompts
-from harness.experiment.rewordings import first_edits
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.experiment.tokens import encode

@@ -1,7 +1,7 @@
-"""Problems from the hub, from a JSONL file, or from the bundled demo set: all become the same records.
+"""Problems, read from the hub, from a JSONL file, or from the bundled set.
 
-`MATH500_PATH` decides for everything that asks for MATH-500: unset is the hub, `demo` is the bundled set, anything else
-is a JSONL file with MATH-500's fields.
+The environment variable `MATH500_PATH` replaces MATH-500 wherever it is asked for. Unset, the problems come from the
+hub; `demo` is the bundled set; any other value is a JSONL file with MATH-500's fields.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Problem:
         id: Unique within the dataset.
         problem: The text that the model is asked.
         answer: The gold answer, as it would stand in a box.
-        solution: The worked solution; empty where the dataset has none.
-        subject, level: MATH's subject and difficulty from 1 to 5; empty and 0 where the dataset has none.
+        solution: The worked solution; empty if the dataset has none.
+        subject: MATH's subject; empty if the dataset has none.
+        level: MATH's difficulty, from 1 to 5; 0 if the dataset has none.
     """
 
     id: str
@@ -43,7 +44,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Which keys of a JSONL record hold what. `id` None numbers the lines."""
+    """The keys under which a JSONL record holds the problem's fields. If `id` is None, the lines are numbered."""
 
     problem: str = "problem"
     answer: str = "answer"
@@ -52,7 +53,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Problems and where they came from. `source` names a file, the bundled set, or hub and revision."""
+    """Problems and where they come from: `source` is a file, `bundled`, or a hub name with its revision."""
 
     name: str
     source: str
@@ -60,13 +61,13 @@ class Dataset:
 
     @property
     def sha256(self) -> str:
-        """Hash over every field of every problem, in order."""
+        """SHA-256 over every field of every problem, in order."""
         lines = (json.dumps(asdict(p), sort_keys=True) for p in self.problems)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def load_math500() -> Dataset:
-    """MATH-500, or what `MATH500_PATH` names instead of it.
+    """Load MATH-500, or the problems that `MATH500_PATH` names instead.
 
     Raises:
         DataError: the file is missing or broken, or the hub cannot be reached.
@@ -78,16 +79,16 @@ def load_math500() -> Dataset:
 
 
 def load_demo() -> Dataset:
-    """The bundled 500 problems."""
+    """Load the 500 bundled problems."""
     loaded = load_jsonl(resources.demo_folder() / "problems.jsonl")
     return Dataset(name="demo", source="bundled", problems=loaded.problems)
 
 
 def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
-    """Problems from a JSONL file.
+    """Load problems from a JSONL file.
 
     Raises:
-        DataError: naming file, line and field.
+        DataError: the file is missing, is not JSONL, or lacks a field. The message names file, line and field.
     """
     path = path.expanduser()
     if not path.is_file():
@@ -157,7 +158,7 @@ def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str
             )
         )
     if not problems:
-        raise DataError(f"{source}: no problems in it. Expected one JSON object a line.")
+        raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
     return tuple(problems)
 
 
@@ -175,7 +176,7 @@ def _text(record: dict[str, object], field: str, where: str) -> str:
 
 
 def _encodable(value: str, field: str, where: str) -> str:
-    """The text itself. JSON can spell half a surrogate pair; no tokenizer takes it and no UTF-8 file holds it."""
+    """The text, unless it has half a surrogate pair: JSON can spell one, but no tokenizer or UTF-8 file takes it."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

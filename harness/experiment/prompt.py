@@ -1,8 +1,8 @@
-"""The one prompt builder: problem and condition in, text and ordered segments out.
+"""Builds a prompt of a problem and a condition. This is the only place that does.
 
-A prompt is a sequence of segments, each with a role. Joined they are the raw text; split after the system part they
-are the messages of a chat. Everything else (lm-eval tasks, token checks, the probe) reads the segments, so that where
-the instruction, the filler and the problem stand is never guessed from text.
+A prompt is a sequence of segments, each with a role. Joined, they are the raw text; split after the system part, they
+are the messages of a chat. lm-eval's tasks, the token checks and the probe all read the segments, so that nothing has
+to guess from the text where instruction, filler and problem stand.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ INSTRUCTION = "You are an expert mathematician. Reason step by step, and put you
 """The system prompt of the sound layouts."""
 
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
-"""The authors' string. The doubled braces are literal: in their code it is not a format string."""
+"""The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
 
 SEPARATOR = " \n\n"
-"""What the sound layouts put between instruction, filler and problem.
+"""The text between instruction, filler and problem in the sound layouts, the same in every condition.
 
-The blank before the line breaks is not a slip. Byte-level tokenizers glue line breaks to the symbol before them
-(the Qwen pattern makes one piece of ` /` and a following newline) and the tekken pattern also glues a slash to the
-breaks before it. A blank ends the piece on the left and the line break starts a new one on the right, so neither the
-filler nor the problem is ever merged with its neighbour. The same separator stands in every condition.
+The blank before the line breaks is there on purpose. Byte-level tokenizers join line breaks to the symbol before them
+(the Qwen pattern makes one piece of ` /` and a following newline), and the tekken pattern also joins a slash to the
+breaks before it. The blank ends the piece on the left, and the line break starts a new one on the right. So neither
+filler nor problem is ever merged with its neighbour.
 """
 
 PROMPT_VERSION = 1
@@ -39,10 +39,10 @@ Role = Literal["instruction", "separator", "filler", "problem"]
 
 
 class Layout(StrEnum):
-    """How a prompt becomes model input.
+    """How a prompt becomes the model's input.
 
-    `raw` joins everything into one string. `chat` puts the instruction into the system turn and the rest into the
-    user turn. `as_published` is the authors' string: no separators, no template.
+    `raw` joins all segments into one string. `chat` puts the instruction into the system turn, and the rest into the
+    user turn. `as_published` is the authors' string, without separators and without a template.
     """
 
     RAW = "raw"
@@ -63,8 +63,8 @@ class Prompt:
     """A built prompt.
 
     Attributes:
-        segments: In order; joined they are the raw text. The problem occurs twice if a filler splits it.
-        system_size: How many leading segments belong to the system turn (0: no system turn).
+        segments: The segments in order. The problem has two if a filler splits it.
+        system_size: Number of leading segments that belong to the system turn. 0: there is no system turn.
     """
 
     segments: tuple[Segment, ...]
@@ -72,7 +72,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The raw text."""
+        """The raw text: all segments joined."""
         return self.system + self.user
 
     @property
@@ -87,7 +87,7 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The turns of a chat, as every chat template takes them."""
+        """The turns of a chat, in the form that chat templates take."""
         turns = [{"role": "system", "content": self.system}] if self.system else []
         return [*turns, {"role": "user", "content": self.user}]
 
@@ -105,14 +105,14 @@ def build_prompt(
     """Build the prompt for one problem under one condition.
 
     Args:
-        problem: The problem's text, unchanged.
-        condition: Which filler, and where.
-        filler_text: The filler's text, from `tokens.fit_filler`; empty for none.
-        layout: `as_published` drops the separators and takes the authors' instruction.
-        key: The problem's id; with the condition's seed it draws a random placement.
-        system_turn: False for chat templates that refuse a system role: everything goes into the user turn, and
+        problem: The problem's text, which goes into the prompt unchanged.
+        condition: The condition, which says where the filler stands.
+        filler_text: The filler's text, from `tokens.fit_filler`; empty for no filler.
+        layout: `as_published` leaves out the separators and has the authors' instruction.
+        key: The problem's id. With the condition's seed it draws a random placement.
+        system_turn: False for chat templates that refuse a system role. Then everything goes into the user turn, and
             the raw text stays the same.
-        instruction: Another system prompt than the layout's own.
+        instruction: A system prompt that replaces the layout's own.
     """
     published = layout is Layout.AS_PUBLISHED
     gap = "" if published else SEPARATOR
@@ -142,16 +142,16 @@ def build_prompt(
 
 
 def hash_text(text: str) -> str:
-    """SHA-256 of a prompt's text, as lm-eval's sample logs carry it.
+    """SHA-256 of a prompt's text, as in lm-eval's sample logs.
 
-    lm-eval hashes the UTF-8 bytes. Text with half a surrogate pair has none, and lm-eval refuses it. Here it has a hash
-    all the same, so that whoever reads such text from a file can name the file.
+    lm-eval hashes the UTF-8 bytes, and refuses text with half a surrogate pair, which has none. Here such text has a
+    hash too, so that a reader who finds it in a file can name the file.
     """
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def refuse_other_text(text: str, sha256: str, where: str) -> None:
-    """Raise PromptMismatchError unless the text is the one that was hashed when it was run."""
+    """Raise PromptMismatchError unless the text has this hash, which was recorded when it was run."""
     if (found := hash_text(text)) != sha256:
         raise PromptMismatchError(
             f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
@@ -162,10 +162,10 @@ def refuse_other_text(text: str, sha256: str, where: str) -> None:
 def _insert_at_random(
     head: list[Segment], tail: list[Segment], inserted: Segment, separator: Segment, seed: str
 ) -> tuple[list[Segment], list[Segment]]:
-    """Put the filler at a word boundary drawn uniformly over instruction and problem.
+    """Put the filler at a word boundary, drawn uniformly from those of instruction and problem.
 
-    A boundary is a single blank between two words, or the place between the two segments: cutting there leaves the
-    tokens on either side as they were.
+    A boundary is a single blank between two words, or the place between the two segments. A cut there does not change
+    the tokens on either side.
     """
     places = [
         (segment, match.start())

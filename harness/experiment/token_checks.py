@@ -1,13 +1,14 @@
-"""Prompts are built here, and proven to be what their condition claims: each is built, measured and compared once.
+"""Builds the prompts of a condition and checks their tokens.
 
-Two facts are checked for every prompt: the filler has exactly its count of tokens, each its own, and the problem's
-token ids are the same as without a filler. Without the first the condition is not the one named; without the second
-two conditions differ in more than the filler. The prompts that were checked are the ones that run.
+Two facts are checked for every prompt. The filler has exactly its count of tokens, none of them shared with other text:
+otherwise the condition is not the one named. The problem's token ids are those without a filler: otherwise two
+conditions differ in more than the filler. Each prompt is built once, and the prompts that were checked are those that
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPrompt:
-    """One prompt, as the model gets it.
+    """One prompt with its tokens.
 
     Attributes:
         prompt: Its segments and turns.
-        tokens: How its tokens lie over the segments; None where the model's tokenizer is not known.
+        tokens: Its tokens, and how they lie over the segments. None: the model's tokenizer is not known.
     """
 
     prompt: Prompt
@@ -35,34 +36,35 @@ class BuiltPrompt:
 
     @property
     def text(self) -> str:
-        """The whole prompt, templated if the layout is `chat` and the tokenizer is known."""
+        """The prompt's text, templated if the layout is `chat` and the tokenizer is known."""
         return self.prompt.text if self.tokens is None else self.tokens.text
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """The whole prompt's token ids; None where the tokenizer is not known."""
+        """The ids of all tokens. None: the tokenizer is not known."""
         return None if self.tokens is None else self.tokens.prompt_token_ids
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the text, as lm-eval's sample logs carry it."""
+        """SHA-256 of the text, as in lm-eval's sample logs."""
         return hash_text(self.text)
 
     @cached_property
     def token_sha256(self) -> str | None:
-        """Hash of the token ids; None where the tokenizer is not known."""
+        """SHA-256 of the token ids. None: the tokenizer is not known."""
         return None if self.token_ids is None else hash_token_ids(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionPrompts:
-    """The prompts of one condition in one layout, and what was found wrong with them.
+    """The prompts of one condition in one layout, and what is wrong with them.
 
     Attributes:
-        condition, layout: Which.
+        condition: The condition.
+        layout: The layout.
         prompts: One per problem, in the problems' order.
-        same_problem_ids: Prompts whose problem ids equal those without filler.
-        violations: What breaks the guarantees, in words; empty when sound, and where the tokenizer is not known.
+        same_problem_ids: Number of prompts whose problem has the same token ids as without a filler.
+        violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
     """
 
     condition: Condition
@@ -73,8 +75,8 @@ class ConditionPrompts:
 
     @property
     def reports(self) -> list[TokenReport]:
-        """Each prompt's tokens; empty where the tokenizer is not known."""
-        return _reports(self.prompts)
+        """The tokens of each prompt; empty if the tokenizer is not known."""
+        return [built.tokens for built in self.prompts if built.tokens is not None]
 
     def refuse(self, model: str) -> None:
         """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
@@ -85,15 +87,15 @@ class ConditionPrompts:
 
 
 class PromptBuilder:
-    """Builds the prompts of one layout, condition by condition, and checks them.
+    """Builds and checks the prompts of one layout, condition by condition.
 
-    The prompts without a filler are built once: every condition is compared with them, and `wo` is them.
+    The prompts without a filler are built once. Every condition is compared with them, and they are those of `wo`.
 
     Args:
         problems: The problems' texts by id.
         layout: The layout of all prompts.
         tokenizer: The model's. Without one the prompts are plain text, and nothing is checked.
-        instruction: Another system prompt than the layout's own.
+        instruction: A system prompt that replaces the layout's own.
     """
 
     def __init__(
@@ -111,21 +113,21 @@ class PromptBuilder:
         self._system_turn = has_system_turn(tokenizer)
 
     def build(self, condition: Condition) -> ConditionPrompts:
-        """Build the condition's prompts, measure them, and compare each with the one without a filler.
+        """Build the condition's prompts, and compare the tokens of each with those of the prompt without a filler.
 
         Raises:
             ConfigError: the filler needs a tokenizer, or does not exist in this one.
             ModelError: the chat template is missing or fails.
             PromptMismatchError: the chat template changed or dropped a turn.
         """
-        plain = condition.filler is None and condition.edit is None
-        prompts = self._plain if plain else self._build_all(condition)
+        is_plain = condition.filler is None and condition.edit is None
+        prompts = self._plain if is_plain else self._build_all(condition)
         same = 0
         violations: list[str] = []
-        if self._tokenizer is not None:
-            for problem_id, got, base in zip(self._problems, _reports(prompts), _reports(self._plain), strict=True):
-                same += got.problem_token_ids == base.problem_token_ids
-                violations += _find_violations(problem_id, condition, got, base)
+        for problem_id, built, plain in zip(self._problems, prompts, self._plain, strict=True):
+            if built.tokens is not None and plain.tokens is not None:
+                same += built.tokens.problem_token_ids == plain.tokens.problem_token_ids
+                violations += _find_violations(problem_id, condition, built.tokens, plain.tokens)
         return ConditionPrompts(
             condition=condition,
             layout=self._layout,
@@ -140,7 +142,6 @@ class PromptBuilder:
 
     def _build_all(self, condition: Condition) -> tuple[BuiltPrompt, ...]:
         filler_text = fit_filler(condition, self._tokenizer)
-        unit = condition.filler.unit if isinstance(condition.filler, Filler) else None
         prompts = []
         for problem_id, problem in self._problems.items():
             prompt = build_prompt(
@@ -154,7 +155,7 @@ class PromptBuilder:
             )
             tokens = None
             if self._tokenizer is not None:
-                tokens = measure(prompt, self._layout, self._tokenizer, unit=unit)
+                tokens = measure(prompt, self._layout, self._tokenizer, unit=_unit(condition.filler))
             prompts.append(BuiltPrompt(prompt=prompt, tokens=tokens))
         return tuple(prompts)
 
@@ -171,30 +172,30 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
         )
 
 
-def _reports(prompts: Iterable[BuiltPrompt]) -> list[TokenReport]:
-    return [built.tokens for built in prompts if built.tokens is not None]
+def _unit(filler: Filler | Sentence | None) -> str | None:
+    return filler.unit if isinstance(filler, Filler) else None
 
 
 def _find_violations(problem_id: str, condition: Condition, got: TokenReport, plain: TokenReport) -> Iterator[str]:
-    """What is wrong with one prompt, in words.
+    """One sentence for each fact that does not hold for a prompt with these tokens.
 
     Args:
-        problem_id: For messages.
-        condition: The prompt's.
-        got: Its tokens.
+        problem_id: The problem, for messages.
+        condition: The prompt's condition.
+        got: The prompt's tokens.
         plain: The tokens of the same problem's prompt without a filler.
     """
+    count = condition.filler.count if condition.filler else 0
     if got.straddling:
         yield f"problem {problem_id}: {got.straddling} tokens cover filler and neighbouring text at once."
-    if got.filler_tokens != (0 if condition.filler is None else condition.filler.count):
-        yield _explain_count(condition.filler, got)
+    if got.filler_tokens != count:
+        yield _explain_count(got, count, _unit(condition.filler))
     if got.problem_token_ids != plain.problem_token_ids:
         yield f"problem {problem_id}: its token ids differ from those without a filler."
 
 
-def _explain_count(filler: Filler | Sentence | None, got: TokenReport) -> str:
-    count = 0 if filler is None else filler.count
-    unit = filler.unit if isinstance(filler, Filler) else None
+def _explain_count(got: TokenReport, count: int, unit: str | None) -> str:
+    """Why a filler does not have `count` tokens, and what to do."""
     if unit is not None and got.filler_tokens > count:
         return (
             f"the tokenizer splits the unit {unit!r}: {count} units became {got.filler_tokens} tokens, expected "

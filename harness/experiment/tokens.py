@@ -1,4 +1,4 @@
-"""Prompts as the model sees them: templating, token ids, and where each segment's tokens lie."""
+"""Tokenizers: chat templates, token ids, fillers of an exact length, and where each segment's tokens lie."""
 
 from __future__ import annotations
 
@@ -11,32 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.experiment.conditions import Condition, Filler, Sentence
+from harness.experiment.conditions import Condition, Sentence
 from harness.experiment.prompt import SEPARATOR, Layout, Prompt, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PINNED_DATE = date(2024, 7, 26)
-"""What chat templates that print today's date get instead: a prompt must not depend on the day it was run.
+"""The date that chat templates print instead of today's, so that a prompt does not depend on the day it was run.
 
 It is the date that Llama 3.1's own template falls back to.
 """
-_PINNED_CODES = {
-    "%%": "\0",  # set aside first, so that the `%d` of `%%d` is not read as a day
-    **{
-        f"%{flag}{code}": PINNED_DATE.strftime(f"%{flag}{code}")
-        for flag in ("", *"-_0^#")
-        for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"
-    },
-    "\0": "%",
-}
-"""What each format code of `strftime` stands for on the pinned date; flags such as `%-d` are GNU's."""
+_CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]
+"""Every format code of `strftime`. Flags such as that of `%-d` are GNU's."""
 
-# Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers gives the
-# second one itself, and from 5.22 it turns every function that a caller passes into a string. A macro of that name,
-# set before the template, takes its place. Its last newline is removed by `trim_blocks`, so that the template begins
-# on a line of its own and is read as if nothing stood before it.
+# `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
+_PINNED_CODES = {"%%": "\0", **{code: PINNED_DATE.strftime(code) for code in _CODES}, "\0": "%"}
+"""The text of each format code on the pinned date, in the order in which they are replaced."""
+
+# Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers provides
+# the function itself, and from 5.22 on it turns every function that a caller passes into a string. So a macro of that
+# name is set before the template. `trim_blocks` removes the macro's last newline: the template still begins a line.
 _PINNED_CLOCK = (
     "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
     "{% for code, text in pinned_codes.items() %}{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
@@ -46,16 +41,16 @@ _PINNED_CLOCK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReport:
-    """How one prompt's tokens lie over its segments.
+    """The tokens of one prompt, and how they lie over its segments.
 
     Attributes:
         text: The prompt as the model gets it, templated if the layout is `chat`.
-        filler_tokens: Tokens that lie wholly within the filler.
-        straddling: Tokens that cover filler and other text at once.
-        merged: Tokens within the filler that cover more than one unit.
-        filler_span: First filler token and the one after the last; None without a filler.
-        prompt_token_ids: The whole prompt.
-        problem_token_ids: Tokens that cover any of the problem.
+        filler_tokens: Number of tokens that lie wholly within the filler.
+        straddling: Number of tokens that cover filler and other text at once.
+        merged: Number of tokens within the filler that cover more than one unit.
+        filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
+        prompt_token_ids: The ids of all tokens.
+        problem_token_ids: The ids of the tokens that cover any of the problem.
     """
 
     text: str
@@ -68,7 +63,7 @@ class TokenReport:
 
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
-    """SHA-256 over the ids in decimal, comma-separated: the same for every tool that has the ids."""
+    """SHA-256 of the ids in decimal, separated by commas, so that any tool can compute it."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
@@ -78,7 +73,7 @@ def load_tokenizer(
     """Load a fast tokenizer from a folder or the hub.
 
     Raises:
-        ModelError: the folder does not exist, the hub refuses or cannot be reached, or there is no fast tokenizer.
+        ModelError: the folder does not exist, the hub refuses or cannot be reached, or no fast tokenizer exists.
     """
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
@@ -92,13 +87,13 @@ def load_tokenizer(
             f"The tokenizer of {name} has no fast version, and only fast ones give character offsets. "
             "Expected a tokenizer.json beside the model: convert it with transformers."
         )
-    # lengths are checked against the model's context by us, with an error that says what to do
+    # mless itself checks lengths against the model's context, with an error that says what to do
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
 def refuse_missing_folder(name: str) -> None:
-    """Raise ModelError if `name` is written as a path and no folder is there."""
+    """Raise ModelError if `name` is written as a path, and there is no such folder."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
         raise ModelError(
@@ -108,7 +103,7 @@ def refuse_missing_folder(name: str) -> None:
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:
-    """One line on why the hub did not give `name`, and what to do."""
+    """One line that says why `name` could not be loaded from the hub, and what to do."""
     chain: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -139,9 +134,9 @@ def explain_hub_error(name: str, error: BaseException) -> str:
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
 ) -> str:
-    """The turns as the model's chat template renders them, with today's date pinned to PINNED_DATE.
+    """Render a chat by the model's template, with PINNED_DATE as today's date.
 
-    Use it wherever a chat is rendered, so that the prompt never depends on the day.
+    Use it wherever a chat is rendered, so that no prompt depends on the day.
 
     Raises:
         ModelError: the model has no chat template, or the template fails on these turns.
@@ -161,7 +156,7 @@ def apply_chat_template(
             date_string=PINNED_DATE.strftime("%d %b %Y"),
             pinned_codes=_PINNED_CODES,
         )
-    except Exception as error:  # jinja's own errors, or whatever the template makes Python raise
+    except Exception as error:  # jinja's own errors, and any that a template makes Python raise
         raise ModelError(
             f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]} "
             f"Expected it to render the turns {', '.join(turn['role'] for turn in turns)}. Mend the template, or use "
@@ -172,7 +167,7 @@ def apply_chat_template(
 
 
 def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
-    """Whether the chat template shows a system turn. Some refuse one, some drop it silently."""
+    """Whether the chat template shows a system turn: some templates refuse one, and some drop it silently."""
     if tokenizer is None or not tokenizer.chat_template:
         return True
     mark = "A-SYSTEM-TURN"
@@ -184,7 +179,7 @@ def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
 
 
 def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The final text, templated if the layout is `chat`.
+    """The prompt as the model gets it, templated if the layout is `chat`.
 
     Raises:
         ModelError: the layout is `chat`, and the model has no chat template or the template fails.
@@ -193,7 +188,7 @@ def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """Token ids and character offsets. A text that brings its own BOS gets no second one."""
+    """Token ids, and the characters (start, end) that each covers. A text that begins with BOS gets no second one."""
     bos = tokenizer.bos_token
     encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos)))
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
@@ -202,7 +197,13 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
 def measure(
     prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase, *, unit: str | None = None
 ) -> TokenReport:
-    """Lay the prompt's tokens over its segments; `unit` is what the filler repeats, if it repeats something.
+    """Tokenize the prompt and lay the tokens over its segments.
+
+    Args:
+        prompt: The prompt.
+        layout: How it becomes the model's input.
+        tokenizer: The model's.
+        unit: The text that the filler repeats, if it repeats one.
 
     Raises:
         PromptMismatchError: the chat template changed or dropped a segment, so that it cannot be found again.
@@ -212,8 +213,7 @@ def measure(
     token_ids, offsets = encode(text, tokenizer)
     fillers = [span for role, span in spans if role == "filler"]
     problems = [span for role, span in spans if role == "problem"]
-    inside, straddling, merged = [], 0, 0
-    problem_ids = []
+    inside, problem_ids, straddling, merged = [], [], 0, 0
     for index, (start, end) in enumerate(offsets):
         if start == end:
             continue
@@ -237,11 +237,11 @@ def measure(
 
 
 def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
-    """Role and half-open character span of each segment in the templated text; what lies between them is template.
+    """Role and half-open character span of each segment in the templated text. What lies between them is template.
 
-    A turn's segments are found as one stretch, so that a short problem such as "2" is not mistaken for a digit
-    elsewhere. Templates may trim a turn's outer blanks, so it is looked for as it is, then without them; a separator
-    that was trimmed away is left out.
+    All segments of a turn are searched for as one stretch, so that a short problem such as "2" is not mistaken for a
+    digit elsewhere. Templates may trim a turn's outer blanks. A turn is therefore searched for as it is, then without
+    them, and a separator that was trimmed away is left out.
 
     Raises:
         PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
@@ -265,8 +265,8 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
 
 
 def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
-    """Where the turn begins: its first or last occurrence that does not stand within a word of the template."""
-    places = [match.start() for match in re.finditer(f"(?={re.escape(body)})", text) if match.start() >= start]
+    """Where a turn begins: at its first or last occurrence that does not stand within a word of the template."""
+    places = [match.start() for match in re.compile(f"(?={re.escape(body)})").finditer(text, start)]
     if not places:
         raise PromptMismatchError(
             f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
@@ -282,42 +282,39 @@ def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """The condition's filler as text: a sentence cut to its exact count, token ids decoded.
+    """The condition's filler as text: a sentence is cut to its exact count, and token ids are decoded.
 
     Raises:
-        ConfigError: the filler needs a tokenizer, or no sentence of that length exists in this one.
+        ConfigError: the filler needs a tokenizer and none was given, or it has no such ids or no sentence so long.
+        PromptMismatchError: the tokenizer reads the decoded ids back as other ids.
     """
     filler = condition.filler
-    match filler:
-        case None:
-            return ""
-        case Sentence():
-            if tokenizer is None:
-                return filler.text()
-            return filler.text(lambda text: len(_ids_between_separators(text, tokenizer)))
-        case Filler(token_ids=ids) if ids is not None:
-            if tokenizer is None:
-                return filler.text()
-            if max(ids) >= len(tokenizer):
-                raise ConfigError(
-                    f"Filler {condition.name!r} names token id {max(ids)}, but the tokenizer has {len(tokenizer)} "
-                    "tokens. Look the ids up with this model's tokenizer."
-                )
-            text = filler.text(lambda wanted: str(tokenizer.decode(wanted)))
-            wanted = [ids[i % len(ids)] for i in range(filler.count)]
-            got = _ids_between_separators(text, tokenizer)
-            if got != wanted:
-                raise PromptMismatchError(
-                    f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this tokenizer "
-                    f"reads back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
-                )
-            return text
-        case Filler():
-            return filler.text()
+    if filler is None:
+        return ""
+    if tokenizer is None:
+        return filler.text()
+    if isinstance(filler, Sentence):
+        return filler.text(lambda text: len(_ids_between_separators(text, tokenizer)))
+    if filler.token_ids is None:
+        return filler.text()
+    wanted, largest = filler.repeated_ids(), max(filler.token_ids)
+    if largest >= len(tokenizer):
+        raise ConfigError(
+            f"Filler {condition.name!r} names token id {largest}, but the tokenizer has {len(tokenizer)} "
+            "tokens. Look the ids up with this model's tokenizer."
+        )
+    text = str(tokenizer.decode(wanted))
+    got = _ids_between_separators(text, tokenizer)
+    if got != wanted:
+        raise PromptMismatchError(
+            f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this tokenizer "
+            f"reads back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
+        )
+    return text
 
 
 def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
-    """Positions that the model's config allows; None where it does not say."""
+    """The number of positions that the model's config allows. None: it does not state one."""
     from transformers import AutoConfig
 
     try:
@@ -329,7 +326,7 @@ def context_length(name: str, *, revision: str | None = None, trust_remote_code:
 
 
 def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a filler as it stands in a prompt, between two separators."""
+    """The token ids of a filler's text where it stands between two separators, as in a prompt."""
     low, high = len(SEPARATOR) + 1, len(SEPARATOR) + 1 + len(text)
     encoded = tokenizer(f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False)
     pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)

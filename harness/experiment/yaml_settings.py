@@ -1,4 +1,4 @@
-"""YAML files that hold settings: read, overridden key by key, and complained about in one line."""
+"""Reads YAML files of settings, overrides single keys, and explains in one line what does not fit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from harness import resources
 from harness.errors import ConfigError
 
 _UNIONS = ("DatasetConfig", "ExplicitSampling")
-"""What pydantic puts into a key's place where several schemas are tried."""
+"""Names of schemas that pydantic puts into a key's path when it tries several."""
 
 
 class Strict(BaseModel):
-    """A part of a config: unknown keys are refused, nothing is changed later."""
+    """Base of every part of a config: unknown keys are refused, and values cannot be changed later."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The unchecked values of a config file with the overrides set; `kind` is the folder of the shipped ones.
+    """Read the values of a config file and set the overrides, without checking any of them.
+
+    Args:
+        path: The file. A bare name may also be one of the shipped configs.
+        kind: The folder of the shipped configs, within `configs`.
+        schema: The schema that the values should fit, for messages.
+        overrides: `key=value`, with dotted keys and YAML values.
 
     Raises:
         ConfigError: the file is missing, is not YAML or not a mapping, or an override cannot be read.
@@ -69,7 +75,14 @@ def explain(
     schema: type[BaseModel],
     nested: Mapping[str, type[BaseModel]] = MappingProxyType({}),
 ) -> str:
-    """The worst complaint in one line; an unknown key is named with the valid ones (`nested`: schemas by key)."""
+    """The most specific complaint of pydantic in one line. An unknown key is named with the valid ones.
+
+    Args:
+        error: pydantic's error.
+        where: The file or thing that does not fit.
+        schema: The schema that it should fit.
+        nested: The schemas of nested mappings, by key.
+    """
     worst = max(error.errors(), key=lambda e: (len(e["loc"]), e["type"] == "extra_forbidden"))
     parts = [str(part) for part in worst["loc"] if part not in _UNIONS and "[" not in str(part)]
     key = ".".join(parts)

@@ -10,8 +10,7 @@ from harness.grading.audit import (
     as_text,
     column,
 )
-from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, grade, read
-from harness.grading.jobs import GradeJob
+from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, compare, grade, read
 from harness.grading.pool import GraderPool
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""What other graders say of the same completion, in columns beside ours: none of them ever decides a verdict.
+"""Audits: the verdicts of other graders on the same completion, in columns beside ours. They never change our verdict.
 
-The columns exist so that our numbers can be compared with lm-eval's and with the study's, and so that a difference that
-only a grader makes is seen. They run in the grader pool's workers, each under the parent's deadline; a column that did
-not end is None, kept apart from wrong.
+With them our numbers can be compared with lm-eval's and with the study's, and a difference that only a grader makes is
+seen. The graders run in the grader pool's workers, each under a deadline. The column of a grader that did not end is
+None, which is kept apart from wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -20,14 +20,13 @@ from typing import Annotated, Any, get_type_hints
 from msgspec import Meta, Struct, structs
 
 from harness.grading.authors_rule import authors_rule
-from harness.grading.boxes import first_box, last_box, visible_answer
-from harness.grading.grade_completion import Grade, compare, read
+from harness.grading.grade_completion import Grade, compare, read, read_boxes
 
 LONGEST_EXACT_MATCH = 2000
-"""Characters that lm-eval's normalisation is given; it is quadratic, and 50,000 take it about ten seconds."""
+"""The longest answer, in characters, that lm-eval's normalisation gets. It is quadratic: 50,000 take about 10 s."""
 
 NO_SENTENCE = "[invalidanswer]"
-"""What lm-eval reads where its "Final Answer" sentence is missing."""
+"""The answer that lm-eval reads from a text without its "Final Answer" sentence."""
 
 UNGRADED = ("refused", "timeout", "crashed")
 """The verdicts that say nothing about the answer."""
@@ -35,13 +34,13 @@ UNGRADED = ("refused", "timeout", "crashed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditJob:
-    r"""One completion for the other graders.
+    r"""A completion for the other graders.
 
     Attributes:
-        prompt: What the model was given, as text; the authors' rule reads it too.
+        prompt: The prompt as text, which the authors' rule reads too.
         completion: What the model wrote.
         target: The gold answer.
-        solution: The worked solution, from which lm-eval's graders take the gold; "" stands for `\boxed{target}`.
+        solution: The worked solution, from which lm-eval's graders take the gold. "" stands for `\boxed{target}`.
     """
 
     prompt: str
@@ -50,34 +49,40 @@ class AuditJob:
     solution: str
 
     def essential(self) -> AuditJob:
-        r"""The same job without a prompt that no grader would look at, so that equal completions are audited once.
+        r"""This job without its prompt, if no grader would look at it. So equal completions are audited once.
 
-        The authors' rule looks for the last `\boxed` of the whole text; the prompt counts only where the completion has
+        The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if the completion has
         none.
         """
         return replace(self, prompt="") if self.prompt and "\\boxed" in self.completion else self
 
 
 def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
-    """What a field says as a column of `harness.load_run`; its type in exports, where its own does not tell."""
+    """Describe a field as a column of `harness.load_run`.
+
+    Args:
+        meaning: What the column says.
+        kind: The column's type in exports, if the field's own type does not tell it.
+        **checks: Constraints that msgspec checks.
+    """
     return Meta(description=meaning, extra={"kind": kind}, **checks)
 
 
 class AuditColumns(Struct, frozen=True, kw_only=True):
-    r"""What the other graders say. None: that grader did not end, failed, or was not asked.
+    r"""The verdicts of the other graders. None: the grader did not end, failed, or was not asked.
 
-    This is the one place that names them: records, tables and exports have the columns that stand here, with these
-    descriptions. In the columns with our extraction (`exact_match_boxed`, `first_box`, `boxes_after_first`) an empty
-    box is no box.
+    Only this class names them: records, tables and exports take their columns and descriptions from here. For
+    `exact_match_boxed`, `first_box` and `boxes_after_first`, which use our extraction, an empty box is no box.
 
     Attributes:
-        math_verify: Any expression of the text can count, and a stray one can beat the box.
-        exact_match: It reads only "Final Answer: The final answer is ...", so boxed answers are wrong.
-        exact_match_boxed: The same comparison on the content of the last closed box; wrong without one.
-        authors_rule: Over prompt plus completion, its substring bug included.
-        authors_rule_strict: The same with equality only.
-        first_box: For models that run on into a next problem; wrong if there is no closed box.
-        boxes_after_first: How many closed boxes follow the first.
+        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even instead of the box.
+        exact_match: lm-eval's own comparison. It reads only "Final Answer: The final answer is ...", so boxed answers
+            are wrong.
+        exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong without one.
+        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring bug.
+        authors_rule_strict: The authors' rule with equality only.
+        first_box: Our grader on the first closed box, for models that go on to a next problem. Wrong without one.
+        boxes_after_first: Number of closed boxes after the first.
     """
 
     math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
@@ -90,34 +95,34 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):
-    """What the other graders say of one completion.
+    """The other graders' verdicts on one completion.
 
     Attributes:
-        reason: Which column is None and why, or that the authors' code would have stopped; several are joined by "; ".
+        reason: Why a column is None, or that the authors' code would have stopped. "; " stands between several.
     """
 
     reason: str | None = None
 
 
 COLUMNS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
-"""The verdicts of an `Audit`."""
+"""The names of the verdicts in an `Audit`."""
 
 
 def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
-    """A grade and its audit as one flat mapping, the form of sample logs and journals."""
-    fields = structs.asdict(audit)
-    fields["audit_reason"] = fields.pop("reason")
-    return {"verdict": grade.verdict, "answer": grade.answer, "reason": grade.reason, **fields}
+    """A grade and its audit as one flat mapping, the form that sample logs and journals have."""
+    columns = structs.asdict(audit)
+    audit_reason = columns.pop("reason")
+    return {**asdict(grade), **columns, "audit_reason": audit_reason}
 
 
 def as_text(grade: Grade, audit: Audit) -> str:
-    """The record as JSON: what a response becomes in the tasks' filter, and `.graded` of a replayed completion."""
+    """`as_record` as JSON: what the filter of our tasks makes of a response, and `.graded` of a replayed completion."""
     return json.dumps(as_record(grade, audit))
 
 
 Finding = tuple[dict[str, bool | None], str | None]
-"""The columns that one step fills, and a remark. Where lm-eval's code catches everything, so do these: out of memory
-inside it is then wrong, as it is there."""
+"""The columns that one step fills, and a remark. lm-eval's own code catches every error, out of memory included, and
+then says wrong; so do the steps that call it."""
 
 
 def _authors_rule(job: AuditJob) -> Finding:
@@ -127,11 +132,11 @@ def _authors_rule(job: AuditJob) -> Finding:
 
 
 def _first_box(job: AuditJob) -> Finding:
-    content = first_box(visible_answer(job.completion))
-    if content is None:
+    boxes = read_boxes(job.completion)
+    if not boxes:
         return {"first_box": False}, None
-    answer = read(f"\\boxed{{{content}}}")  # alone in a text it is also the last: one gate for both
-    graded = answer if isinstance(answer, Grade) else _compared(answer, job.target)
+    answer = read(f"\\boxed{{{boxes[0]}}}")  # alone in a text it is also the last box
+    graded = answer if isinstance(answer, Grade) else _compare(answer, job.target)
     if graded.verdict in UNGRADED:
         return {"first_box": None}, graded.reason or graded.verdict
     return {"first_box": graded.correct}, None
@@ -140,15 +145,13 @@ def _first_box(job: AuditJob) -> Finding:
 def _exact_match(job: AuditJob) -> Finding:
     answer = _minerva().get_unnormalized_answer(job.completion)
     if answer == NO_SENTENCE and job.target != NO_SENTENCE:
-        return {"exact_match": False}, None  # lm-eval has sympy compare this with the gold, which takes 30 ms
+        return {"exact_match": False}, None  # lm-eval would have sympy compare this with the gold, for 30 ms
     return _same_normalised("exact_match", answer, job)
 
 
 def _exact_match_boxed(job: AuditJob) -> Finding:
-    answer = last_box(visible_answer(job.completion))
-    if answer is None:
-        return {"exact_match_boxed": False}, None
-    return _same_normalised("exact_match_boxed", answer, job)
+    boxes = read_boxes(job.completion)
+    return _same_normalised("exact_match_boxed", boxes[-1], job) if boxes else ({"exact_match_boxed": False}, None)
 
 
 def _same_normalised(column: str, answer: str, job: AuditJob) -> Finding:
@@ -158,13 +161,13 @@ def _same_normalised(column: str, answer: str, job: AuditJob) -> Finding:
 
 
 def _math_verify(job: AuditJob) -> Finding:
-    """As lm-eval calls it, but without its timeouts, which rely on signals: the parent has the clock.
+    """lm-eval's call, without its timeouts: they rely on signals, and the parent keeps the clock.
 
     Source: lm_eval/tasks/minerva_math/utils.py, `process_results`, lm-eval 0.4.13.
     """
     from math_verify import parse, verify
 
-    gold = _parsed_solution(job.solution or f"\\boxed{{{job.target}}}")
+    gold = _parse_solution(job.solution or f"\\boxed{{{job.target}}}")
     found = parse(job.completion, parsing_timeout=None)
     return {"math_verify": bool(verify(gold=gold, target=found, timeout_seconds=None))}, None
 
@@ -176,14 +179,14 @@ STEPS: dict[str, Callable[[AuditJob], Finding]] = {
     "first_box": _first_box,
     "math_verify": _math_verify,
 }
-"""The steps of an audit, the safest first. A step may hang or exhaust memory: workers only."""
+"""The steps of an audit, the safest first. A step may hang or exhaust memory, so only workers take it."""
 
-FILLS = {step: ((step, "authors_rule_strict") if step == "authors_rule" else (step,)) for step in STEPS}
+FILLS = {step: (step,) for step in STEPS} | {"authors_rule": ("authors_rule", "authors_rule_strict")}
 """The columns that each step fills."""
 
 
 def run_step(step: str, job: AuditJob) -> Finding:
-    """One step of an audit; a failure inside the other grader is None with the error's name.
+    """Take one step of an audit. If the other grader fails, its columns are None, and the remark names the error.
 
     Raises:
         MemoryError: the process ran into its limit and can no longer be trusted.
@@ -197,9 +200,9 @@ def run_step(step: str, job: AuditJob) -> Finding:
 
 
 def prepare() -> None:
-    """Load lm-eval's grader and its parser, which takes about a second; later steps find them loaded.
+    """Load lm-eval's grader and its parser, which takes about a second, so that no step pays for it.
 
-    A failure is left to the steps, which put it in their columns.
+    Failures are left to the steps, which report them in their columns.
     """
     with suppress(Exception):
         _equivalent("x+1", "\\frac{1}{2}")
@@ -212,17 +215,15 @@ def is_prepared() -> bool:
 
 @lru_cache(maxsize=1)
 def _minerva() -> ModuleType:
-    """lm-eval's own module, loaded from its file: importing it by name loads datasets and half of lm-eval (3 s).
+    """lm-eval's own module, loaded from its file: an import by name takes 3 s, for datasets and half of lm-eval.
 
-    This copy is ours alone, so its alarm-based timeout can be taken out; the parent has the clock.
+    This copy is ours alone, so its timeout by alarm signals can be taken out. The parent keeps the clock.
     """
     package = importlib.util.find_spec("lm_eval")
-    if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("lm_eval is not installed")
+    assert package is not None and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "tasks" / "minerva_math" / "utils.py"
     spec = importlib.util.spec_from_file_location("harness_minerva_math", path)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"{path} cannot be loaded")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.timeout = lambda seconds: nullcontext()  # type: ignore[attr-defined]
@@ -231,7 +232,7 @@ def _minerva() -> ModuleType:
 
 @lru_cache(maxsize=1024)
 def _gold(solution: str, target: str) -> str:
-    """The gold as lm-eval's `process_docs` has it: the solution's last box, normalised; else the target's."""
+    """The gold answer as lm-eval's `process_docs` makes it: of the solution's last box, else of the target."""
     minerva = _minerva()
     box = minerva.last_boxed_only_string(solution) if solution else None
     gold: str = minerva.normalize_final_answer(target if box is None else minerva.remove_boxed(box))
@@ -244,12 +245,10 @@ def _equivalent(answer: str, gold: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _parsed_solution(solution: str) -> Any:
+def _parse_solution(solution: str) -> Any:
     from math_verify import parse
 
     return parse(solution, parsing_timeout=None)
 
 
-@lru_cache(maxsize=4096)
-def _compared(answer: str, target: str) -> Grade:
-    return compare(answer, target)
+_compare = lru_cache(maxsize=4096)(compare)

@@ -1,11 +1,11 @@
-r"""The grading rule of the study's authors, written from a description of what it does, faults included.
+r"""The grading rule of the study's authors, with its faults, written from a description of what it does.
 
-It differs from ours in three ways that matter: it reads prompt **plus** completion, so that an empty `\boxed{}` in the
-prompt stands in for an answer; it accepts any answer that is a substring of the gold one, so that an empty box is
-always right and `1` is right for `100`; and it knows no mathematics beyond the rewriting below. It is kept as a column,
-to say what the published accuracies may owe to it, and never decides a verdict.
+It differs from our rule in three ways. It reads prompt **plus** completion, so that an empty `\boxed{}` in the prompt
+counts as an answer. It accepts any answer that is a substring of the gold answer: an empty box is always right, and `1`
+is right for `100`. And it knows no mathematics beyond the rewriting below. It is kept as a column, to show what the
+published accuracies may owe to it, and never decides a verdict.
 
-Source: arXiv 2510.01032 and its code, in effect; the rewriting is that of the MATH data set (Hendrycks et al. 2021,
+Source: arXiv 2510.01032 and what its code does. The rewriting is that of the MATH data set (Hendrycks et al. 2021,
 arXiv 2103.03874).
 """
 
@@ -15,18 +15,18 @@ import re
 from dataclasses import dataclass
 
 _UNIT = "\\text{ "
-"""A text command that opens with a blank: in MATH this is how units are written."""
+"""A text command that begins with a blank. In MATH, units are written like this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorsVerdict:
-    r"""What the authors' rule says.
+    r"""The verdict of the authors' rule.
 
     Attributes:
-        right: Their verdict: equal after rewriting, or a substring of the gold answer.
-        strict: The same without the substring bug: equal after rewriting.
-        failed: Whether their code would have stopped with an IndexError (a `\frac` or `\sqrt` with nothing after it);
-            both verdicts are then wrong.
+        right: The rule as it is: the answer is a substring of the gold answer, both rewritten.
+        strict: The rule without the substring bug: the answer equals the gold answer, both rewritten.
+        failed: Whether their code would have stopped with an IndexError, at a `\frac` or `\sqrt` with nothing after
+            it. Then `right` and `strict` are False.
     """
 
     right: bool
@@ -35,10 +35,15 @@ class AuthorsVerdict:
 
 
 def authors_rule(text: str, gold: str | None) -> AuthorsVerdict:
-    """Judge a text, prompt and completion joined, against the gold answer (None: the problem has no boxed answer)."""
+    """Judge a text, prompt and completion joined, against the gold answer.
+
+    Args:
+        text: The prompt followed by the completion.
+        gold: The gold answer. None: the problem has no boxed answer.
+    """
     answer = authors_answer(text)
     if answer is None or gold is None:
-        agreed = answer is None and gold is None
+        agreed = answer == gold
         return AuthorsVerdict(right=agreed, strict=agreed, failed=False)
     try:
         rewritten, expected = rewrite(answer), rewrite(gold)
@@ -48,14 +53,14 @@ def authors_rule(text: str, gold: str | None) -> AuthorsVerdict:
 
 
 def authors_answer(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, None if there is none, it is never closed, or it is an `\fbox`.
+    r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
 
-    Only the last one is looked at: an unclosed one hides the closed ones before it. An `\fbox` is looked for where
-    there is no `\boxed`, but then fails the test of its form.
+    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there is no `\boxed`, and
+    then refuses its form.
     """
     start = text.rfind("\\boxed")
     if start < 0:
-        return None  # an \fbox, found or not, is not of the form that is asked for
+        return None
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace.group() == "{" else -1
@@ -67,10 +72,10 @@ def authors_answer(text: str) -> str | None:
 
 
 def rewrite(answer: str) -> str:
-    r"""The rewriting of both sides, in the order that the rule has.
+    r"""Rewrite an answer, or the gold answer, by the rule's steps in their order.
 
     Raises:
-        IndexError: Nothing follows a `\frac` or a `\sqrt`; theirs raises it too.
+        IndexError: nothing follows a `\frac` or a `\sqrt`, as in their code.
     """
     text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac")
@@ -82,19 +87,21 @@ def rewrite(answer: str) -> str:
     sides = text.split("=")
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
-    text = _brace_roots(text).replace(" ", "")
-    text = _brace_fractions(text)
-    return _slash_as_fraction("\\frac{1}{2}" if text == "0.5" else text)
+    text = _brace_fractions(_brace_roots(text).replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    slash = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
+    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else text
 
 
 def _brace_roots(text: str) -> str:
-    r"""`\sqrt3` as `\sqrt{3}`: the first character after it is the radicand."""
+    r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command is braced."""
     first, *rest = text.split("\\sqrt")
     return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest)
 
 
 def _brace_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`; with one character after a `\frac` the whole text stays as it is."""
+    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`. If only one character follows a `\frac`, the whole text stays."""
     first, *rest = text.split("\\frac")
     parts = [first]
     for part in rest:
@@ -107,15 +114,3 @@ def _brace_fractions(text: str) -> str:
             braced = f"{{{part[0]}}}{below}"
         parts.append("\\frac" + braced)
     return "".join(parts)
-
-
-def _slash_as_fraction(text: str) -> str:
-    r"""`a/b` with two plain integers as `\frac{a}{b}`."""
-    sides = text.split("/")
-    if len(sides) != 2:
-        return text
-    try:
-        above, below = (int(side) for side in sides)
-    except ValueError:
-        return text
-    return f"\\frac{{{above}}}{{{below}}}" if text == f"{above}/{below}" else text

@@ -1,17 +1,17 @@
 """Exact values: quotients of polynomials over the rationals in letters, \\pi, i and the square roots of primes.
 
-Two such values are equal exactly if cross-multiplying gives the same polynomial, so equality *and* difference are
-proved, without sympy. Work is counted, and stops with `TooLarge` before it can hurt.
+Two such values are equal exactly if cross-multiplication gives the same polynomial. So equality *and* difference are
+proved, without sympy. Work is counted, and `TooLarge` is raised before there is too much of it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import isqrt, prod
 
 Monomial = tuple[tuple[str, int], ...]
-"""Generators with their exponents, sorted: `x`, `pi`, `i`, `√2`."""
+"""Generators such as `x`, `pi`, `i` and `√2` with their exponents, sorted."""
 Polynomial = dict[Monomial, Fraction]
 
 MOST_PRODUCTS, MOST_BITS, MOST_POWER = 20_000, 20_000, 2_000
@@ -30,7 +30,7 @@ class Quotient:
     denominator: Polynomial = field(default_factory=lambda: ONE)
 
     def rational(self) -> Fraction | None:
-        """The rational number that this is, None if it is none."""
+        """The value as a rational number. None: it is not rational."""
         if self.denominator is not ONE or set(self.numerator) - {()}:
             return None
         return self.numerator.get((), Fraction(0))
@@ -69,7 +69,7 @@ class Arithmetic:
         """1 / a.
 
         Raises:
-            ZeroDivisionError: If a is 0.
+            ZeroDivisionError: a is 0.
         """
         if not a.numerator:
             raise ZeroDivisionError
@@ -80,7 +80,11 @@ class Arithmetic:
         return Quotient(numerator=self._times(dict([inverse]), a.denominator))
 
     def power(self, a: Quotient, exponent: int) -> Quotient:
-        """The whole power of a value, by squaring."""
+        """The value raised to a whole exponent, by squaring.
+
+        Raises:
+            TooLarge: the exponent is too large.
+        """
         if abs(exponent) > MOST_POWER * (5 if a.rational() is not None else 1):
             raise TooLarge("power too large")
         base, result = (self.invert(a) if exponent < 0 else a), Quotient(numerator=ONE)
@@ -91,7 +95,7 @@ class Arithmetic:
         return result
 
     def square_root(self, value: Fraction) -> Quotient | None:
-        """The root of a rational number as a rational times roots of distinct primes; None if it is hard to factor."""
+        """The root of a rational number: a rational times roots of distinct primes. None: it is hard to factor."""
         rest, outside, inside = abs(value.numerator * value.denominator), 1, []
         if rest == 0:
             return self.number(0)
@@ -104,10 +108,10 @@ class Arithmetic:
             if rest % prime == 0:
                 rest //= prime
                 inside.append(prime)
-        if isqrt(rest) ** 2 == rest:
-            outside, rest = outside * isqrt(rest), 1
+        if math.isqrt(rest) ** 2 == rest:
+            outside, rest = outside * math.isqrt(rest), 1
         if rest > 1:
-            if rest > _SMALL_PRIMES[-1] ** 2:  # else no factor is left: it is prime
+            if rest > _SMALL_PRIMES[-1] ** 2:  # otherwise rest is prime
                 return None
             inside.append(rest)
         names = sorted([f"√{prime}" for prime in inside] + ["i"] * (value < 0))
@@ -118,7 +122,7 @@ class Arithmetic:
         return self._times(a.numerator, b.denominator) == self._times(b.numerator, a.denominator)
 
     def proportional(self, a: Quotient, b: Quotient) -> bool:
-        """Whether a is a rational multiple of b and neither is 0: as equations `a = 0` and `b = 0` are then one."""
+        """Whether a is a rational multiple of b and neither is 0, so that `a = 0` and `b = 0` are the same equation."""
         left, right = self._times(a.numerator, b.denominator), self._times(b.numerator, a.denominator)
         if not left or left.keys() != right.keys():
             return False
@@ -139,20 +143,17 @@ class Arithmetic:
                 monomial, coefficient = _reduced(exponents, coefficient_a * coefficient_b)
                 if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MOST_BITS:
                     raise TooLarge("number too large")
-                total = result.get(monomial, Fraction(0)) + coefficient
-                result[monomial] = total
+                result[monomial] = result.get(monomial, 0) + coefficient
         return {monomial: coefficient for monomial, coefficient in result.items() if coefficient}
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
-    result = dict(a)
-    for monomial, coefficient in b.items():
-        result[monomial] = result.get(monomial, Fraction(0)) + coefficient
-    return {monomial: coefficient for monomial, coefficient in result.items() if coefficient}
+    totals = {monomial: a.get(monomial, Fraction(0)) + b.get(monomial, Fraction(0)) for monomial in a | b}
+    return {monomial: total for monomial, total in totals.items() if total}
 
 
 def _reduced(exponents: dict[str, int], coefficient: Fraction) -> tuple[Monomial, Fraction]:
-    """The monomial with i^2 = -1 and (√p)^2 = p carried out, as the roots and i then occur once at most."""
+    """The monomial with i^2 = -1 and (√p)^2 = p applied, so that i and each root occur at most once."""
     kept = []
     for name, exponent in exponents.items():
         if name == "i" or name[0] == "√":
@@ -164,15 +165,15 @@ def _reduced(exponents: dict[str, int], coefficient: Fraction) -> tuple[Monomial
     return tuple(sorted(kept)), coefficient
 
 
-_SMALL_PRIMES = [n for n in range(2, 1000) if all(n % divisor for divisor in range(2, isqrt(n) + 1))]
+_SMALL_PRIMES = [n for n in range(2, 1000) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1))]
 
 
 def factorial(n: int) -> int:
     """The factorial of a number that is not negative.
 
     Raises:
-        TooLarge: Above 1,000.
+        TooLarge: the number is above 1,000.
     """
     if n > 1000:
         raise TooLarge("factorial too large")
-    return prod(range(1, n + 1))
+    return math.factorial(n)

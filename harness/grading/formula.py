@@ -1,6 +1,6 @@
-"""Reads a formula in plain notation as an exact value: a recursive descent over the text, nothing is evaluated as code.
+"""Reads a formula in plain notation as an exact value, by recursive descent. Nothing is evaluated as code.
 
-What it does not know (functions, roots of letters, bars) it leaves to others by raising `Unreadable`.
+Functions, roots of letters and bars are left to `harness.grading.symbolic`: on them the reader raises `Unreadable`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from fractions import Fraction
 from harness.grading.exact import Arithmetic, Quotient, TooLarge, factorial
 
 DEEPEST = 40
-# \infty is no letter: as one it would cancel, and \infty-\infty would be 0
+# \infty is not among them: a letter cancels, and \infty-\infty would be 0
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi ell".split()
 )
-_SIMPLE = re.compile(r"([-+]?)(?:(\d+)(?:\.(\d+))?|\.(\d+)|\\frac\{(-?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
+_SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+|\d+/\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\w|\{\w+\}))?'*")
-_SUBSCRIPT = re.compile(r"_(?:\{(\w+)\}|(\w))")
+_SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 _MIXED = re.compile(r"\\frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -28,18 +28,16 @@ _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{\\]")
 
 
 def as_number(plain: str) -> Fraction | None:
-    """The number that plain text is: digits with a sign, decimals, or a fraction of two integers; None for all else."""
+    """The number that a plain text is: digits with a sign, decimals, or a fraction of integers. None: no number."""
     match = _SIMPLE.fullmatch(plain)
     if match is None:
         return None
-    sign, whole, decimals, only_decimals, *fractions = match.groups()
-    pairs = [pair for pair in zip(fractions[::2], fractions[1::2], strict=True) if pair[0] is not None]
-    if pairs:
-        value = Fraction(int(pairs[0][0]), int(pairs[0][1])) if int(pairs[0][1]) else None
-    else:
-        decimals = decimals or only_decimals or ""
-        value = Fraction(int((whole or "") + decimals), 10 ** len(decimals))
-    return -value if value is not None and sign == "-" else value
+    sign, number, top, bottom = match.groups()
+    try:
+        value = Fraction(number or f"{top}/{bottom}")
+    except ZeroDivisionError:
+        return None
+    return -value if sign == "-" else value
 
 
 class Unreadable(Exception):
@@ -47,11 +45,11 @@ class Unreadable(Exception):
 
 
 class Broken(Unreadable):
-    """Not a formula at all: it ends, or a bracket closes, where a value should stand."""
+    """Not a formula at all: the text ends, or a bracket closes, where a value should stand."""
 
 
 class Ambiguous(Broken):
-    """`1/2x`: a half x to one reader and one over 2x to another."""
+    """Two readers would read two values: `1/2x` is a half x to one, and one over 2x to another."""
 
 
 _DIVISOR = rf"\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\)|\\sqrt\{{[^{{}}]*\}}|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z]) ?"
@@ -61,23 +59,22 @@ _AMBIGUOUS = re.compile(
 
 
 def is_ambiguous(plain: str) -> bool:
-    """Whether a product follows a slash, as in `1/2x`: to be asked where `read` gives up before it comes to it."""
+    """Whether a product follows a slash, as in `1/2x`. Ask it if `read` gives up before it comes to the slash."""
     return bool(_AMBIGUOUS.search(plain))
 
 
-def read(plain: str, arithmetic: Arithmetic | None = None) -> Quotient:
+def read(plain: str) -> Quotient:
     """The exact value of a formula.
 
     Args:
         plain: Text from `notation.plain`, without unit.
-        arithmetic: The budget to work in; a fresh one by default.
 
     Raises:
-        Unreadable: If it holds anything else, or divides by zero; `Broken` if nobody could read it, `Ambiguous` if
-            two readers would read it in two ways.
-        TooLarge: If it would take too much work to write out.
+        Unreadable: the text holds anything else, or divides by zero. `Broken`: nobody could read it. `Ambiguous`: two
+            readers would read it in two ways.
+        TooLarge: the value would take too much work to write out.
     """
-    reader = _Reader(plain, arithmetic or Arithmetic())
+    reader = _Reader(plain)
     try:
         value = reader.total()
     except ZeroDivisionError:
@@ -88,8 +85,10 @@ def read(plain: str, arithmetic: Arithmetic | None = None) -> Quotient:
 
 
 class _Reader:
-    def __init__(self, text: str, arithmetic: Arithmetic) -> None:
-        self.text, self.place, self.depth, self.exact = text, 0, 0, arithmetic
+    """Reads a text from `place` on; `next` is the character there, "" at the end."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.place, self.depth, self.exact = text, 0, 0, Arithmetic()
 
     def next(self) -> str:
         return self.text[self.place : self.place + 1]
@@ -109,13 +108,13 @@ class _Reader:
 
     def total(self) -> Quotient:
         value = self.signed_term()
-        while self.next() and self.next() in "+-":
+        while self.next() in ("+", "-"):
             value = self.exact.add(value, self.signed_term())
         return value
 
     def signed_term(self) -> Quotient:
         negative = False
-        while self.next() and self.next() in "+-":
+        while self.next() in ("+", "-"):
             negative ^= self.next() == "-"
             self.place += 1
         value = self.term()
@@ -139,22 +138,22 @@ class _Reader:
     def factor(self) -> Quotient:
         value = self.atom()
         raised = False
-        while self.next() and self.next() in "^!":
+        while True:
             if self.takes("!"):
                 whole = value.rational()
                 if whole is None or whole.denominator != 1 or whole < 0:
                     raise Unreadable("factorial of no whole number")
                 value = self.exact.number(factorial(whole.numerator))
-                continue
-            self.place += 1
-            if raised:
-                raise Unreadable("power of a power without brackets")
-            raised = True
-            value = self.raised(value)
-        return value
+            elif self.takes("^"):
+                if raised:
+                    raise Unreadable("power of a power without brackets")
+                raised = True
+                value = self.raised(value)
+            else:
+                return value
 
     def raised(self, base: Quotient) -> Quotient:
-        # an exponent without braces is read to its last digit: whoever writes 2^10 means 1024
+        # an exponent without braces is read to its last digit, as 2^10 is meant to be 1024
         number = self.number() if self.next().isdigit() else None
         exponent = (number or self.nested(self.argument)).rational()
         if exponent is None:
@@ -198,7 +197,7 @@ class _Reader:
         character = self.next()
         if character.isdigit() or character == ".":
             return self.number()
-        if character and character in "([{":
+        if character in _CLOSING:
             self.place += 1
             value = self.nested(self.total)
             if not self.takes(_CLOSING[character]):
@@ -225,7 +224,7 @@ class _Reader:
         raise Unreadable(command)
 
     def argument(self) -> Quotient:
-        r"""What a command takes: a group in braces, a single digit (`\frac12`), or an atom."""
+        r"""The argument of a command: a group in braces, a single digit (`\frac12`), or an atom."""
         if self.next().isdigit():
             self.place += 1
             return self.exact.number(int(self.text[self.place - 1]))
@@ -238,11 +237,11 @@ class _Reader:
         if match is None:
             raise Unreadable("no value")
         self.place = match.end()
-        name = _SUBSCRIPT.sub(lambda found: f"_{found[1] or found[2]}", match.group())
+        name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.takes(" "):
-            pass  # parts a command from the letter after it
+            pass  # this blank parts a command from the letter after it
         elif name[0] in "fgh" and self.next() == "(":
-            # f(3) is a value of f and not f times 3: a generator of its own, argument included
+            # f(3) is a value of f, not f times 3: with its argument it is a generator of its own
             end = self.text.find(")", self.place) + 1
             if end == 0 or "(" in self.text[self.place + 1 : end]:
                 raise Unreadable("function of a bracket")

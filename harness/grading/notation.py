@@ -1,4 +1,4 @@
-"""Plain notation: one spelling for what LaTeX lets one write in many, without a change of meaning."""
+"""Plain notation: one spelling for what LaTeX can write in many ways. The meaning does not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.grading.formula import GREEK
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 
 ROW_END = "¶"
-"""What plain notation has for the double backslash that ends a row."""
+"""The mark in plain notation for the double backslash that ends a row."""
 _OPENING, _CLOSING = frozenset(["(", "[", "{", "\\{", "\\langle"]), frozenset([")", "]", "}", "\\}", "\\rangle"])
 _UNICODE = str.maketrans(
     {
@@ -58,43 +58,41 @@ _SECOND_ARGUMENT = re.compile(rf"(\\(?:frac|binom)\{{(?:[^{{}}]|\{{[^{{}}]*\}})*
 _SPACE = re.compile(r"[\s~]|\\[,;: ]")
 _BLANK = re.compile(r"(?:\\[,;:! ]|[\s~])+")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
-_INNER_BLANK = re.compile(r"(\\[A-Za-z]+|\d)? (?=([A-Za-z]|\d)?)")
+_INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1 is a blank that parts two things
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|sqrt|pi)(?![A-Za-z])")
 
-ONES = dict(
-    zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen".split(),
-        range(20),
-        strict=True,
-    )
+_FROM_ZERO = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
 )
+_FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
+ONES = {word: number for number, word in enumerate(_FROM_ZERO.split())}
+TENS = {word: 10 * number for number, word in enumerate(_FROM_TWENTY.split(), start=2)}
 SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
 
 
 @lru_cache(maxsize=4096)
 def plain(text: str, *, commas_group: bool = True) -> str:
-    """The text without what does not change its meaning.
+    """The text in plain notation.
 
-    Size and font commands, dollar signs, blanks and a closing full stop go; a blank between two digits stays, as `3 4`
-    is not 34. Commands with one meaning get one name, digit groups are joined, a number word becomes a number.
+    Size and font commands, dollar signs, blanks and a closing full stop go. A blank between two digits stays, as `3 4`
+    is not 34. Commands of one meaning get one name, digit groups are joined, and number words become numbers.
 
     Args:
         text: An answer as it stands in a box.
-        commas_group: Whether `1,234` is one number; otherwise it is two, and only other group marks join.
+        commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join digit groups.
     """
     text = re.sub(r"\s+", " ", _in_ascii(text))  # the patterns below rely on single blanks to be fast
     words = text.strip(" .$")
     if (number := number_word(words)) != words:
-        return number  # `five thousand`, while it has its blank
+        return number  # before `five thousand` loses its blank
     bare = _ELLIPSIS.sub(r"\\ldots ", text).replace("\\\\", ROW_END)
     for mark, same in (("\\(", ""), ("\\)", ""), ("\\[", "["), ("\\]", "]"), ("\\%", "%"), ("\\$", "\\dollar ")):
         bare = bare.replace(mark, same)
     bare = _DEGREE.sub(r"\\degree ", bare.replace("$", ""))
     bare = _TEXT_JOIN.sub(", ", _WORD.sub(_one_name, bare))
     bare = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, bare)
-    pieces = _TEXT.split(bare)  # what stands in \text keeps its blanks
+    pieces = _TEXT.split(bare)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
     bare = "".join(pieces).strip(f" {ROW_END}").removesuffix(".")
     bare = bare.replace("\\{\\}", "\\emptyset").rstrip(" ")
@@ -102,15 +100,16 @@ def plain(text: str, *, commas_group: bool = True) -> str:
 
 
 def readings(text: str, other: str) -> set[str]:
-    """The plain texts that `text` may stand for beside `other`.
+    """The plain texts that `text` may stand for, compared with `other`.
 
-    `100,200` is a number, but two where the other hand shows a list, by a blank behind a comma, `;`, `and` or `or`.
+    `100,200` is one number. It may also be two if the other text is a list, as a blank after a comma, `;`, `and` or
+    `or` shows.
     """
     return {plain(text), plain(text, commas_group=False)} if _LISTED.search(other) else {plain(text)}
 
 
 def _in_ascii(text: str) -> str:
-    """Raised and lowered characters as powers and subscripts, `⅓` as a fraction, other forms of a character as it."""
+    """Raised and lowered characters become powers and subscripts, `⅓` a fraction, and others their plain form."""
     if text.isascii():
         return text
     runs = [(kind, "".join(run)) for kind, run in groupby(text.translate(_UNICODE), _form)]
@@ -118,7 +117,7 @@ def _in_ascii(text: str) -> str:
     for place, (kind, run) in enumerate(runs):
         spelled = "".join(map(_compatible, run))
         if kind in ("<super>", "<sub>"):
-            # braces only where needed: inside \text they would end it
+            # braces only if needed: within \text they would end it
             braced = len(spelled) > 1 or (place + 1 < len(runs) and runs[place + 1][1][0].isdigit())
             pieces.append("^_"[kind == "<sub>"] + (f"{{{spelled}}}" if braced else spelled))
         elif kind == "<fraction>":
@@ -136,7 +135,7 @@ def _form(character: str) -> str:
 
 def _compatible(character: str) -> str:
     spelled = unicodedata.normalize("NFKC", character)
-    return spelled if len(spelled) < 5 else character  # some single characters are whole sentences
+    return spelled if len(spelled) < 5 else character  # some single characters stand for whole sentences
 
 
 def _joined_group(match: re.Match[str]) -> str:
@@ -147,10 +146,10 @@ def _joined_group(match: re.Match[str]) -> str:
 
 
 def _parts_entries(text: str, start: int, end: int) -> bool:
-    """Whether the commas of text[start:end] part entries, as they look like digit groups but are all there is.
+    """Whether the commas of text[start:end] part the entries of a list, although they could group digits.
 
-    So in `(12,345)`, a bracket without another comma, and in `1,234,5`, as all commas are set alike; in
-    `(1,000, 2)` one comma differs from the other.
+    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma is set like them. They
+    do not in `(1,000, 2)`, where the other comma has a blank after it.
     """
     enclosed = []
     for places, step_out, step_in in ((range(start - 1, -1, -1), "([{", ")]}"), (range(end, len(text)), ")]}", "([{")):
@@ -174,17 +173,14 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
 
 def _without_blanks(piece: str) -> str:
     piece = _BLANK.sub(" ", _FUNCTION.sub(r"\\\1 ", _JOIN.sub(", ", piece)))
-    piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece.strip(" ") if not piece.strip() else piece)
-    piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
-    piece = _INNER_BLANK.sub(_kept_blank, piece)
+    if " " in piece:
+        piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece)
+        piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
+        piece = _INNER_BLANK.sub(r"\1", piece)
     piece = _ROOT_OF_BRACKET.sub(r"\\sqrt{\1}", piece)
-    if "\\frac" in piece or "\\sqrt" in piece or "\\binom" in piece or "\\mathbb" in piece:
-        piece = _SECOND_ARGUMENT.sub(_braced, _FIRST_ARGUMENT.sub(_braced, piece))
+    if "\\" in piece:
+        piece = _SECOND_ARGUMENT.sub(r"\1{\2}", _FIRST_ARGUMENT.sub(r"\1{\2}", piece))
     return piece
-
-
-def _braced(match: re.Match[str]) -> str:
-    return f"{match[1]}{{{match[2]}}}"
 
 
 def _one_name(match: re.Match[str]) -> str:
@@ -202,7 +198,7 @@ def _one_name(match: re.Match[str]) -> str:
 
 
 def _number_in_text(match: re.Match[str], group: str) -> str:
-    r"""`\text{5}` is 5 and `\text{5 cm}` is `5\text{cm}`, unless a digit beside it would become one number with it."""
+    r"""`\text{5}` as 5, `\text{5 cm}` as `5\text{cm}`; "" without a number, or if it would join a digit beside it."""
     before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
     if group in ("%", "\\dollar"):
         return group if group == "%" else f"{group} "
@@ -214,15 +210,8 @@ def _number_in_text(match: re.Match[str], group: str) -> str:
     return f"{quantity[1]}\\text{{{quantity[2]}}}" if quantity and not before.isdigit() else ""
 
 
-def _kept_blank(match: re.Match[str]) -> str:
-    before, after = match[1] or "", match[2] or ""
-    parts_digits = before.isdigit() and after.isdigit()
-    parts_command = before.startswith("\\") and after.isalpha()
-    return before + (" " if parts_digits or parts_command else "")
-
-
 def number_word(plain_text: str) -> str:
-    """`two`, `\\text{twenty-one}` or `Three hundred` as digits, with or without `\\text`; anything else as it is."""
+    """`two`, `\\text{twenty-one}` or `Three hundred` as digits. Any other text as it is."""
     words = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text).strip().lower()
     if not words.isascii() or not words.replace("-", "").replace(" ", "").isalpha():
         return plain_text
@@ -230,7 +219,7 @@ def number_word(plain_text: str) -> str:
     for word in re.findall(r"[a-z]+", words):
         if word in TENS and (part or 0) % 100 == 0 and part != 0:
             part = (part or 0) + TENS[word]
-        elif word in ONES and (part is None or (part and ONES[word] and (part % 100 == 0 or _fits(part, word)))):
+        elif word in ONES and (part is None or (part and ONES[word] and _takes_ones(part, ONES[word]))):
             part = (part or 0) + ONES[word]
         elif word == "hundred" and part and part < 10:
             part *= 100
@@ -241,15 +230,16 @@ def number_word(plain_text: str) -> str:
     return str(total + (part or 0))
 
 
-def _fits(part: int, word: str) -> bool:
-    return part % 10 == 0 and part % 100 >= 20 and ONES[word] < 10
+def _takes_ones(part: int, ones: int) -> bool:
+    """Whether `ones` may follow: any after hundreds, a single digit after tens."""
+    return part % 100 == 0 or (part % 10 == 0 and part % 100 >= 20 and ones < 10)
 
 
 def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:
-    """The parts between the separators that stand outside all brackets, and those separators."""
+    """The parts between the separators outside all brackets, and these separators."""
     found: list[str] = []
     between: list[str] = []
-    depth, start = 0, 0
+    depth = start = 0
     for match in TOKEN.finditer(plain_text):
         token = match.group().rstrip(" ") or " "
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -261,7 +251,7 @@ def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[
 
 
 def brackets(plain_text: str) -> tuple[str, str]:
-    """The bracket pair around the whole ("" if there is none) and what it holds."""
+    """The pair of brackets around the whole text ("" if there is none), and what they hold."""
     opening = re.match(r"[(\[]|\\\{|\\langle ?", plain_text)
     closing = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
     if not opening or not closing or closing.start() < opening.end():
@@ -278,12 +268,11 @@ def brackets(plain_text: str) -> tuple[str, str]:
 
 
 def readable_words(plain_text: str) -> str | None:
-    """The words of a text that is nothing but words, in one case unless it is a single letter; None otherwise.
+    """The words of a text that holds only words, in small letters unless it is a single letter. None: other texts.
 
-    Without `\\text` only letters count as words, so that `(B)` and `even` can be compared with `\\text{(B)}`.
+    `\\text` makes no difference, so that `(B)` and `even` can be compared with `\\text{(B)}` and `\\text{even}`.
     """
-    words = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text)
-    words = re.sub(r"[\s().,:]", "", words)
+    words = re.sub(r"[\s().,:]", "", re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text))
     if not words or not re.fullmatch(r"[A-Za-z'-]+", words) or words in GREEK:
         return None
     return words if len(words) == 1 else words.lower()

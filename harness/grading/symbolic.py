@@ -1,6 +1,6 @@
-"""Two formulas with functions or roots in them, compared by their values at a few points; sympy only parses.
+"""Compares two formulas with functions or roots by their values at a few points.
 
-Nothing is simplified, solved or expanded, so there is little that a hostile formula could make sympy do.
+sympy only parses and evaluates. Nothing is simplified, solved or expanded, so a hostile formula can make it do little.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from harness.grading.exact import TooLarge
 from harness.grading.formula import GREEK, is_ambiguous
 
 LONGEST_FORMULA, MOST_COMMANDS, DEEPEST_FORMULA = 300, 20, 6
-"""What the parser is given at most: its time doubles with each level of brackets."""
+"""The most that the parser gets: its time doubles with each level of brackets."""
 DIGITS, AGREEMENT = 40, 1e-25
 POINTS = ((7, 10), (-137, 100), (293, 100), (-31, 100))
-"""Values for the letters, of both signs: |x| is not x, and the root of x^2 is neither."""
+"""Values for the letters, of both signs: |x| is not x, and the root of x^2 is not x either."""
 
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp frac sqrt lfloor rfloor lceil rceil".split()
 )
-_KNOWN = re.compile(r"(?:\\(?P<command>[A-Za-z]+) ?|[0-9A-Za-z+\-*/^_(){}\[\]|.])*")
+_KNOWN = re.compile(r"(?:\\[A-Za-z]+ ?|[0-9A-Za-z+\-*/^_(){}\[\]|.])*")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 
 
 def same_values(answer: str, target: str) -> bool:
-    """Whether two formulas agree in letters' values of both signs, to 25 digits.
+    """Whether two formulas agree to 25 digits, for letters of both signs.
 
     Raises:
-        TooLarge: If the answer is too long to be handed to sympy.
+        TooLarge: the answer is too long for the parser, or nested too deep.
     """
     if not _known(answer) or not _known(target) or is_ambiguous(answer) or is_ambiguous(target):
         return False
@@ -47,10 +47,8 @@ def same_values(answer: str, target: str) -> bool:
 
 
 def _known(plain: str) -> bool:
-    """Whether a text is made of the characters and commands above alone: anything else is never given to sympy."""
-    if not _KNOWN.fullmatch(plain):
-        return False
-    return all(command in _FUNCTIONS or command in GREEK for command in _COMMAND.findall(plain))
+    """Whether a text holds only the characters and commands above. sympy never gets anything else."""
+    return bool(_KNOWN.fullmatch(plain)) and set(_COMMAND.findall(plain)) <= _FUNCTIONS | GREEK
 
 
 def _depth(plain: str) -> int:
@@ -71,17 +69,17 @@ def _agree(expected: Any, found: Any, symbols: list[Any], start: int) -> bool:
     except (ArithmeticError, TypeError, ValueError):
         return False  # sympy has no value for it, as for a power beyond its numbers
     if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
-        # one point outside the domain of both says nothing, outside that of one it tells them apart
+        # a point outside the domain of both says nothing; one outside the domain of only one tells them apart
         return bool(symbols) and left == right
     scale = max(abs(left), abs(right), 1)
     return bool(abs(left - right) <= AGREEMENT * scale)
 
 
 def _parsed(plain: str) -> Any | None:
-    """The sympy expression, None if latex2sympy finds no single value in the text.
+    """The formula as a sympy expression. None: the parser finds no single value in the text.
 
-    Source: latex2sympy2_extended, the parser of math_verify 0.9, https://github.com/huggingface/Math-Verify. Its
-    entry point is called directly, as `math_verify.parse` also tries sympy's `parse_expr`, which is an `eval`.
+    Source: latex2sympy2_extended, the parser of math_verify 0.9, https://github.com/huggingface/Math-Verify. It is
+    called directly, because `math_verify.parse` also tries sympy's `parse_expr`, which is an `eval`.
     """
     import sympy
     from latex2sympy2_extended.latex2sympy2 import latex2sympy  # type: ignore[import-untyped]
@@ -92,11 +90,9 @@ def _parsed(plain: str) -> Any | None:
         )
     except MemoryError:
         raise
-    except Exception:  # the parser raises bare Exception for whatever it does not understand
+    except Exception:  # the parser raises a bare Exception for all that it does not understand
         return None
     return expression if isinstance(expression, sympy.Expr) else None
 
 
-@lru_cache(maxsize=1024)
-def _parsed_target(plain: str) -> Any | None:
-    return _parsed(plain)
+_parsed_target = lru_cache(maxsize=1024)(_parsed)

@@ -1,6 +1,6 @@
-"""Units: what may stand behind a number (or `\\$` before it), in one spelling. Nothing is converted.
+"""Units after a number (or `\\$` before it), in one spelling. Nothing is converted.
 
-A unit is a known one or a noun, as in `12\\text{ students}`. A word that changes what the number says is none:
+A unit is a known one or any noun, as in `12\\text{ students}`. A word that changes what the number says is no unit:
 `5\\text{ or more}` and `5\\text{ below zero}` are not 5, and `5\\text{ million}` is a product.
 """
 
@@ -23,7 +23,7 @@ _SYNONYMS = {
 _BARE = "mm|cm|km|ft|kg|lb|lbs|ml|mL|min|sec|hr|hrs|mph|inch|inches|feet|meters?|miles?|hours?|minutes?|seconds?|days?"
 _BARE += "|years?|cents?|dollars?|degrees?|units?|(?:square|cubic)(?:units|inches|feet|cm|centimeters|meters|miles)"
 _SCALE = "(?:" + "|".join(SCALES) + ")s?"
-_RUN_TOGETHER = re.compile(rf"(?:square|cubic)(?=[a-z])|{_SCALE}(?={_BARE})")  # outside \text the blank is gone
+_RUN_TOGETHER = re.compile(rf"((?:square|cubic)(?=[a-z])|{_SCALE}(?={_BARE}))")  # outside \text blanks are gone
 _BARE = rf"{_SCALE}(?:{_BARE})?|{_BARE}"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
 _SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?|\\dollar ?|%"
@@ -52,19 +52,17 @@ _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def in_radians(plain: str) -> str:
-    """Degrees inside a function as radians: there they are no unit that could be left out."""
+    """The text with degrees inside a function as radians: there they cannot be left out as a unit can."""
     if "\\degree" not in plain or not _ANGLED.search(plain):
         return plain
     return re.sub(r" ?(\d+(?:\.\d+)?)\\degree ?", r"(\\frac{\1\\pi }{180})", plain)
 
 
 def without_unit(plain: str) -> tuple[str, str]:
-    """The value and its unit, "" if there is none. Words that stand in front of the value are no unit."""
+    """The value and its unit, which is "" if there is none. Words before the value are no unit."""
     unit = ""
-    if plain.startswith("\\dollar"):
-        plain, unit = plain.removeprefix("\\dollar").lstrip(" "), "dollar"
-    elif plain.startswith("-\\dollar"):
-        plain, unit = "-" + plain.removeprefix("-\\dollar").lstrip(" "), "dollar"
+    if dollars := re.match(r"(-?)\\dollar *", plain):
+        plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
     # the last 200 characters hold any unit; a search over all of a long text could be slow
     head, tail = plain[:-200], plain[-200:]
     match = _UNIT.search(tail)
@@ -81,14 +79,10 @@ def without_unit(plain: str) -> tuple[str, str]:
     return value, named or unit
 
 
-def _words(unit: str) -> str:
-    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
-    return _RUN_TOGETHER.sub(lambda match: match.group() + " ", text)
-
-
 def _scale(unit: str) -> tuple[int, str]:
-    """What the scale words in front of a unit multiply to, and the unit."""
-    words, factor = _words(unit).lstrip(" "), 1
+    """The product of the scale words in front of a unit (`million`), and the words of the unit itself."""
+    words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
+    words, factor = _RUN_TOGETHER.sub(r"\1 ", words).lstrip(" "), 1
     while match := re.match(rf"({_SCALE})(?![A-Za-z])[ -]*", words):
         factor *= SCALES[match[1].removesuffix("s")]
         words = words[match.end() :]
@@ -100,11 +94,9 @@ def _is_unit(words: str) -> bool:
     if _NO_WORDS.search(re.sub(r"\^\{(\d)\}", r"^\1", plain_words)):
         return False
     for word in re.findall(r"[^\W\d]+", plain_words):
-        if (
-            word not in _LETTERS
-            if len(word) == 1
-            else word.lower() in _NO_UNIT or _FRACTION_WORD.fullmatch(word.lower())
-        ):
+        if len(word) == 1 and word not in _LETTERS:
+            return False
+        if len(word) > 1 and (word.lower() in _NO_UNIT or _FRACTION_WORD.fullmatch(word.lower())):
             return False
     return True
 
@@ -122,7 +114,7 @@ def _spelling(unit: str) -> str:
         else:
             words.append(_singular(word))
     named = " ".join(word for word in words if word).replace(" / ", "/").replace("mi/h", "mph")
-    # square units without a name are not told apart from a bare number: the question named them
+    # "square units" is taken as no unit: the question named it
     return named + (f"^{power}" if power > 1 and named else "")
 
 
@@ -132,10 +124,7 @@ def _singular(word: str) -> str:
     if len(word) <= 2:
         return word
     word = word.lower()
-    for ending in ("", "es", "s"):
-        stem = word.removesuffix(ending) if ending else word
+    for stem in (word, word.removesuffix("es"), word.removesuffix("s")):
         if stem in _SYNONYMS:
             return _SYNONYMS[stem]
-    if word.endswith("s") and not word.endswith("ss") and len(word) > 3:
-        return word[:-1]
-    return word
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import Condition, is_edit, named_conditions
 from harness.experiment.documents import Model, build_checked_prompts
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, refuse_other_text
-from harness.experiment.rewordings import is_edit
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.read_run import read_run
 from harness.runs.run import Run

@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from harness.errors import RunError
-from harness.experiment.conditions import BASELINE
+from harness.experiment.conditions import BASELINE, is_edit
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.requests import hash_json
-from harness.experiment.rewordings import is_edit
 from harness.experiment.sampling import Sampling
 from harness.runs.folder import (
     JOURNAL,

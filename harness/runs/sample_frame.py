@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
-from harness.experiment.rewordings import is_edit
+from harness.experiment.conditions import is_edit
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import (

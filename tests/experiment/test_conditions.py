@@ -46,9 +46,7 @@ def test_token_ids_need_a_tokenizer():
 
 
 def test_token_ids_are_repeated_to_the_count():
-    seen = []
-    Filler(token_ids=(5, 6), count=5).text(lambda ids: seen.extend(ids) or "x")
-    assert seen == [5, 6, 5, 6, 5]
+    assert Filler(token_ids=(5, 6), count=5).repeated_ids() == [5, 6, 5, 6, 5]
 
 
 def test_sentences_are_unrelated_to_mathematics_and_differ():

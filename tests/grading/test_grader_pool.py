@@ -125,25 +125,13 @@ def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
 
 
 def test_a_job_longer_than_the_pipe_is_not_judged_by_the_parents_absence(pool):
-    """What the pipe does not take waits for the parent; the clock starts behind the last byte."""
     (worker,) = children()
-    worker.suspend()  # or it might empty the pipe as fast as it is filled
-    pool.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
-    assert pool._workers[0].unsent
+    worker.suspend()  # or it might empty a pipe as fast as it is filled
+    pool.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))  # does not wait for the worker
     worker.resume()
     time.sleep(2.5)
     ((_, audit),) = pool.drain()
     assert audit.reason is None and audit.authors_rule_strict and audit.first_box and audit.math_verify
-
-
-def test_a_worker_that_stops_taking_a_long_job_is_killed_in_the_end(pool, monkeypatch):
-    monkeypatch.setattr("harness.grading.pool.TAKING_S", 3.0, raising=False)
-    children()[0].suspend()
-    started = time.monotonic()
-    pool.submit("long", GradeJob(completion=r"\boxed{x+4}", target="4+x" + " " * 300_000))
-    ((_, grade),) = pool.drain()
-    assert (grade.verdict, grade.reason) == ("timeout", "took no more of its job for 3 s")
-    assert 2.9 < time.monotonic() - started < 6
 
 
 def test_what_was_said_in_time_is_heard_after_any_absence(pool):

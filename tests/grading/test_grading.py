@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 
 from harness.experiment.problems import load_demo, load_jsonl
 from harness.grading import Grade, grade
-from harness.grading.boxes import boxes_after_first, first_box, last_box
-from harness.grading.grade_completion import GRADER_VERSION, compare, read
+from harness.grading.grade_completion import GRADER_VERSION, compare, read, read_boxes
+
+
+def first_box(text):
+    return next(iter(read_boxes(text)), None)
+
+
+def last_box(text):
+    return next(reversed(read_boxes(text)), None)
+
+
+def boxes_after_first(text):
+    return len(read_boxes(text)[1:])
 
 
 @pytest.mark.parametrize(

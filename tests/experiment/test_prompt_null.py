@@ -8,11 +8,10 @@ import pytest
 
 from harness.display.describe_plan import describe_plan
 from harness.errors import ConfigError
-from harness.experiment.conditions import named_condition
+from harness.experiment.conditions import all_edits, first_edits, is_edit, named_condition
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
-from harness.experiment.rewordings import all_edits, first_edits, is_edit
 from harness.experiment.token_checks import PromptBuilder
 from tests.experiment.test_token_checks import PROBLEMS, layouts
 
