@@ -217,7 +217,8 @@ def measure_throughput(bench: Bench, folder: Path) -> None:
 
 def _engine_arguments(config: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The model arguments that `mless run` gives to vLLM, for lm-eval's own backend."""
-    from harness.engines.vllm import device_type, fit_to_cpu
+    from harness.engines.vllm import device_type
+    from harness.engines.vllm_arguments import fit_to_cpu
     from harness.experiment.config import load_config
 
     given = dict(load_config(config, changes).model_arguments())

@@ -172,7 +172,7 @@ def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[st
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
 
-    from harness.engines.vllm import engine_arguments, fit_to_cpu
+    from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu
     from harness.experiment.config import load_config
     from harness.experiment.plan import make_plan
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from harness import resources
-from harness.engines.lm_eval_models import open_backend
+from harness.engines.backends import open_backend
 from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
 from harness.errors import ConfigError
 
@@ -231,8 +231,9 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
 
 
 def test_an_unknown_backend_is_told_the_nearest_and_all_names():
-    with pytest.raises(ConfigError) as caught:
-        open_backend("vlm", {"pretrained": str(resources.demo_model())}, sampled=False)
+    arguments = {"pretrained": str(resources.demo_model())}
+    with pytest.raises(ConfigError) as caught, open_backend("vlm", arguments, sampled=False):
+        pass
     told = str(caught.value)
     assert "model.backend is 'vlm', and there is no such backend. Did you mean vllm" in told
     assert "local-completions" in told and told.endswith("."), "no name is cut"

@@ -36,8 +36,7 @@ NEED_HEAVY = {
     "attention_probe.model",
     "attention_probe.run_probe",
     "attention_probe.settings",
-    "harness.engines.lm_eval_models",
-    "harness.engines.lm_eval_vllm",
+    "harness.engines.mless_vllm",
     "harness.lm_eval_plugin.write_results",
 }
 """Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""
