@@ -32,7 +32,7 @@ from harness.analysis.intervals import bootstrap_interval, difference_bounds, eq
 from harness.analysis.multiple_testing import holm
 from harness.analysis.paired_tests import mcnemar_test, sign_flip_test
 from harness.analysis.power import minimal_detectable_effect
-from harness.verification.sides import say
+from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta"]

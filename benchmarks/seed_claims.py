@@ -34,7 +34,7 @@ from harness import resources
 from harness.choices import Definition
 from harness.errors import DataError, HarnessError
 from harness.runs import receipts
-from harness.verification.sides import say
+from harness.verification.processes import say
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")

@@ -20,7 +20,7 @@ HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
         "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution "
-        "verification commands cli"
+        "check_installation verification commands cli"
     ).split(),
     "attention_probe": (
         "choices prompts model measure settings traces run_probe capture_beside_eager analysis figures commands"
