@@ -59,7 +59,8 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_costs_no_failure(mless):
 def test_the_hub_is_not_waited_for_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(doctor, "HUB_SECONDS", 0.2)
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(doctor._HubQuestion, "_weights_gib", lambda self: os.read(blocked, 1))  # as looking up a name may be
+    # looking up a name may block like this
+    monkeypatch.setattr(doctor._HubQuestion, "_weights_gib", lambda self: os.read(blocked, 1))
     blocked, release = os.pipe()
     question = doctor._HubQuestion("some/model")
     assert isinstance(question.error(), TimeoutError)
