@@ -32,10 +32,6 @@ from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PA
 from harness.experiment.tokens import explain_hub_error, load_tokenizer, refuse_missing_folder
 from harness.runs.receipts import package_version
 
-NEEDED_DISK_GIB = 5
-"""Used where the model's size is not known."""
-
-NEEDED_MEMORY_GIB = 4
 NEEDED_CORES = 4
 """For each engine: its scheduler and its worker, the run itself and the graders work at the same time."""
 
@@ -74,10 +70,10 @@ class _HubQuestion:
         self.model = model if model and model.count("/") == 1 and not Path(model).exists() else None
         self.name = self.model or MATH500_REPOSITORY
         self.asked = os.environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}
-        self._answer: Future[float] = Future()
+        self._answer: Future[None] = Future()
         self._deadline = time.monotonic() + HUB_SECONDS
         if self.asked:
-            threading.Thread(target=self._ask, daemon=True).start()
+            threading.Thread(target=self._answer_question, daemon=True).start()
         else:
             self._answer.set_exception(OSError("HF_HUB_OFFLINE is set"))
 
@@ -88,25 +84,20 @@ class _HubQuestion:
         except TimeoutError:  # looking up a host's name takes no time-out of ours, so the thread may still be at it
             return TimeoutError(f"timed out after {HUB_SECONDS:g} s")
 
-    def weights_gib(self) -> float:
-        """Size of the model's weights; 0 if the hub has not told it."""
-        return 0.0 if self.error() else self._answer.result()
-
-    def _ask(self) -> None:
+    def _answer_question(self) -> None:
         try:
-            self._answer.set_result(self._weights_gib())
+            self._ask()
+            self._answer.set_result(None)
         except Exception as error:
             self._answer.set_exception(error)
 
-    def _weights_gib(self) -> float:
+    def _ask(self) -> None:
         from huggingface_hub import HfApi
 
         if self.model is None:
             HfApi().dataset_info(self.name, timeout=HUB_SECONDS)
-            return 0.0
-        HfApi().auth_check(self.model)
-        files = HfApi().model_info(self.model, files_metadata=True, timeout=HUB_SECONDS).siblings or []
-        return sum(file.size or 0 for file in files if file.rfilename.endswith((".safetensors", ".bin"))) / 2**30
+        else:
+            HfApi().auth_check(self.model)
 
 
 def check_installation(model: str | None = None) -> list[Check]:
@@ -123,8 +114,6 @@ def check_installation(model: str | None = None) -> list[Check]:
         "tokenizer": lambda: _tokenizer(model or str(resources.demo_model())),
         "data": lambda: _data(hub),
         "hub": lambda: _hub(hub),
-        "disk": lambda: _disk(hub),
-        "memory": _memory,
         "shm": _shared_memory,
     }
     found = []
@@ -195,20 +184,14 @@ def _gpu() -> Check:
     return Check(found, holders, fatal=False)
 
 
-def _enough(found: str, amount: float, needed: float, fix: str) -> Check:
-    """A check that is amiss, though not fatally, if there is less of something than needed."""
-    return Check(found, f"Under {needed:.0f} {fix}" if amount < needed else "", fatal=False)
-
-
 def _cores() -> Check:
     usable, engines = len(os.sched_getaffinity(0)), max(1, len(gpus()))
-    return _enough(
-        f"{usable} usable" + (f" for {engines} GPUs" if engines > 1 else ""),
-        usable / engines,
-        NEEDED_CORES,
-        "for each engine: its scheduler, the run and the graders share them, and a GPU would wait. Ask for more "
-        "(Slurm: --cpus-per-task=8).",
+    fix = (
+        f"Under {NEEDED_CORES} for each engine: its scheduler, the run and the graders share them, and a GPU would "
+        "wait. Ask for more (Slurm: --cpus-per-task=8)."
     )
+    found = f"{usable} usable" + (f" for {engines} GPUs" if engines > 1 else "")
+    return Check(found, fix if usable < NEEDED_CORES * engines else "", fatal=False)
 
 
 def _compiler() -> Check:
@@ -264,28 +247,14 @@ def _hub(hub: _HubQuestion) -> Check:
     )
 
 
-def _disk(hub: _HubQuestion) -> Check:
-    home = Path(os.environ.get("HF_HOME", "~/.cache")).expanduser()
-    while not home.exists():
-        home = home.parent
-    free, size = shutil.disk_usage(home).free / 2**30, hub.weights_gib()
-    weights = f"; the weights of {hub.name} are {size:.0f} GiB" if size else ""
-    found = f"{free:.0f} GiB free at {home}{weights}"
-    return _enough(found, free, size or NEEDED_DISK_GIB, "GiB: free some, or set HF_HOME elsewhere.")
-
-
-def _memory() -> Check:
-    import psutil
-
-    free = psutil.virtual_memory().available / 2**30
-    return _enough(f"{free:.0f} GiB available", free, NEEDED_MEMORY_GIB, "GiB: close programs, or use a smaller model.")
-
-
 def _shared_memory() -> Check:
     """The engine's processes talk to each other through it."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Check("no /dev/shm on this system")
     size = shutil.disk_usage(place).total / 2**30
-    fix = "GiB, an engine on several GPUs may fail to start: in Docker give --shm-size=8g or --ipc=host."
-    return _enough(f"{size:.1f} GiB at {place}", size, NEEDED_SHARED_MEMORY_GIB, fix)
+    fix = (
+        f"Under {NEEDED_SHARED_MEMORY_GIB} GiB, an engine on several GPUs may fail to start: in Docker give "
+        "--shm-size=8g or --ipc=host."
+    )
+    return Check(f"{size:.1f} GiB at {place}", fix if size < NEEDED_SHARED_MEMORY_GIB else "", fatal=False)

@@ -28,8 +28,6 @@ from harness.experiment.plan import Plan, make_plan
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
-SHOW_SECONDS = 20
-"""How often the last line of a running command's log is shown."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
 
@@ -71,7 +69,7 @@ def start_logged(
 
 
 def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end; its output goes into a log file whose last line is shown now and then.
+    """Run a command to its end; its output goes into a log file.
 
     Returns:
         Wall seconds.
@@ -81,20 +79,12 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
     """
     started = time.monotonic()
     with start_logged(command, log, environment) as process:
-        while process.poll() is None:
-            try:
-                process.wait(SHOW_SECONDS)
-            except subprocess.TimeoutExpired:
-                say(f"{time.monotonic() - started:.0f} s: {(_tail(log).splitlines() or ['...'])[-1]}")
-        if process.returncode:
+        if process.wait():
+            end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
             raise EngineError(
-                f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {_tail(log)}"
+                f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {end}"
             )
     return time.monotonic() - started
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
 
 
 def mless_command(config: Path, output: Path, overrides: Sequence[str] = (), limit: int | None = None) -> list[str]:

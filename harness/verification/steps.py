@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import EngineError
-from harness.runs.folder import JOURNAL, RECEIPT, read_samples, read_scores
+from harness.runs.folder import JOURNAL, RECEIPT, read_samples
+from harness.runs.sample_frame import load_run
 from harness.verification.bench import Bench
 from harness.verification.processes import (
     mless_command,
@@ -28,6 +29,9 @@ from harness.verification.processes import (
     write_json,
 )
 from harness.verification.record import Finding, expect, expect_under
+
+if TYPE_CHECKING:
+    import pandas
 
 PUBLISHED = "qwen2.5-math-1.5b-published"
 """The config of the study's own prompts."""
@@ -158,35 +162,35 @@ def derive_kill(folder: Path) -> list[Finding]:
     from harness.runs.journal import read_journal
     from harness.runs.records import SESSION
 
-    run, whole = folder / "run", folder.parent / "demo" / "run"
+    run, whole = folder / "run", load_run(folder.parent / "demo" / "run")
     processes = _read(folder / "processes.json")
     records = list(read_journal(run / JOURNAL))
     sessions = [place for place, record in enumerate(records) if str(record.get("key", "")).startswith(SESSION)]
     safe = sum("task" in record for record in records[: sessions[-1]])
-    completions = {sample.key: sample.completion for sample in read_samples(whole)}
-    scores, others = read_scores(whole), read_scores(run)
-    differing = sum(completions[sample.key] != sample.completion for sample in read_samples(run))
-    total, on_cpu = len(completions), _read(run / RECEIPT)["engine"]["device"] == "cpu"
+    completions, verdicts = _count_differences(whole, load_run(run))
+    on_cpu = _read(run / RECEIPT)["engine"]["device"] == "cpu"
+    gone = processes["alive"] == 0 < processes["all"]
     return [
         Finding("processes of the killed run", processes["all"]),
-        Finding(
-            f"of these alive after {GONE_SECONDS} s",
-            processes["alive"],
-            "",
-            "0",
-            processes["alive"] == 0 < processes["all"],
-        ),
+        Finding(f"of these alive after {GONE_SECONDS} s", processes["alive"], expected="0", holds=gone),
         Finding("last one gone after", processes["seconds"], "s"),
-        Finding("samples safe when killed", safe, "", f"0 to {total}", 0 < safe < total),
+        Finding("samples safe when killed", safe, expected=f"0 to {len(whole)}", holds=0 < safe < len(whole)),
         expect("sessions", len(sessions), 2),
         Finding(
-            f"completions that differ from the whole run's, of {total}",
-            differing,
+            f"completions that differ from the whole run's, of {len(whole)}",
+            completions,
             expected="0 on a CPU",
-            holds=differing == 0 if on_cpu else None,
+            holds=completions == 0 if on_cpu else None,
         ),
-        Finding("verdicts that differ", sum(scores[key].verdict != others[key].verdict for key in others)),
+        Finding("verdicts that differ", verdicts),
     ]
+
+
+def _count_differences(first: pandas.DataFrame, second: pandas.DataFrame) -> tuple[int, int]:
+    """How many completions and how many verdicts differ between two frames of the same samples."""
+    both = first.merge(second, on=["layout", "condition", "problem_id", "sample_index"], validate="1:1")
+    completions, verdicts = (both[f"{name}_x"] != both[f"{name}_y"] for name in ("completion", "verdict"))
+    return int(completions.sum()), int(verdicts.sum())
 
 
 def measure_logits(bench: Bench, folder: Path) -> None:
@@ -217,15 +221,13 @@ def measure_repeats(changes: Sequence[str], bench: Bench, folder: Path) -> None:
 
 def derive_repeats(folder: Path) -> list[Finding]:
     """Completions and verdicts that differ between the two times."""
-    scores = read_scores(folder / "run")
-    times: tuple[dict[str, tuple[str, str]], ...] = ({}, {})
-    for sample in read_samples(folder / "run"):
-        times[sample.replicate][sample.problem_id] = sample.completion, scores[sample.key].verdict
-    pairs = [(first, times[1][problem]) for problem, first in times[0].items()]
+    frame = load_run(folder / "run", replicates=True)
+    first = frame[frame["replicate"] == 0]
+    completions, verdicts = _count_differences(first, frame[frame["replicate"] == 1])
     return [
-        Finding("prompts asked twice, in another order", len(pairs)),
-        Finding("completions that differ", sum(first[0] != second[0] for first, second in pairs)),
-        Finding("verdicts that differ", sum(first[1] != second[1] for first, second in pairs)),
+        Finding("prompts asked twice, in another order", len(first)),
+        Finding("completions that differ", completions),
+        Finding("verdicts that differ", verdicts),
     ]
 
 

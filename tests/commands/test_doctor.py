@@ -13,7 +13,7 @@ import torch
 from harness import check_installation as doctor
 from tests.conftest import needs_vllm
 
-SUBJECTS = "python lm-eval torch vllm gpu cores compiler tokenizer data hub disk memory shm".split()
+SUBJECTS = "python lm-eval torch vllm gpu cores compiler tokenizer data hub shm".split()
 
 
 def found(subject, model=None):
@@ -60,7 +60,7 @@ def test_the_hub_is_not_waited_for_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(doctor, "HUB_SECONDS", 0.2)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     # looking up a name may block like this
-    monkeypatch.setattr(doctor._HubQuestion, "_weights_gib", lambda self: os.read(blocked, 1))
+    monkeypatch.setattr(doctor._HubQuestion, "_ask", lambda self: os.read(blocked, 1))
     blocked, release = os.pipe()
     question = doctor._HubQuestion("some/model")
     assert isinstance(question.error(), TimeoutError)
