@@ -78,16 +78,22 @@ class LmEvalBackend:
 
         for start in range(0, len(requests), BATCH):
             batch = requests[start : start + BATCH]
-            instances = [
-                Instance(
-                    request_type="generate_until",
-                    doc={"id": request.problem_id},
-                    arguments=(self._prompt(request), _generation_arguments(request)),
-                    idx=0,
-                    metadata=(request.task, number, 1),
+            instances = []
+            for number, request in enumerate(batch, start=start):
+                prompt, arguments = request.prompt, request.sampling.lm_eval()
+                if request.turns is not None:  # a chat API gets the turns in lm-eval's own wrapping
+                    prompt = self.model.apply_chat_template(list(request.turns))
+                if request.seed is not None:  # a server would draw all samples from one seed
+                    arguments["seed"] = request.seed
+                instances.append(
+                    Instance(
+                        request_type="generate_until",
+                        doc={"id": request.problem_id},
+                        arguments=(prompt, arguments),
+                        idx=0,
+                        metadata=(request.task, number, 1),
+                    )
                 )
-                for number, request in enumerate(batch, start=start)
-            ]
             if not batch[0].sampling.greedy and batch[0].seed is None:
                 _seed_torch(batch[0])
             try:
@@ -108,15 +114,6 @@ class LmEvalBackend:
 
             names = [torch.cuda.get_device_name(device)]
         return {"device": device and str(device), "device_names": names}
-
-    def _prompt(self, request: Request) -> Any:
-        """The prompt as text; for a chat API the turns in lm-eval's own wrapping."""
-        return request.prompt if request.turns is None else self.model.apply_chat_template(list(request.turns))
-
-
-def _generation_arguments(request: Request) -> dict[str, Any]:
-    """lm-eval's generation arguments. A server is told the sample's seed; it would draw all samples from one else."""
-    return request.sampling.lm_eval() | ({} if request.seed is None else {"seed": request.seed})
 
 
 def _seed_torch(first: Request) -> None:

@@ -28,7 +28,6 @@ from harness.engines.start_errors import ChildErrors, explain_start_error, known
 from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu, refuse_unknown
 from harness.errors import EngineError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
-from harness.experiment.sampling import Sampling
 
 QUEUE_PER_SEQUENCE = 2
 """Requests in the engine, running or waiting, for each that it can run at once. So it never waits for us."""
@@ -74,7 +73,7 @@ class Finished:
 
     Attributes:
         text: The completion. Special tokens other than the end are kept, as lm-eval keeps them.
-        request_id: As given to `VLLMEngine.add`; empty for other backends.
+        request_id: The engine's name of the request; empty for other backends.
         completion_tokens: Tokens generated; None where the backend does not say.
         finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if vLLM was asked to look for it;
             None where the backend does not say.
@@ -87,7 +86,7 @@ class Finished:
 
 
 class VLLMEngine:
-    """A loaded model. `stream` generates all requests; `add` and `step` are the parts of which it is made.
+    """A loaded model that answers requests in one stream.
 
     Args:
         arguments: lm-eval's model arguments. All but a few are vLLM's own engine arguments and pass through.
@@ -137,7 +136,6 @@ class VLLMEngine:
             said = self._errors.close()
             raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
         self._errors.forget()  # messages of the start explain no later death
-        self._aborted = False
         self._processes = [p for p in multiprocessing.active_children() if p not in others]
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
@@ -152,7 +150,8 @@ class VLLMEngine:
         may do its own work; a GPU goes on meanwhile.
 
         Raises:
-            EngineError: the engine died, or a request does not fit.
+            EngineError: a request does not fit, or the engine process has died, hangs or is shutting down. It then
+                calls its unfinished requests finished, as `abort`; those are no samples.
         """
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}
@@ -166,42 +165,18 @@ class VLLMEngine:
                         f"{request.sampling.max_tokens} generated ones that is over the context of "
                         f"{self.max_model_len}. Lower max_gen_toks, or raise max_model_len if the model allows it."
                     )
-                self.add(str(number), token_ids, request.sampling, request.seed, request.replay)
+                self._add(str(number), token_ids, sampling_parameters(request))
                 running[str(number)] = request
-            yield [(running.pop(done.request_id), done) for done in self.step()]
-
-    def add(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        sampling: Sampling,
-        seed: int | None,
-        replay: Sequence[int] | None = None,
-    ) -> None:
-        """Queue one request; `replay` are the tokens to generate where the engine replays.
-
-        Raises:
-            EngineError: the engine process has died or hangs, or refuses the request.
-        """
-        self._add(request_id, prompt_token_ids, sampling_parameters(sampling, seed, replay))
+            finished, aborted = read_outputs(self._call(self._engine.step))
+            yield [(running.pop(done.request_id), done) for done in finished]
+            if aborted:
+                raise self._died()
 
     def _add(self, request_id: str, prompt_token_ids: Sequence[int], parameters: Any) -> None:
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
         self._call(lambda: self._engine.add_request(request_id, prompt, parameters))
-
-    def step(self) -> list[Finished]:
-        """Wait for the engine's next step and return what it finished, possibly nothing.
-
-        Raises:
-            EngineError: the engine process has died, hangs or is shutting down. It then calls its unfinished requests
-                finished, as `abort`; those are no samples.
-        """
-        if self._aborted:
-            raise self._died()
-        finished, self._aborted = read_outputs(self._call(self._engine.step))
-        return finished
 
     def first_logprobs(self, prompt_token_ids: Sequence[int], top: int) -> dict[int, float]:
         """Log-probabilities of the `top` most likely first tokens of a completion; nothing else may be in the engine.
@@ -354,15 +329,15 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
     return finished, len(finished) < len(ended)
 
 
-def sampling_parameters(sampling: Sampling, seed: int | None, replay: Sequence[int] | None = None) -> Any:
-    """One request's parameters as vLLM's SamplingParams; see `VLLMEngine.add`."""
+def sampling_parameters(request: Request) -> Any:
+    """One request's parameters as vLLM's SamplingParams."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        **sampling.vllm(),
-        **({} if replay is None else {"trace_decode_token_ids": list(replay)}),
-        seed=seed,
+        **request.sampling.vllm(),
+        **({} if request.replay is None else {"trace_decode_token_ids": list(request.replay)}),
+        seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,

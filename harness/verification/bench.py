@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from harness import resources
 from harness.errors import DataError
 from harness.experiment.problems import load_math500
 from harness.runs import receipts
-from harness.verification.processes import say
+from harness.verification.processes import run_mless, say
 from harness.verification.record import Settings
 
 SHAPE = "qwen2.5-math-1.5b"
@@ -47,6 +47,11 @@ class Bench:
     device: str | None
     replays: bool = False
     data: str | None = None
+
+    def run(self, name: str, folder: Path, changes: Sequence[str] = (), limit: int | None = None) -> dict[str, Any]:
+        """`mless run` of a shipped config into `folder`/run; see `processes.run_mless`."""
+        limit = limit or self.settings.limit
+        return run_mless(self.config(name), folder / "run", self.log(folder.name), changes, limit)
 
     def config(self, name: str) -> Path:
         """A shipped run config."""

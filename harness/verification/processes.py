@@ -170,7 +170,7 @@ def _generate_raw(plan: Plan) -> dict[str, Any]:
         fit_to_cpu(given, sampled=not sampling.greedy)
     llm = LLM(**given)
     prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    parameters = [sampling_parameters(sampling, request.seed, request.replay) for request in requests]
+    parameters = [sampling_parameters(request) for request in requests]
     started = time.monotonic()
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     seconds = time.monotonic() - started

@@ -23,7 +23,6 @@ from harness.verification.processes import (
     mless_command,
     run_lm_eval,
     run_logged,
-    run_mless,
     run_side,
     start_logged,
     write_json,
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 PUBLISHED = "qwen2.5-math-1.5b-published"
 """The config of the study's own prompts."""
+MODEL_CARD = "qwen2.5-math-1.5b-model_card"
+"""The config whose speed is measured."""
 PROMPTS, LAYERS = 20, 3
 """Prompts whose logits and attention are compared, and how many of the first layers are."""
 REPEATED = 100
@@ -101,13 +102,12 @@ def derive_installation(folder: Path) -> list[Finding]:
 
 def measure_demo(bench: Bench, folder: Path) -> None:
     """Run the bundled model under four conditions."""
-    run_mless(bench.config("demo"), folder / "run", bench.log("demo"), limit=bench.settings.limit)
+    bench.run("demo", folder)
 
 
 def measure_run(name: str, bench: Bench, folder: Path) -> None:
     """Run a shipped config, whole."""
-    changes = bench.changes(replay=True)
-    run_mless(bench.config(name), folder / "run", bench.log(name), changes, bench.settings.limit)
+    bench.run(name, folder, bench.changes(replay=True))
 
 
 def derive_run(folder: Path) -> list[Finding]:
@@ -135,14 +135,13 @@ def measure_kill(bench: Bench, folder: Path) -> None:
     """Kill a run with SIGKILL in the middle, watch its processes go, and type the same command again."""
     import psutil
 
-    run, limit = folder / "run", bench.settings.limit
-    with start_logged(mless_command(bench.config("demo"), run, limit=limit), bench.log("kill")) as process:
+    run, log = folder / "run", bench.log("killed")
+    command = mless_command(bench.config("demo"), run, limit=bench.settings.limit)
+    with start_logged(command, log) as process:
         while _count_samples(run / JOURNAL) < KILL_AFTER and process.poll() is None:
             time.sleep(0.02)
         if process.poll() is not None:
-            raise EngineError(
-                f"The run to be killed ended by itself, with exit code {process.returncode}: see {bench.log('kill')}."
-            )
+            raise EngineError(f"The run to be killed ended by itself, with exit code {process.returncode}: see {log}.")
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
@@ -150,7 +149,7 @@ def measure_kill(bench: Bench, folder: Path) -> None:
         _, alive = psutil.wait_procs(family, timeout=GONE_SECONDS)
         seconds = round(time.monotonic() - killed, 2)
     write_json(folder / "processes.json", {"all": len(family), "alive": len(alive), "seconds": seconds})
-    run_mless(bench.config("demo"), run, bench.log("kill-continued"), limit=limit)
+    bench.run("demo", folder)
 
 
 def _count_samples(journal: Path) -> int:
@@ -215,8 +214,7 @@ def derive_logits(folder: Path) -> list[Finding]:
 def measure_repeats(changes: Sequence[str], bench: Bench, folder: Path) -> None:
     """Run the baseline twice, greedily, in another order, with these changes of the config."""
     fixed = ["conditions=[wo]", "family=[]", "primary=null", "replicates=2", "sampling=greedy", "audit=false"]
-    changes = [*bench.changes(), *fixed, *changes]
-    run_mless(bench.config(PUBLISHED), folder / "run", bench.log(folder.name), changes, bench.at_most(REPEATED))
+    bench.run(PUBLISHED, folder, [*bench.changes(), *fixed, *changes], bench.at_most(REPEATED))
 
 
 def derive_repeats(folder: Path) -> list[Finding]:
@@ -261,10 +259,10 @@ def measure_throughput(bench: Bench, folder: Path) -> None:
     from harness.engines.vllm_arguments import fit_to_cpu
     from harness.experiment.config import load_config
 
-    config, limit = bench.config("qwen2.5-math-1.5b-model_card"), bench.settings.limit
+    config, limit = bench.config(MODEL_CARD), bench.settings.limit
     fixed = ["layouts=[raw]", "instruction=null", "replicates=1", "sampling=greedy"]
     changes = [*bench.changes(replay=True), f"conditions={json.dumps(COMPARED)}", *fixed]
-    ours = run_mless(config, folder / "run", bench.log("throughput-mless"), changes, limit)
+    ours = bench.run(MODEL_CARD, folder, changes)
     raw = run_side("raw", config, folder / "raw.json", bench.log("throughput-raw"), changes, limit)
     (folder / "raw.json").unlink()
     sides = {"wall_seconds": ours["wall_seconds"], "raw": raw}
