@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.runs import ROOT, work_folder, write_json
-from harness.verification.sides import say
+from harness.verification.processes import say
 
 MINUTES = {"grading": 1, "journal": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 13}
 """In their order, with about how long each takes on two cores."""

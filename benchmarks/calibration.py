@@ -33,7 +33,7 @@ from harness.analysis.intervals import difference_bounds, equivalence_p, score_s
 from harness.analysis.paired_tests import mcnemar_test, sign_flip_test
 from harness.analysis.power import minimal_detectable_effect
 from harness.analysis.verdicts import holm
-from harness.verification.sides import say
+from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta"]

@@ -27,7 +27,7 @@ from benchmarks.runs import (
     work_folder,
     write_json,
 )
-from harness.verification.sides import run_raw, say
+from harness.verification.processes import run_side, say
 
 TARGET_CPU = 0.90
 LEAST_SECONDS = 60
@@ -84,7 +84,7 @@ def _one(side: str, overrides: Sequence[str], folder: Path, name: str) -> dict[s
     log = folder / f"{name}.log"
     if side != "raw":
         return mless_run([*overrides, f"audit={json.dumps(side == 'audited')}"], folder / name, log)
-    return run_raw(CONFIG, folder / f"{name}.json", log, overrides)
+    return run_side("raw", CONFIG, folder / f"{name}.json", log, overrides)
 
 
 def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: int) -> Figures:

@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.report import Figures, row, section
 from benchmarks.runs import CONDITIONS, CONFIG, base_overrides, work_folder, write_json
-from harness.verification.sides import run_logged, say
+from harness.verification.processes import run_logged, say
 
 SIZES = (1_000, 10_000, 100_000)
 SMALL_SIZES = (100, 1_000, 5_000)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.experiment.problems import load_demo
-from harness.verification.sides import run_mless
+from harness.verification.processes import run_mless
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "runs" / "demo.yaml"

@@ -33,7 +33,7 @@ from benchmarks.runs import work_folder
 from harness.choices import Definition
 from harness.errors import DataError, HarnessError
 from harness.runs import receipts
-from harness.verification.sides import say
+from harness.verification.processes import say
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.report import Figures, Row, row, section
 from benchmarks.runs import CONDITIONS, base_overrides, mless_run, work_folder, write_json
-from harness.verification.sides import run_lm_eval, say
+from harness.verification.processes import run_lm_eval, say
 
 TARGET_GENERATION = 12
 TARGET_WALL = 6

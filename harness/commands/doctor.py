@@ -11,13 +11,13 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be had.")] = None,
 ) -> None:
     """Check the installation and name the fix for whatever fails."""
-    from harness.verification.doctor import diagnose
+    from harness.check_installation import check_installation
 
-    findings = diagnose(model)
-    for finding in findings:
-        mark = "ok  " if not finding.fix else "FAIL" if finding.fatal else "note"
-        typer.echo(f"{mark}  {finding.subject:<10} {finding.found}")
-        if finding.fix:
-            typer.echo(f"{'':<16} fix: {finding.fix}")
-    if any(finding.fix and finding.fatal for finding in findings):
+    checks = check_installation(model)
+    for check in checks:
+        mark = "ok  " if not check.fix else "FAIL" if check.fatal else "note"
+        typer.echo(f"{mark}  {check.subject:<10} {check.found}")
+        if check.fix:
+            typer.echo(f"{'':<16} fix: {check.fix}")
+    if any(check.fix and check.fatal for check in checks):
         raise typer.Exit(2)

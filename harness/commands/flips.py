@@ -1,4 +1,4 @@
-"""The command `mless flips`: the problems that a condition changed, to be read, and saved for the probe."""
+"""`mless flips`: the problems that a condition changed, to be read, and saved for the probe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from harness.choices import Choice, Repeats
 if TYPE_CHECKING:
     import pandas
 
-    from harness.analysis.flips import Criterion
-    from harness.runs.prompt_source import Source
-
 RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
 SHOWN = 1200
-"""About so many characters of a completion are printed unless all are asked for."""
+"""About this many characters of a completion are printed, unless --full asks for all."""
 
 
 def flips(
@@ -58,8 +55,7 @@ def flips(
     from harness.runs.prompt_source import source_of
     from harness.runs.read_run import read_run
 
-    path = locate_one(run)
-    run_read = read_run(path, metric=metric)
+    run_read = read_run(locate_one(run), metric=metric)
     source = source_of(run_read, layout=layout)
     criterion = Criterion(
         flip=direction,
@@ -90,31 +86,33 @@ def flips(
     within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
     typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
     repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
-    rule = f"{RULES[criterion.repeats]}: " if repeated else ""
+    rule = f"{RULES[repeats]}: " if repeated else ""
     typer.echo(rule + count_line(every.outcomes))
-    typer.echo(_comparison(run_read.frame, source, criterion))
+    frame = run_read.frame
+    typer.echo(_comparison(frame[frame["layout"] == source.layout], baseline, condition))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if save is not None:
         typer.echo(f"\nselection  {save}")
 
 
-def _comparison(frame: pandas.DataFrame, source: Source, criterion: Criterion) -> str:
-    """What all problems together say, beside what the baseline differs from itself: flips alone prove nothing."""
+def _comparison(frame: pandas.DataFrame, baseline: str, condition: str) -> str:
+    """The difference over all problems, and how much the baseline differs from itself: flips alone prove nothing."""
+    import pandas
+
     from harness.analysis.comparison import compare
     from harness.display.words import LEVEL, MINUS, signed
 
-    both = frame["condition"].isin([criterion.baseline, criterion.condition])
-    table = compare(frame[both & (frame["layout"] == source.layout)], baseline=criterion.baseline)
-    row = table[table["condition"] == criterion.condition].iloc[0]
+    table = compare(frame[frame["condition"].isin([baseline, condition])], baseline=baseline)
+    row = table[table["condition"] == condition].iloc[0]
     mean = ", mean over pairs of samples" if row["k"] > 1 else ""
-    said = (
+    by_itself = _changes(row, "aa_")
+    if pandas.isna(row["aa_p"]):
+        by_itself = "run once, so how many problems change by themselves is not known"
+    return (
         f"over all {row['n']} problems{mean}: {signed(row['difference'])} points, {LEVEL} interval "
         f"{signed(row['low'])} to {signed(row['high'])}, {_changes(row)}\n"
-        f"{criterion.baseline} against itself (A/A): "
+        f"{baseline} against itself (A/A): {by_itself}"
     ).replace(MINUS, "-")
-    if row["aa_p"] != row["aa_p"]:
-        return f"{said}run once, so how many problems change by themselves is not known"
-    return f"{said}{_changes(row, 'aa_')}"
 
 
 def _changes(row: pandas.Series[Any], of: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The command `mless report`: runs and traces of their prompts as one page."""
+"""`mless report`: runs and traces of their prompts as one page."""
 
 from __future__ import annotations
 

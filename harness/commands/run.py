@@ -25,7 +25,7 @@ def run(
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
-    from harness.engines.vllm import check_arguments
+    from harness.engines.vllm_arguments import check_arguments
     from harness.execution.run import execute
     from harness.experiment.config import load_config
     from harness.experiment.plan import Shard, make_plan

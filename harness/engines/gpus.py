@@ -1,4 +1,4 @@
-"""The machine's NVIDIA GPUs and who uses their memory, as the driver's own `nvidia-smi` tells; CUDA is not touched."""
+"""The machine's NVIDIA GPUs and the processes that hold their memory, read from `nvidia-smi` without using CUDA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 NEEDED_DRIVER = {"12": 525, "13": 580}
-"""The first driver that runs programs of a CUDA version. Source: NVIDIA's "CUDA Compatibility"."""
+"""The oldest driver for each major version of CUDA. Source: NVIDIA's "CUDA Compatibility"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class GpuProcess:
 
     Attributes:
         memory: In MiB; 0 where the driver does not tell.
-        orphan: Whether it is an engine of vLLM without the run that started it.
+        orphan: Whether it is an engine of vLLM whose run has ended.
     """
 
     process_id: int
@@ -37,7 +37,7 @@ class GpuProcess:
     orphan: bool
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """The process as messages name it."""
         kind = "an orphan of a run that was killed, " if self.orphan else ""
         return f"{self.name} (process {self.process_id}, {kind}{self.memory:,} MiB)"
 
@@ -53,7 +53,7 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_processes() -> list[GpuProcess]:
-    """Who holds GPU memory: orphans first, then by how much they hold.
+    """The processes that hold GPU memory: orphans first, then by how much they hold.
 
     In a container the driver may hide processes, or name them by ids of the host.
     """
@@ -66,7 +66,7 @@ def gpu_processes() -> list[GpuProcess]:
 
 
 def describe_gpu_processes() -> str:
-    """Who holds GPU memory and how to free it, as a sentence for a message."""
+    """Say which processes hold GPU memory and how to end orphans, for a message."""
     processes = gpu_processes()
     if not processes:
         return "nvidia-smi names no process that holds it."
@@ -75,9 +75,9 @@ def describe_gpu_processes() -> str:
 
 
 def _is_orphan(process_id: int, name: str) -> bool:
-    """Whether it is a process of vLLM whose parent is neither Python nor vLLM: the run that started it is gone.
+    """Whether this is a process of vLLM whose parent is neither Python nor vLLM, because its run has ended.
 
-    What takes its place may be init, a container's or a user's service manager, or Slurm's daemon.
+    The parent is then init, the service manager of a container or a user, or Slurm's daemon.
     """
     try:
         parent = psutil.Process(process_id).parent()

@@ -1,8 +1,8 @@
-"""What vLLM runs in each of its own processes: it ends them with the run, and asks them what they run on.
+"""End vLLM's own processes together with the run that started them. This code runs inside these processes.
 
-Without it a killed run leaves its engine behind, which holds the GPU's memory, so that the run cannot be continued.
-vLLM calls every function of the entry-point group `vllm.general_plugins` in each process that it starts, except in
-forked ones: there the group counts as called, because the parent has called it. Hence the hook for forks.
+Without it a killed run would leave its engine behind. The engine would hold the GPU's memory, so the run could not be
+continued. vLLM calls every function of the entry-point group `vllm.general_plugins` in each process that it starts. It
+does not do so in forked processes, because their parent has called the group already; the hook for forks covers these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
-"""The run's process as `process_identity` writes it. Unset where vLLM is used without mless: then nothing is done."""
+"""Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""
 
 PLUGIN = "mless"
-"""Its name in the entry-point group."""
+"""The name of `die_with_parent` in the entry-point group."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
-"""As vLLM's engine argument `worker_extension_cls` takes it."""
+"""A value for vLLM's engine argument `worker_extension_cls`."""
 
 TOLD_BY_WORKERS = ("compute_capability", "cuda", "attention_backends", "triton_f32_default", "batch_invariant")
-"""What `WorkerFacts` tells beside the device's name."""
+"""The facts of `WorkerFacts` other than the device's name."""
 
 POLL_SECONDS = 1.0
-"""Between two looks at the owner where the kernel cannot tell of its end."""
+"""How often the owner is looked at where the kernel cannot report its end."""
 
 
 def die_with_parent() -> None:
-    """Watch the run that started this process, from a thread, and end with it.
+    """Start a thread that ends this process when the run that started it ends.
 
     The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the process ends, and
     vLLM 0.33 starts its workers from a pool of threads.
@@ -48,11 +47,7 @@ os.register_at_fork(after_in_child=die_with_parent)  # once in each process: a m
 
 
 def process_identity(process_id: int) -> str:
-    """Process id and start time, as ids are used again; empty where the process has ended, reaped or not."""
-    if sys.platform != "linux":
-        import psutil
-
-        return str(process_id) if psutil.pid_exists(process_id) else ""
+    """Process id and start time, because ids are used again; empty if the process has ended, reaped or not."""
     try:
         state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -76,10 +71,10 @@ def _end_with(owner: str) -> None:
 
 
 class WorkerFacts:
-    """What only a worker can tell, as it alone has the device open. vLLM adds this class to its own worker's bases."""
+    """Facts that only a worker knows, because only it has the device open. vLLM makes its worker inherit this class."""
 
     def mless_facts(self) -> dict[str, Any]:
-        """Device and kernels of this worker, as plain values; None where they cannot be told."""
+        """Device and kernels of this worker, as plain values; None where vLLM or torch does not tell."""
         import torch
         from vllm.platforms import current_platform
 
@@ -103,7 +98,7 @@ class WorkerFacts:
 
 
 def known(fact: Callable[[], Any]) -> Any:
-    """What `fact` returns, None where it fails: another version of vLLM keeps it elsewhere."""
+    """Call `fact`; return None if it fails, because another version of vLLM keeps the fact elsewhere."""
     try:
         return fact()
     except Exception:

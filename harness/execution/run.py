@@ -282,7 +282,7 @@ def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
 
 
 def _open_backend(plan: Plan, sampling: Sampling) -> Any:
-    from harness.engines.lm_eval_models import open_backend
+    from harness.engines.backends import open_backend
 
     return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.model import LM
 
 from harness import resources
-from harness.engines.lm_eval_vllm import Completion
+from harness.engines.mless_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
 from harness.runs.folder import count_expected

@@ -10,14 +10,14 @@ import socket
 import pytest
 import torch
 
-from harness.verification import doctor
+from harness import check_installation as doctor
 from tests.conftest import needs_vllm
 
-SUBJECTS = "python lm-eval torch vllm gpu cores compiler tokenizer data hub disk memory shm".split()
+SUBJECTS = "python lm-eval torch vllm gpu cores compiler tokenizer data hub shm".split()
 
 
 def found(subject, model=None):
-    (finding,) = [finding for finding in doctor.diagnose(model) if finding.subject == subject]
+    (finding,) = [finding for finding in doctor.check_installation(model) if finding.subject == subject]
     return finding
 
 
@@ -59,13 +59,14 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_costs_no_failure(mless):
 def test_the_hub_is_not_waited_for_longer_than_its_time(monkeypatch):
     monkeypatch.setattr(doctor, "HUB_SECONDS", 0.2)
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(doctor._HubQuestion, "_ask", lambda self: os.read(blocked, 1))  # as looking up a name may be
+    # looking up a name may block like this
+    monkeypatch.setattr(doctor._HubQuestion, "_ask", lambda self: os.read(blocked, 1))
     blocked, release = os.pipe()
     question = doctor._HubQuestion("some/model")
     assert isinstance(question.error(), TimeoutError)
     assert doctor._hub(question).fatal, "a model was asked for by name"
     os.write(release, b"x")
-    question._thread.join()
+    question._answer.result()
     os.close(blocked)
     os.close(release)
 

@@ -22,11 +22,12 @@ from harness.errors import ConfigError, RunError
 from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack, unpack
 from harness.runs.receipts import hash_stored
 from harness.runs.records import SESSION
-from harness.verification import Settings, check, verifier, verify
-from harness.verification.measures import PUBLISHED, RANDOM_TOKENS, Bench
-from harness.verification.random_model import write_random_model
-from harness.verification.sides import run_logged
-from harness.verification.steps import steps
+from harness.verification import Settings, check, verify
+from harness.verification.bench import RANDOM_TOKENS, Bench, write_random_model
+from harness.verification.processes import run_logged
+from harness.verification.record import read_record, write_page, write_record
+from harness.verification.steps import PUBLISHED, STEPS
+from harness.verification.verifier import _hash_files
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, ROOT, small_run
 
@@ -50,7 +51,7 @@ def put_killed_run(bench, folder):
     receipt = json.loads((folder / "run" / RECEIPT).read_text())
     receipt["files"][JOURNAL] = hash_stored(folder / "run" / JOURNAL)
     (folder / "run" / RECEIPT).write_text(json.dumps(receipt))
-    (folder / "processes.json").write_text('{"gone_after_seconds": [0.4, 1.25]}')
+    (folder / "processes.json").write_text('{"all": 2, "alive": 0, "seconds": 1.25}')
 
 
 def put_repeated_run(bench, folder):
@@ -92,10 +93,10 @@ PUT = {
 @pytest.fixture(scope="module", autouse=True)
 def made():
     """The steps that need no engine; the files that others would measure were measured elsewhere, by real runs."""
-    kept = [step for step in steps() if step.name in ("doctor", *PUT)]
+    kept = [step for step in STEPS if step.name in ("doctor", *PUT)]
     some = tuple(replace(step, measure=PUT.get(step.name, step.measure)) for step in kept)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("harness.verification.verifier.steps", lambda: some)
+        patched.setattr("harness.verification.verifier.STEPS", some)
         yield some
 
 
@@ -172,10 +173,10 @@ def test_changed_numbers_and_files_are_named(copy):
 
 def rehash(folder):
     """Make all hashes fit, and the page: what somebody would do who forges."""
-    record = json.loads((folder / "verify.json").read_text())
-    record["files"] = verifier._hash_files(folder)
-    (folder / "verify.json").write_text(json.dumps(record))
-    (folder / "README.md").write_text(verifier.page(record))
+    record = read_record(folder)
+    record.files = _hash_files(folder)
+    write_record(folder, record)
+    (folder / "README.md").write_text(write_page(record))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_forged_runs_are_found_though_all_hashes_of_the_folder_fit(copy, name, o
     rehash(copy)
     wrong = check(copy)
     assert any(line.startswith(said) for line in wrong), wrong
-    assert f"demo: its receipt speaks of another {name}" in wrong
+    assert f"demo: its receipt has the hash of another {name}" in wrong
 
 
 def test_steps_that_were_cut_out_left_out_or_failed_are_named(copy):
@@ -237,7 +238,7 @@ def test_a_verification_goes_on_where_it_was_and_keeps_its_settings(copy, made, 
         put_sides(bench, folder)
 
     redone = tuple(replace(step, measure=measure) for step in made)
-    monkeypatch.setattr("harness.verification.verifier.steps", lambda: redone)
+    monkeypatch.setattr("harness.verification.verifier.STEPS", redone)
     assert verify(copy, Settings(model="demo")) == [UNMET]
     assert [bench.data for bench in done] == ["demo"], "one step, with the bundled problems"
     with pytest.raises(ConfigError, match=r"begun with other settings, .* Changed: settings.limit: null -> 3. Choose"):
@@ -257,7 +258,7 @@ def test_a_step_that_fails_leaves_the_others_to_be_done(tmp_path, made, monkeypa
         raise KeyError("boom")
 
     some = (replace(made[0], measure=fail), replace(made[1], derive=lambda folder: []))
-    monkeypatch.setattr("harness.verification.verifier.steps", lambda: some)
+    monkeypatch.setattr("harness.verification.verifier.STEPS", some)
     assert verify(tmp_path / "folder", Settings(model="demo")) == ["doctor: not done: KeyError: 'boom'"]
 
 
@@ -296,8 +297,10 @@ def test_random_weights_have_the_exact_shape_and_a_word_for_every_token(tmp_path
 
 
 def test_random_weights_replay_solutions_where_they_can(tmp_path):
-    def changes(**facts):
-        return Bench(folder=tmp_path, model="m", device="cuda", limit=None, random=True, **facts).changes(replay=True)
+    def changes(replays):
+        settings = Settings(random_weights=True)
+        bench = Bench(folder=tmp_path, settings=settings, model="m", device="cuda", replays=replays)
+        return bench.changes(replay=True)
 
     assert "model.arguments.replay_solutions=true" in changes(replays=True)
     assert f"max_gen_toks={RANDOM_TOKENS}" in changes(replays=False)

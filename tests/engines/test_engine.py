@@ -167,7 +167,7 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
 
 @pytest.mark.slow
 def test_lm_eval_itself_can_use_the_engine(our_run, tmp_path):
-    code = "import harness.engines.lm_eval_vllm; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    code = "import harness.engines.mless_vllm; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
     command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE]
 
     def lm_eval(*arguments):

@@ -235,13 +235,16 @@ def test_an_engine_that_hangs_ends_the_run_and_the_same_command_continues(our_ru
 IN_A_THREAD = """
 import threading, time
 from harness import resources
-from harness.experiment.sampling import Sampling
 from harness.engines.vllm import VLLMEngine
+from harness.experiment.requests import Request
+from harness.experiment.sampling import Sampling
 
 def generate(name):
-    engine.add(name, [5, 6, 7], Sampling(max_tokens=4), None)
-    while not engine.step():
-        pass
+    request = Request(
+        task="t", problem_id=name, prompt="", prompt_token_ids=(5, 6, 7), sampling=Sampling(max_tokens=4),
+        prompt_sha256="", prompt_token_sha256=None,
+    )
+    assert sum(len(finished) for finished in engine.stream([request])) == 1
 
 def load():
     global engine

@@ -51,7 +51,7 @@ def test_on_a_cpu_logits_agree_with_hugging_face(checked):
     if facts["device"] != "cpu":
         pytest.skip("the engine runs on a GPU here; the test with the marker gpu looks at that")
     assert (check.prompts, check.same_first) == (20, 20)
-    assert check.agrees and check.largest < 1e-4 and check.mean < 1e-5
+    assert check.largest < 1e-4 and check.mean < 1e-5
     assert facts["dtype"] == "float32" and facts["attention_backends"] == ["CPU_ATTN"]
 
 
@@ -61,7 +61,7 @@ def test_on_a_gpu_float32_is_float32(checked):
     facts, check = checked
     assert facts["device"] == "cuda" and facts["triton_f32_default"] == "ieee"
     assert (check.prompts, check.same_first) == (20, 20)
-    assert check.agrees
+    assert check.largest < LARGEST and check.mean < MEAN
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from harness import resources
-from harness.engines.lm_eval_models import open_backend
-from harness.engines.start_errors import CAUSES, ChildErrors, explain_start_error
+from harness.engines.backends import open_backend
+from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
 from harness.errors import ConfigError
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
@@ -178,7 +178,8 @@ def test_every_cause_has_a_text_here(nvidia_smi):
     import re
 
     flat = [" ".join(text.split()) for text, _ in TEXTS]
-    missing = [cause.pattern for cause in CAUSES if not any(re.search(cause.pattern, text) for text in flat)]
+    patterns = ["|".join(cause["patterns"]) for cause in read_causes()["causes"]]
+    missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in flat)]
     assert missing == []
 
 
@@ -230,8 +231,9 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
 
 
 def test_an_unknown_backend_is_told_the_nearest_and_all_names():
-    with pytest.raises(ConfigError) as caught:
-        open_backend("vlm", {"pretrained": str(resources.demo_model())}, sampled=False)
+    arguments = {"pretrained": str(resources.demo_model())}
+    with pytest.raises(ConfigError) as caught, open_backend("vlm", arguments, sampled=False):
+        pass
     told = str(caught.value)
     assert "model.backend is 'vlm', and there is no such backend. Did you mean vllm" in told
     assert "local-completions" in told and told.endswith("."), "no name is cut"

@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 
 from harness.engines.vllm import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
+from harness.experiment.requests import Request
 from harness.experiment.sampling import Sampling, from_lm_eval, refuse_repeated_greedy, resolve_sampling, sample_seed
 from tests.conftest import needs_vllm
 
 SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
+
+
+def request(sampling, seed):
+    hashes = {"prompt_sha256": "", "prompt_token_sha256": None}
+    return Request(task="t", problem_id="p", prompt="", prompt_token_ids=(5,), sampling=sampling, seed=seed, **hashes)
 
 
 def resolve(source, explicit=None, own=None):
@@ -98,7 +104,7 @@ def test_seeds_differ_by_problem_sample_and_replicate():
 def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
     sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
-        given = [sampling_parameters(sampling, seed) for seed in (7, 8)]
+        given = [sampling_parameters(request(sampling, seed)) for seed in (7, 8)]
     assert [one.seed for one in given] == [7, 8]
     for one in given:
         assert {name: getattr(one, name) for name in sampling.vllm()} == sampling.vllm()

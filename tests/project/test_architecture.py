@@ -20,7 +20,7 @@ HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
         "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution "
-        "verification commands cli"
+        "check_installation verification commands cli"
     ).split(),
     "attention_probe": (
         "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
@@ -36,8 +36,7 @@ NEED_HEAVY = {
     "attention_probe.run_probe",
     "attention_probe.self_check",
     "attention_probe.settings",
-    "harness.engines.lm_eval_models",
-    "harness.engines.lm_eval_vllm",
+    "harness.engines.mless_vllm",
     "harness.lm_eval_plugin.write_results",
 }
 """Modules, or folders of such, that need torch or lm-eval as soon as they are imported. All others must not."""

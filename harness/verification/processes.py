@@ -1,9 +1,9 @@
-"""What `mless run` is measured against, each side in a process of its own: raw vLLM, stock lm-eval, Hugging Face.
+"""Commands in processes of their own: `mless run`, and what it is compared with.
 
-python -m harness.verification raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
-                                                                    requests; N problems, 0 for all
-python -m harness.verification logits OUT CONFIG N [KEY=VALUE ...]  first-token log-probabilities of N prompts
-python -m harness.verification lm_eval OUT run ARGUMENTS ...        lm-eval's own command line, timed
+python -m harness.verification.processes raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
+                                                                             requests; N problems, 0 for all
+python -m harness.verification.processes logits OUT CONFIG N [KEY=VALUE ...] first-token log-probabilities of N prompts
+python -m harness.verification.processes lm_eval OUT run ARGUMENTS ...       lm-eval's own command line, timed
 """
 
 from __future__ import annotations
@@ -14,37 +14,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import resources
 from harness.errors import EngineError
+from harness.experiment.config import load_config
+from harness.experiment.plan import Plan, make_plan
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
-SHOW_SECONDS = 20
-"""Between two looks at the log of a command that runs."""
 STOP_SECONDS = 20
-"""For a command to end by itself when it is told to."""
-LIMIT_SECONDS = 3600
-"""No command of a verification takes this long; one that does hangs."""
+"""A command that is told to end may take this long; then it is killed."""
 
 
-def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
-    """Run a command to its end, its output in a log file whose last line is shown now and then.
+def say(text: str) -> None:
+    """Print what is going on, with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
-    It has a process group of its own. Whatever stops us stops all of that: an engine must not stay behind.
 
-    Returns:
-        Wall seconds.
+def write_json(path: Path, figures: Any) -> None:
+    """Write figures as JSON, and make the folder for them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    Raises:
-        EngineError: it failed, or took longer than `LIMIT_SECONDS`; the message has the end of its log.
-    """
-    started = time.monotonic()
+
+@contextmanager
+def start_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command whose output goes into a log file, and end it and all that it started with the context."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -56,43 +59,32 @@ def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str]
             start_new_session=True,
         )
         try:
-            while process.poll() is None:
-                try:
-                    process.wait(SHOW_SECONDS)
-                except subprocess.TimeoutExpired:
-                    seconds = time.monotonic() - started
-                    say(f"{seconds:.0f} s: {(_tail(log).splitlines() or ['...'])[-1]}")
-                    if seconds > LIMIT_SECONDS:
-                        raise EngineError(
-                            f"`{' '.join(command[1:5])} ...` took over {LIMIT_SECONDS // 60} minutes. {log} ends: "
-                            f"{_tail(log)}"
-                        ) from None
-        except BaseException:
-            stop_group(process)
-            raise
-    if process.returncode:
-        raise EngineError(
-            f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {_tail(log)}"
-        )
+            yield process
+        finally:  # whatever stops us: an engine must not stay behind
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
+    """Run a command to its end; its output goes into a log file.
+
+    Returns:
+        Wall seconds.
+
+    Raises:
+        EngineError: the command failed; the message has the end of its log.
+    """
+    started = time.monotonic()
+    with start_logged(command, log, environment) as process:
+        if process.wait():
+            end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
+            raise EngineError(
+                f"`{' '.join(command[1:5])} ...` failed with exit code {process.returncode}. {log} ends: {end}"
+            )
     return time.monotonic() - started
-
-
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started with a group of its own, and all that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-
-
-def say(text: str) -> None:
-    """Tell what is going on, with the time."""
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
 
 
 def mless_command(config: Path, output: Path, overrides: Sequence[str] = (), limit: int | None = None) -> list[str]:
@@ -105,7 +97,7 @@ def mless_command(config: Path, output: Path, overrides: Sequence[str] = (), lim
 def run_mless(
     config: Path, output: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, Any]:
-    """`mless run` in a fresh process; the receipt's timing, and `wall_seconds` of the command.
+    """`mless run` in a fresh process; the timing of its receipt, and `wall_seconds` of the command.
 
     Raises:
         EngineError: it failed.
@@ -115,15 +107,15 @@ def run_mless(
     return {**receipt["timing"], "wall_seconds": round(wall, 2)}
 
 
-def run_raw(
-    config: Path, written: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
+def run_side(
+    side: str, config: Path, written: Path, log: Path, overrides: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, Any]:
-    """`vllm.LLM.generate` over the requests of a run config in a fresh process.
+    """Measure `raw` or `logits` (see the top of this file) in a fresh process; what it wrote, and its `wall_seconds`.
 
     Raises:
         EngineError: it failed.
     """
-    command = [sys.executable, "-m", "harness.verification", "raw", str(written), str(config), str(limit or 0)]
+    command = [sys.executable, "-m", __name__, side, str(written), str(config), str(limit or 0)]
     wall = run_logged([*command, *overrides], log)
     return {**json.loads(written.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2)}
 
@@ -147,16 +139,14 @@ def run_lm_eval(
         log: For what it prints.
         batch_size: `1` is lm-eval's default, one prompt at a time; `auto` is its best, all prompts at once.
         data: For MATH500_PATH.
-        limit: Only the first so many problems of each task.
+        limit: Use only the first problems of each task, this many.
 
     Raises:
         EngineError: it failed.
     """
-    from harness import resources
-
     given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
     timed = folder / "seconds.json"
-    command = [sys.executable, "-m", "harness.verification", "lm_eval", str(timed), "run", "--model", "vllm"]
+    command = [sys.executable, "-m", __name__, "lm_eval", str(timed), "run", "--model", "vllm"]
     command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
     command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
     command += ["--limit", str(limit)] if limit else []
@@ -166,35 +156,21 @@ def run_lm_eval(
     return {**json.loads(timed.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2), "correct": correct}
 
 
-def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[str, Any]:
+def _generate_raw(plan: Plan) -> dict[str, Any]:
     """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-    from vllm.platforms import current_platform
-    from vllm.sampling_params import RequestOutputKind
+    from vllm import LLM, TokensPrompt
 
-    from harness.engines.vllm import engine_arguments, fit_to_cpu
-    from harness.experiment.config import load_config
-    from harness.experiment.plan import make_plan
+    from harness.engines.vllm import device_type, sampling_parameters
+    from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu
 
-    plan = make_plan(load_config(config, overrides), limit=limit or None)
     sampling = plan.config.resolve_sampling(None)
     requests = list(plan.requests(sampling))
     given = engine_arguments(plan.config.model_arguments())
-    if current_platform.is_cpu():
+    if device_type() == "cpu":
         fit_to_cpu(given, sampled=not sampling.greedy)
     llm = LLM(**given)
     prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
-    parameters = [
-        SamplingParams(
-            **sampling.vllm(),
-            **({} if request.replay is None else {"trace_decode_token_ids": list(request.replay)}),
-            seed=request.seed,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        for request in requests
-    ]
+    parameters = [sampling_parameters(request) for request in requests]
     started = time.monotonic()
     outputs = llm.generate(prompts, parameters, use_tqdm=False)
     seconds = time.monotonic() - started
@@ -211,15 +187,12 @@ def _generate_raw(config: Path, limit: int, overrides: Sequence[str]) -> dict[st
     }
 
 
-def _read_logprobs(config: Path, prompts: int, overrides: Sequence[str]) -> dict[str, Any]:
+def _read_logprobs(plan: Plan) -> dict[str, Any]:
     """The first prompts of a run through its engine and through Hugging Face."""
     from harness.engines.vllm import VLLMEngine
-    from harness.experiment.config import load_config
-    from harness.experiment.plan import make_plan
     from harness.verification.logit_check import read_logprobs
 
-    plan = make_plan(load_config(config, overrides), limit=prompts)
-    requests = list(plan.requests(plan.config.resolve_sampling({})))[:prompts]
+    requests = list(plan.requests(plan.config.resolve_sampling({})))[: plan.limit]
     arguments = plan.config.model_arguments()
     engine = VLLMEngine(arguments, sampled=False)
     try:
@@ -230,7 +203,7 @@ def _read_logprobs(config: Path, prompts: int, overrides: Sequence[str]) -> dict
 
 
 def _time_lm_eval(written: Path, arguments: list[str]) -> None:
-    """lm-eval's command line, with the seconds inside `generate_until` written to a file."""
+    """Run lm-eval's command line, and write the seconds inside `generate_until` to a file."""
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.models.vllm_causallms import VLLM
 
@@ -248,18 +221,17 @@ def _time_lm_eval(written: Path, arguments: list[str]) -> None:
     cli_evaluate()
 
 
-def write_json(path: Path, figures: Any) -> None:
-    """Write figures as JSON, and make the folder for them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def main() -> None:
-    """Run one side, as the module's docstring says."""
+    """Measure one side, as the top of this file says."""
     side, written, *rest = sys.argv[1:]
     if side == "lm_eval":
         _time_lm_eval(Path(written), rest)
         return
     config, number, *overrides = rest
+    plan = make_plan(load_config(Path(config), overrides), limit=int(number) or None)
     measure = {"raw": _generate_raw, "logits": _read_logprobs}[side]
-    write_json(Path(written), measure(Path(config), int(number), overrides))
+    write_json(Path(written), measure(plan))
+
+
+if __name__ == "__main__":
+    main()

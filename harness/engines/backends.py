@@ -1,0 +1,138 @@
+"""Open the backend that a run config names: our vLLM engine, or one of lm-eval's own models.
+
+Both take requests and give finished completions. lm-eval's models return nothing before a whole batch is done, so an
+interruption costs one batch. They report no finish reason. Only servers are told a sample's own seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from harness.engines.start_errors import explain_start_error
+from harness.engines.vllm import Finished, VLLMEngine
+from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError, ModelError
+from harness.experiment.requests import Request
+from harness.experiment.sampling import sample_seed
+from harness.experiment.tokens import refuse_missing_folder
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+BATCH = 64
+"""Requests that a model of lm-eval gets at once, and so how many an interruption can cost."""
+
+BATCH_SIZE = 8
+"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
+
+
+@contextmanager
+def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -> Iterator[VLLMEngine | LmEvalBackend]:
+    """Load the model, and shut it down at the end of the context.
+
+    Args:
+        backend: `vllm` for our engine, any other name for lm-eval's own model of that name.
+        arguments: lm-eval's model arguments.
+        sampled: Whether any request will be sampled.
+
+    Raises:
+        ConfigError: no such backend, or an argument that cannot be obeyed.
+        ModelError: no such model, or the backend does not start.
+        MissingDependencyError: the backend's package is not installed.
+    """
+    name = str(arguments.get("pretrained") or "")
+    if name:
+        refuse_missing_folder(name)
+    if backend == "vllm":
+        with closing(VLLMEngine(arguments, sampled=sampled)) as engine:
+            yield engine
+        return
+    try:
+        model = _find_model_class(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."
+        ) from error
+    except HarnessError:
+        raise
+    except Exception as error:  # whatever lm-eval, transformers or a server's client raises
+        raise ModelError(explain_start_error(name, error, program=f"The backend {backend!r}")) from error
+    yield LmEvalBackend(model)  # lm-eval's models end with the process
+
+
+class LmEvalBackend:
+    """One of lm-eval's models as a stream of finished completions."""
+
+    def __init__(self, model: LM) -> None:
+        self.model = model
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
+        """Generate the requests batch by batch, in order.
+
+        Raises:
+            EngineError: the model or its server failed.
+        """
+        from lm_eval.api.instance import Instance
+
+        for start in range(0, len(requests), BATCH):
+            batch = requests[start : start + BATCH]
+            instances = []
+            for number, request in enumerate(batch, start=start):
+                prompt, arguments = request.prompt, request.sampling.lm_eval()
+                if request.turns is not None:  # a chat API gets the turns in lm-eval's own wrapping
+                    prompt = self.model.apply_chat_template(list(request.turns))
+                if request.seed is not None:  # a server would draw all samples from one seed
+                    arguments["seed"] = request.seed
+                instances.append(
+                    Instance(
+                        request_type="generate_until",
+                        doc={"id": request.problem_id},
+                        arguments=(prompt, arguments),
+                        idx=0,
+                        metadata=(request.task, number, 1),
+                    )
+                )
+            if not batch[0].sampling.greedy and batch[0].seed is None:
+                _seed_torch(batch[0])
+            try:
+                texts = self.model.generate_until(instances)
+            except Exception as error:  # whatever a server or a library raises
+                raise EngineError(
+                    f"The backend stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} Everything "
+                    "finished is in the journal: mend the cause and run the same command again to continue."
+                ) from error
+            yield [(request, Finished(text=str(text))) for request, text in zip(batch, texts, strict=True)]
+
+    def facts(self) -> dict[str, Any]:
+        """The device that generates, for the run's receipt; None where lm-eval's model does not tell."""
+        device = getattr(self.model, "device", None)
+        names = None
+        if getattr(device, "type", None) == "cuda":
+            import torch
+
+            names = [torch.cuda.get_device_name(device)]
+        return {"device": device and str(device), "device_names": names}
+
+
+def _seed_torch(first: Request) -> None:
+    """Seed torch by the first request of a batch: local models draw a whole batch from torch's one generator."""
+    from transformers import set_seed
+
+    set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))
+
+
+def _find_model_class(backend: str) -> Any:
+    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
+    from lm_eval.api.registry import get_model, model_registry
+
+    names = sorted({"vllm", *model_registry.keys()})
+    if backend not in names:
+        near = difflib.get_close_matches(backend, names)
+        raise ConfigError(
+            f"model.backend is {backend!r}, and there is no such backend."
+            + (f" Did you mean {' or '.join(near)}?" if near else "")
+            + f" Expected one of {', '.join(names)}."
+        )
+    return get_model(backend)

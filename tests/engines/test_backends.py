@@ -1,0 +1,89 @@
+"""Backends other than vLLM: what a model of lm-eval's is asked, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.engines.backends import BATCH, LmEvalBackend
+from harness.engines.vllm_arguments import engine_arguments
+from harness.errors import ConfigError, EngineError
+from harness.experiment.requests import Request
+from harness.experiment.sampling import Sampling
+
+
+class Model:
+    """A model of lm-eval's that answers each prompt with itself, and keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def generate_until(self, instances):
+        self.asked.append([instance.args for instance in instances])
+        if self.asked[-1][0][0] == "break":
+            raise ConnectionError("refused\n  twice")
+        return [instance.args[0] for instance in instances]
+
+    def apply_chat_template(self, turns):
+        return "/".join(turn["content"] for turn in turns)
+
+
+def request(prompt, **facts):
+    fixed = {"prompt_token_ids": None, "prompt_sha256": "", "prompt_token_sha256": None, "sampling": Sampling()}
+    return Request(task="t", problem_id="p", prompt=prompt, **{**fixed, **facts})
+
+
+def test_requests_go_in_batches_with_turns_and_seeds():
+    model = Model()
+    turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
+    requests = [request("one", seed=7), request("two", turns=turns), *(request("more") for _ in range(BATCH))]
+    answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
+    assert [one for one, _ in answers] == requests
+    assert [done.text for _, done in answers] == ["one", "a/b", *["more"] * BATCH]
+    assert [len(batch) for batch in model.asked] == [BATCH, 2]
+    assert model.asked[0][0][1]["seed"] == 7 and "seed" not in model.asked[0][1][1]
+
+
+def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
+    import torch
+
+    drawn = []
+    model = Model()
+    model.generate_until = lambda instances: drawn.append(float(torch.rand(1))) or [""] * len(instances)
+    sampled = Sampling(source="explicit", temperature=1.0)
+    for index in (0, 1, 0):
+        list(LmEvalBackend(model).stream([request("x", sampling=sampled, sample_index=index)]))
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
+    with pytest.raises(
+        EngineError, match=r"The backend stopped: ConnectionError: refused twice Everything finished is"
+    ):
+        list(LmEvalBackend(Model()).stream([request("break")]))
+
+
+def test_the_device_of_a_backend_is_told_where_it_is_known():
+    import torch
+
+    model = Model()
+    assert LmEvalBackend(model).facts() == {"device": None, "device_names": None}
+    model.device = torch.device("cpu")
+    assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "The model arguments name no model: expected `pretrained`"),
+        ({"pretrained": "m", "add_bos_token": True}, "'add_bos_token' changes prompts after they were checked"),
+        ({"pretrained": "m", "data_parallel_size": 2}, "data_parallel_size is 2, and one run is one engine"),
+    ],
+)
+def test_arguments_that_vllm_must_not_get_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_arguments(arguments)
+
+
+def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
+    given = {"pretrained": "m", "max_length": 9, "batch_size": 3, "dtype": None, "data_parallel_size": 1, "seed": 5}
+    assert engine_arguments(given) == {"model": "m", "max_model_len": 9, "seed": 5}
