@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import RunError
 from harness.experiment.conditions import BASELINE, is_edit
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
@@ -22,16 +21,17 @@ from harness.runs.folder import (
     read_identity,
     read_prompts,
     read_samples,
-    read_scores,
+    refuse_missing,
+    stream_scores,
 )
 from harness.runs.journal import is_stored
 from harness.runs.lm_eval_logs.run_of_logs import read_logs
 from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.receipts import hash_stored
-from harness.runs.records import Sample
+from harness.runs.records import Sample, Score
 from harness.runs.run import Run
 from harness.runs.run_prompts import RunPrompt
-from harness.runs.sample_frame import read_frame, read_receipt
+from harness.runs.sample_frame import match_records, read_frame, read_receipt
 
 
 def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> Run:
@@ -111,20 +111,16 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     Raises:
         RunError: a sample or a score is missing.
     """
-    scores = read_scores(path)
-    samples: dict[tuple[str, str], list[Sample]] = {}
-    for sample in read_samples(path):
-        if sample.replicate == 0:
-            samples.setdefault((sample.task, sample.problem_id), []).append(sample)
+    scores = list(stream_scores(path))
+    rows = {score.key: place for place, score in enumerate(scores)}
+    answered: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
+    for sample, place, score in match_records(path, read_samples(path), prompts, rows):
+        answered[place].append((sample, scores[score]))
+    refuse_missing(path, prompts, read_identity(path), [len(samples) for samples in answered])
     found = []
-    for number, row in enumerate(prompts, start=1):
+    for number, (row, samples) in enumerate(zip(prompts, answered, strict=True), start=1):
+        repeats = sorted((one for one in samples if not one[0].replicate), key=lambda one: one[0].sample_index)
         doc = row["doc"]
-        repeats = sorted(samples.get((row["task"], doc["id"]), []), key=lambda sample: sample.sample_index)
-        if not repeats or any(sample.key not in scores for sample in repeats):
-            raise RunError(
-                f"{path}: the {'score' if repeats else 'sample'} of problem {doc['id']}, {row['task']}, is missing. "
-                "Run `mless regrade` on the folder, or restore its files."
-            )
         prompt = document_prompt(doc)
         found.append(
             RunPrompt(
@@ -140,9 +136,9 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
                 segments=prompt.segments,
                 system_size=prompt.system_size,
                 doc=doc,
-                completions=tuple(sample.completion for sample in repeats),
-                verdicts=tuple(scores[sample.key].verdict for sample in repeats),
-                answers=tuple(scores[sample.key].answer for sample in repeats),
+                completions=tuple(sample.completion for sample, _ in repeats),
+                verdicts=tuple(score.verdict for _, score in repeats),
+                answers=tuple(score.answer for _, score in repeats),
                 target=doc["answer"],
             )
         )

@@ -134,7 +134,7 @@ def read_frame(
         stream_scores(folder),
     )
     scores = _score_texts(recorded[1], rows) if texts else _score_facts(recorded[1], rows, answers)
-    joined = _join(folder, recorded[0], prompts, rows)
+    joined = match_records(folder, recorded[0], prompts, rows)
     samples = _sample_texts(joined) if texts else _sample_facts(joined)
     place, score = samples.pop("place"), samples.pop("score")
     if not len(place):
@@ -171,7 +171,7 @@ def read_frame(
     return frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain})
 
 
-def _join(
+def match_records(
     folder: Path, samples: Iterable[Sample], prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
 ) -> Iterator[tuple[Sample, int, int]]:
     """Every sample with its row in the prompts and in the scores.

@@ -400,7 +400,7 @@ def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, ca
     shutil.copy(GREEDY_RUN / "run.json", folder)
     journal = folder / "journal.jsonl"
     journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
-    missing = "the sample of problem" if command == "flips" else "samples are missing: expected 2000, got 1996"
+    missing = "samples are missing: expected 2000, got 1996"
     refused(here(capsys, monkeypatch, command, str(folder), *options), missing)
     if command == "export":
         return
