@@ -1,4 +1,4 @@
-"""One config, one experiment: requests into one engine, samples into the journal, scores beside them, a receipt."""
+"""Run a plan: requests go to one engine, samples to the journal, scores beside them, and last comes the receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples into the grader pool, scores out: a grade and an audit of every sample, while others are still generated."""
+"""Grade and audit every sample in the grader pool, while others are still generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.runs.records import Sample, Score
 
 
 class Scorer:
-    """Grades samples in worker processes and files the scores; nothing here waits for a worker but `finish`.
+    """Grades samples in worker processes and files the scores. Only `finish` waits for a worker.
 
     Args:
         scores: Where finished scores go.

@@ -47,7 +47,7 @@ class ModelConfig(Strict):
 
     @property
     def takes_seeds(self) -> bool:
-        """Whether the backend draws each sample from a seed of its own: vLLM, and servers that are told one."""
+        """Whether the backend draws each sample from a seed of its own: vLLM, and servers, which get a seed with each request."""
         return self.backend == "vllm" or "base_url" in self.arguments
 
     @property

@@ -30,7 +30,7 @@ _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What of a model the prompts depend on.
+    """A model's tokenizer and context length: all that its prompts depend on.
 
     Attributes:
         name: For messages.

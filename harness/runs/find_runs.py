@@ -42,7 +42,7 @@ def locate(runs: Sequence[str]) -> list[RunPath]:
 
 
 def locate_one(runs: Sequence[str]) -> RunPath:
-    """The same, where one run is wanted.
+    """The run that is named, for a command that takes one.
 
     Raises:
         ConfigError: there are several.
@@ -56,7 +56,7 @@ def locate_one(runs: Sequence[str]) -> RunPath:
 
 
 def locate_folder(run: str) -> Path:
-    """The same, where sample logs do not do.
+    """The run folder that is named, for a command that takes no sample logs.
 
     Raises:
         ConfigError: there are several, or it is sample logs.
@@ -68,7 +68,7 @@ def locate_folder(run: str) -> Path:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    """The run itself, or the finished runs in a folder of runs; lm-eval puts a folder a model around its logs."""
+    """The run itself, or the finished runs in a folder of runs. lm-eval makes one folder per model around its logs."""
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
     inside = [child for folder in _folders(path) for child in ([folder] if _is_run(folder) else _logs_in(folder))]

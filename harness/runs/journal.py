@@ -1,4 +1,4 @@
-"""Append-only files that survive anything: one JSON line a record, durable within seconds, torn tails mended.
+"""Append-only files that survive anything: one JSON line per record, durable within seconds, torn tails mended.
 
 A journal's first line is its header: the identity of what is being recorded. Every further line is one finished
 record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at most the line being written.

@@ -146,7 +146,7 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
 
 
 def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a run, beside the facts that are told by themselves, could change a sample."""
+    """The settings that could change a sample and have no fact of their own."""
     model = receipt["config"]["model"]
     return {
         "backend": model["backend"],

@@ -141,7 +141,7 @@ def hash_stored(path: Path) -> str:
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:
-    """What a table says of how one of its runs was made, of an entry of `Leaderboard.receipt`."""
+    """How one run was made, as a line below a table; `entry` is one of `Leaderboard.receipt`."""
     sampling, installed = entry.get("sampling") or {}, entry.get("versions") or {}
     drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
     revision, *changed = str(entry.get("git_revision") or "").split("+")

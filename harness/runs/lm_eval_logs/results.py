@@ -1,4 +1,4 @@
-"""What lm-eval's results file says of one task: which model was asked, how, and of how many documents."""
+"""lm-eval's results file, for one task: which model was asked, with which settings, and how many documents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ResultsFile(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResults:
-    """A results file, as it speaks of one task.
+    """A results file, seen from one of its tasks.
 
     Attributes:
         task: lm-eval's name of the task; None where the log has another name than lm-eval gives.
@@ -117,7 +117,7 @@ class TaskResults:
 
 
 def read_results(log: Path) -> TaskResults:
-    """What the results file beside a sample log says of its task.
+    """Read the results file beside a sample log, for the log's task.
 
     Raises:
         RunError: the file is damaged or no results file.

@@ -30,7 +30,7 @@ _RESTORE = "Restore the file from a copy, or run lm_eval again."
 
 
 class Generation(Struct):
-    """What our sample logs say of a completion."""
+    """What our sample logs add to a completion."""
 
     completion_tokens: int | None = None
     prompt_token_sha256: str | None = None
@@ -55,8 +55,8 @@ class SampleLog:
     Attributes:
         path: The file.
         metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
-        results: What the results file beside it says.
-        samples: One a problem.
+        results: The results file beside it.
+        samples: One per problem.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class SampleLog:
 
     @property
     def model(self) -> str | None:
-        """What the results file says was loaded."""
+        """The model that was loaded, by the results file."""
         return self.results.model
 
     @property
