@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.options import RunNames
+
 
 def export(
-    run: Annotated[str, typer.Argument(help="A run folder, or a folder of one.")],
+    runs: RunNames,
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file.")] = Path("samples.parquet"),
 ) -> None:
-    """Write a run's samples as one Parquet file, a row each, with the run's receipt in it."""
-    from harness.runs.find_runs import locate_folder
+    """Write the samples of one run to a Parquet file: one row per sample, with the run's receipt in the file."""
+    from harness.runs.find_runs import locate_one
     from harness.runs.parquet import export_parquet
+    from harness.runs.read_run import read_run
 
-    typer.echo(f"{export_parquet(locate_folder(run), output):,} samples  {output}")
+    typer.echo(f"{export_parquet(read_run(locate_one(runs)), output):,} samples  {output}")

@@ -47,7 +47,7 @@ class ModelConfig(Strict):
 
     @property
     def takes_seeds(self) -> bool:
-        """Whether the backend draws each sample from a seed of its own: vLLM, and servers, which get a seed with each request."""
+        """Whether each sample has a seed of its own: with vLLM, and with servers, which get it with the request."""
         return self.backend == "vllm" or "base_url" in self.arguments
 
     @property

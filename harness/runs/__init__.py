@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "journal": ["Journal"],
         "folder": ["RunFolder", "pack"],
-        "find_runs": ["locate", "locate_folder"],
+        "find_runs": ["locate", "locate_one"],
         "read_run": ["read_run"],
         "run": ["Run"],
         "comparable": ["by_table", "join"],

@@ -55,18 +55,6 @@ def locate_one(runs: Sequence[str]) -> RunPath:
     return found[0]
 
 
-def locate_folder(run: str) -> Path:
-    """The run folder that is named, for a command that takes no sample logs.
-
-    Raises:
-        ConfigError: there are several, or it is sample logs.
-    """
-    found = locate_one([run])
-    if not isinstance(found, Path) or (_is_run(found) and not (found / RECEIPT).exists()):
-        raise ConfigError(f"{run}: expected a folder that `mless run` made, got sample logs. Name the run's folder.")
-    return found
-
-
 def _runs_in(path: Path) -> list[Path]:
     """The run itself, or the finished runs in a folder of runs. lm-eval makes one folder per model around its logs."""
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):

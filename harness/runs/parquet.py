@@ -13,7 +13,7 @@ import pyarrow.parquet
 from harness.errors import ConfigError
 from harness.runs.folder import write_atomic
 from harness.runs.records import COLUMNS
-from harness.runs.sample_frame import load_run, read_receipt
+from harness.runs.run import Run
 
 RECEIPT_KEY = b"mless.receipt"
 """Under this key the file's metadata hold run.json."""
@@ -21,23 +21,22 @@ RECEIPT_KEY = b"mless.receipt"
 _TYPES = {"category": pyarrow.dictionary(pyarrow.int8(), pyarrow.string(), ordered=True), "bool": pyarrow.bool_()}
 
 
-def export_parquet(run: Path, path: Path) -> int:
-    """Write all samples of a finished run, replicates and rewordings included, and return how many there are.
+def export_parquet(run: Run, path: Path) -> int:
+    """Write all samples of a run, replicates and rewordings included, and return how many there are.
 
     The columns are those of `records.COLUMNS`, each described by its field's metadata. The schema's metadata hold the
     run's receipt, as JSON under `RECEIPT_KEY`; `read_receipt_of` reads it.
 
     Raises:
-        RunError: there is no finished run, or a file of it is missing or damaged.
+        RunError: a file of the run is missing or damaged.
         ConfigError: the file cannot be written.
     """
-    receipt = read_receipt(run)
-    frame = load_run(run, replicates=True, rewordings=True)
+    frame = run.read_texts()
     fields = [
         pyarrow.field(name, _type(kind), metadata={b"description": meaning.encode()})
         for name, (kind, meaning) in COLUMNS.items()
     ]
-    metadata = {RECEIPT_KEY: json.dumps(receipt, ensure_ascii=False).encode()}
+    metadata = {RECEIPT_KEY: json.dumps(run.receipt, ensure_ascii=False).encode()}
     schema = pyarrow.schema(fields, metadata=metadata)
     table = pyarrow.Table.from_pandas(frame.reindex(columns=list(COLUMNS)), schema=schema, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})

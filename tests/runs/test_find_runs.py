@@ -10,7 +10,7 @@ import pytest
 
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
-from harness.runs.find_runs import locate, locate_folder, locate_one
+from harness.runs.find_runs import locate, locate_one
 from tests.example_runs import GREEDY_RUN, right, with_stop, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
@@ -71,16 +71,11 @@ def test_logs_named_by_condition_are_one_run(results):
 
 
 def test_one_run_is_one(results):
-    assert locate_one([str(results / "demo")]) == locate_folder(str(results / "demo")) == results / "demo"
+    assert locate_one([str(results / "demo")]) == results / "demo"
     shutil.rmtree(results / "stock")
-    assert locate_folder(str(results)) == results / "demo"
+    assert locate_one([str(results)]) == results / "demo"
     with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun. Take them one after another"):
         locate_one([str(results / "demo"), str(results / "begun")])
-    with pytest.raises(ConfigError, match="expected a folder that `mless run` made, got sample logs"):
-        locate_folder("wo=x")
-    shutil.copytree(GREEDY_RUN, results / "logs", ignore=shutil.ignore_patterns("run.json", "journal.jsonl"))
-    with pytest.raises(ConfigError, match="logs: expected a folder that `mless run` made, got sample logs"):
-        locate_folder(str(results / "logs"))
 
 
 def test_a_folder_holding_one_log_is_that_log(results):
