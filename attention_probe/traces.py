@@ -73,7 +73,8 @@ class AttentionTraces:
                 it was begun with another model, other layers or another definition.
         """
         # a run folder's lock and its way to write a file; reading needs neither, and they take a while to import
-        from harness.runs.folder import lock, write_whole
+        from harness.runs.folder import lock
+        from harness.runs.stored_files import write_whole
 
         _read_header(path)  # what is not ours is refused before a lock is put into it
         with _clear_messages(path):
@@ -116,7 +117,7 @@ class AttentionTraces:
             JournalError: the record is there already, has other layers or heads than the header says, or the folder
                 cannot be written.
         """
-        from harness.runs.folder import write_atomic
+        from harness.runs.stored_files import write_atomic
 
         expected = (len(self.header.layers), self.header.head_count)
         if trace.mean_all.shape[:2] != expected or trace.condition not in self.header.conditions:

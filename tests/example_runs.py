@@ -18,10 +18,10 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.requests import Request, hash_prompts
 from harness.grading import COLUMNS as GRADERS
-from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts, unpack
-from harness.runs.receipts import hash_stored
+from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.records import SESSION, Sample
 from harness.runs.run import Run
+from harness.runs.stored_files import hash_stored, unpack_files
 
 
 def passing_folder() -> Path:
@@ -35,7 +35,7 @@ def _unpacked(folder: Path) -> Path:
     """A copy of a committed run that tests may read as plain JSON lines."""
     copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
-    unpack(copy)
+    unpack_files(copy)
     return copy
 
 

@@ -11,19 +11,10 @@ from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.grading import GRADER_VERSION
-from harness.runs.folder import (
-    SCORES,
-    clear_messages,
-    lock,
-    read_prompts,
-    read_samples,
-    read_scores,
-    scored_now,
-    set_old_scores_aside,
-    unpack,
-)
-from harness.runs.journal import Journal, is_stored, read_journal
+from harness.runs.folder import SCORES, lock, read_prompts, read_samples, read_scores, scored_now, set_old_scores_aside
+from harness.runs.journal import Journal, read_journal
 from harness.runs.records import as_json
+from harness.runs.stored_files import clear_messages, is_stored, unpack_files
 
 
 def regrade(path: Path) -> str:
@@ -39,7 +30,7 @@ def regrade(path: Path) -> str:
     part = path / f"{SCORES}.part"
     try:
         with clear_messages(path):
-            unpack(path)
+            unpack_files(path)
         old = islice(read_journal(path / SCORES), 1, None) if is_stored(path / SCORES) else ()
         before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
         part.unlink(missing_ok=True)

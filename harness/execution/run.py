@@ -31,7 +31,6 @@ from harness.runs.folder import (
     SCORES,
     RunFolder,
     changes,
-    clear_messages,
     find_timing,
     next_free_folder,
     read_config,
@@ -41,7 +40,6 @@ from harness.runs.folder import (
     read_scored_by,
     read_scores,
     read_sessions,
-    write_whole,
 )
 from harness.runs.records import (
     FORMAT,
@@ -51,6 +49,7 @@ from harness.runs.records import (
     Sample,
     as_json,
 )
+from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -162,7 +161,7 @@ def finish(path: Path) -> None:
             "sessions": read_sessions(path, notes),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
-            "files": {name: receipts.hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
+            "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         _draw(path, receipt, read_frame(path, receipt, prompts, read=(samples, scores.values())))
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")

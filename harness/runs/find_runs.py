@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.runs.folder import JOURNAL, RECEIPT
-from harness.runs.journal import find_stored, is_stored
+from harness.runs.stored_files import find_stored, is_stored
 
 RunPath = Path | dict[str, Path]
 """A run's folder or sample log, or the sample logs of one run by condition."""

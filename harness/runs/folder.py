@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import lzma
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,13 +15,10 @@ from harness.errors import JournalError, RunError
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import hash_prompts
 from harness.runs.journal import (
-    PACKED,
     Journal,
     changed_settings,
     differences,
     has_samples,
-    is_stored,
-    open_stored,
     parse,
     read_header,
     read_notes,
@@ -45,6 +38,7 @@ from harness.runs.records import (
     fit,
     refuse_other_format,
 )
+from harness.runs.stored_files import clear_messages, is_stored, open_stored, pack_files, unpack_files, write_whole
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
 
@@ -71,7 +65,7 @@ class RunFolder:
                 refuse_other_format(read_header(path / JOURNAL), path / JOURNAL)
             if changed := changes(path, identity):
                 raise changed_settings(path / JOURNAL, changed)
-            unpack(path)
+            unpack_files(path)
             if not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
@@ -331,7 +325,7 @@ def set_old_scores_aside(path: Path) -> None:
 
 
 def pack(path: Path) -> None:
-    """Compress a folder's JSON lines, to a tenth or less of their size.
+    """Compress a folder's JSON lines.
 
     Every command reads a packed run as it is. What writes to it (continuing, regrading) unpacks it first.
 
@@ -341,81 +335,4 @@ def pack(path: Path) -> None:
     if not is_stored(path / JOURNAL):
         raise JournalError(f"{path} holds no run: expected {JOURNAL} in it. Check the path.")
     with clear_messages(path), lock(path):
-        for file in sorted(path.glob("*.jsonl")):
-            packed = _refuse_both(file)
-            with write_atomic(packed) as part, file.open("rb") as source:
-                with lzma.open(part, "wb", preset=9) as target:
-                    shutil.copyfileobj(source, target)
-                _sync(part)
-            file.unlink()
-
-
-def unpack(path: Path) -> None:
-    """Undo `pack`; the caller holds the folder's lock.
-
-    Raises:
-        JournalError: a packed file is damaged, or lies beside its unpacked form.
-    """
-    for packed in sorted(path.glob(f"*.jsonl{PACKED}")):
-        file = packed.with_suffix("")
-        if file.exists():
-            _refuse_both(file)
-        with write_atomic(file) as part, open_stored(file) as source, part.open("wb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
-        packed.unlink()
-
-
-def _refuse_both(file: Path) -> Path:
-    """The name of a file's packed form, which must not be there: one of the two is older, and nobody knows which."""
-    packed = file.with_name(file.name + PACKED)
-    if packed.exists():
-        raise JournalError(
-            f"{file} and {packed.name} are both there, and only one can be the run's. Every command reads the first; "
-            "delete the one that is not wanted."
-        )
-    return packed
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is either absent or whole."""
-    with write_atomic(path) as part, part.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def write_atomic(path: Path) -> Iterator[Path]:
-    """Where to write a file that, once this ends well, lies at `path`; otherwise nothing is left."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    part = path.with_name(f"{path.name}.part")
-    try:
-        yield part
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-class clear_messages:
-    """Turn the operating system's errors into ours."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, OSError):
-            raise JournalError(
-                f"{self._path} cannot be written: {error.strerror}. Choose an --output that can."
-            ) from None
+        pack_files(path)

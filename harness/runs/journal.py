@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import errno
 import json
-import lzma
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from harness.errors import JournalError
 from harness.runs.records import Keyed, encode, fit
+from harness.runs.stored_files import is_stored, open_stored
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-BUFFER = 1 << 20
-"""Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
-PACKED = ".xz"
-"""Ending of a file in packed form; `harness.runs.folder.pack` makes it."""
-
 SYNC_SECONDS = 2.0
 """At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
 
@@ -132,37 +126,6 @@ class Journal:
             os.ftruncate(self._file, start)  # half a line is worth nothing, and shortening needs no space
             raise _unwritable(self.path, error) from None
         self._dirty = True
-
-
-def is_stored(path: Path) -> bool:
-    """Whether the file is there, as it is or packed."""
-    return path.is_file() or path.with_name(path.name + PACKED).is_file()
-
-
-def find_stored(folder: Path, pattern: str) -> list[Path]:
-    """The files that a glob pattern names, as they are or packed; by the names that they have unpacked."""
-    found = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
-    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
-
-
-@contextmanager
-def open_stored(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).
-
-    Raises:
-        OSError: there is neither.
-        JournalError: the packed form is damaged.
-    """
-    packed = path.with_name(path.name + PACKED)
-    if path.is_file() or not packed.is_file():
-        with path.open("rb", buffering=BUFFER) as stream:
-            yield stream
-        return
-    try:
-        with lzma.open(packed) as unpacked:
-            yield unpacked
-    except (lzma.LZMAError, EOFError) as error:
-        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
 
 
 def read_header(path: Path) -> dict[str, Any]:

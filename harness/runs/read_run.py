@@ -24,14 +24,13 @@ from harness.runs.folder import (
     refuse_missing,
     stream_scores,
 )
-from harness.runs.journal import is_stored
 from harness.runs.lm_eval_logs.run_of_logs import read_logs
 from harness.runs.lm_eval_logs.sample_log import find_logs
-from harness.runs.receipts import hash_stored
 from harness.runs.records import Sample, Score
 from harness.runs.run import Run
 from harness.runs.run_prompts import RunPrompt
 from harness.runs.sample_frame import match_records, read_frame, read_receipt
+from harness.runs.stored_files import hash_stored, is_stored
 
 
 def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> Run:

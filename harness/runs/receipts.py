@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -12,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness.runs.journal import open_stored
 from harness.runs.records import Engine, Fingerprint
+from harness.runs.stored_files import hash_stored
 
 REMEMBERED_BYTES = 64 * 2**20
 """Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
@@ -132,12 +131,6 @@ def _hash_file(path: Path) -> str:
     except OSError:
         pass  # without a cache it is computed again next time
     return found
-
-
-def hash_stored(path: Path) -> str:
-    """SHA-256 of a file; of one that is kept packed, as it is unpacked."""
-    with open_stored(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def receipt_line(entry: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import RunError
-from harness.runs.folder import write_whole
+from harness.runs.stored_files import write_whole
 
 RECORD, PAGE = "verify.json", "README.md"
 

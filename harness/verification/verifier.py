@@ -18,8 +18,9 @@ import msgspec
 from harness.engines.gpus import gpus
 from harness.errors import ConfigError, HarnessError
 from harness.runs import receipts
-from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores, write_whole
+from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores
 from harness.runs.journal import differences
+from harness.runs.stored_files import hash_stored, write_whole
 from harness.verification.bench import Bench, open_bench
 from harness.verification.processes import say
 from harness.verification.record import PAGE, RECORD, Outcome, Record, Settings, read_record, write_page, write_record
@@ -158,7 +159,7 @@ def _wrong_runs(folder: Path) -> Iterator[str]:
         try:
             files = json.loads(receipt.read_text(encoding="utf-8"))["files"]
             for name, sha256 in files.items():
-                if receipts.hash_stored(run / name) != sha256:
+                if hash_stored(run / name) != sha256:
                     yield f"{run.parent.name}: its receipt has the hash of another {name}"
             if changed := _count_changed_verdicts(run):
                 yield f"{run.parent.name}: grading again changes {changed} verdicts"

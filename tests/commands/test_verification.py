@@ -19,9 +19,9 @@ import pytest
 
 from attention_probe.self_check import write_both
 from harness.errors import ConfigError, RunError
-from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack, unpack
-from harness.runs.receipts import hash_stored
+from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack
 from harness.runs.records import SESSION
+from harness.runs.stored_files import hash_stored, unpack_files
 from harness.verification import Settings, check, verify
 from harness.verification.bench import RANDOM_TOKENS, Bench, write_random_model
 from harness.verification.processes import run_logged
@@ -188,7 +188,7 @@ def rehash(folder):
 )
 def test_forged_runs_are_found_though_all_hashes_of_the_folder_fit(copy, name, old, new, said):
     run = copy / "demo" / "run"
-    unpack(run)
+    unpack_files(run)
     text = (run / name).read_text()
     assert text.count(old) >= 3
     (run / name).write_text(text.replace(old, new, 3))

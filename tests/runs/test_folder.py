@@ -48,13 +48,12 @@ from harness.runs.folder import (
     read_prompts,
     read_samples,
     scored_now,
-    write_atomic,
-    write_whole,
 )
 from harness.runs.journal import Journal
 from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.read_run import read_run
 from harness.runs.records import Fingerprint, as_json
+from harness.runs.stored_files import write_atomic, write_whole
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run
 

@@ -29,8 +29,8 @@ from harness.display.visible import visible
 from harness.display.words import LEVEL, count, label, number, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
-from harness.runs.folder import clear_messages, write_whole
 from harness.runs.receipts import git_revision, versions
+from harness.runs.stored_files import clear_messages, write_whole
 
 LIMIT = 5_000_000
 """Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""

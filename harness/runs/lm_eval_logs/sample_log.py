@@ -18,10 +18,11 @@ from msgspec import Struct
 from harness.errors import RunError
 from harness.experiment.documents import document_prompt, is_ours
 from harness.experiment.prompt import Layout, Segment, hash_text
-from harness.runs.journal import PACKED, find_stored, is_stored, open_stored, parse
+from harness.runs.journal import parse
 from harness.runs.lm_eval_logs.results import TaskResults, read_results
 from harness.runs.records import Document, Graded, Word, encodable, fit
 from harness.runs.run_prompts import RunPrompt
+from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""

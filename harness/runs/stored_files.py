@@ -1,0 +1,143 @@
+"""Files of a run: read as they are or packed, and written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import lzma
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from harness.errors import JournalError
+
+BUFFER = 1 << 20
+"""Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
+PACKED = ".xz"
+"""Ending of a file in packed form; `pack_files` makes it."""
+
+
+def is_stored(path: Path) -> bool:
+    """Whether the file is there, as it is or packed."""
+    return path.is_file() or path.with_name(path.name + PACKED).is_file()
+
+
+def find_stored(folder: Path, pattern: str) -> list[Path]:
+    """The files that a glob pattern names, as they are or packed; by the names that they have unpacked."""
+    found = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
+
+
+@contextmanager
+def open_stored(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, as it is or from its packed form beside it (`NAME.xz`).
+
+    Raises:
+        OSError: there is neither.
+        JournalError: the packed form is damaged.
+    """
+    packed = path.with_name(path.name + PACKED)
+    if path.is_file() or not packed.is_file():
+        with path.open("rb", buffering=BUFFER) as stream:
+            yield stream
+        return
+    try:
+        with lzma.open(packed) as unpacked:
+            yield unpacked
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
+
+
+def hash_stored(path: Path) -> str:
+    """SHA-256 of a file; of one that is kept packed, as it is unpacked."""
+    with open_stored(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def pack_files(folder: Path) -> None:
+    """Compress a folder's JSON lines, to a tenth or less of their size.
+
+    Raises:
+        JournalError: a packed form is there already.
+    """
+    for file in sorted(folder.glob("*.jsonl")):
+        packed = _refuse_both(file)
+        with write_atomic(packed) as part, file.open("rb") as source:
+            with lzma.open(part, "wb", preset=9) as target:
+                shutil.copyfileobj(source, target)
+            _sync(part)
+        file.unlink()
+
+
+def unpack_files(folder: Path) -> None:
+    """Undo `pack_files`.
+
+    Raises:
+        JournalError: a packed file is damaged, or lies beside its unpacked form.
+    """
+    for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
+        file = packed.with_suffix("")
+        if file.exists():
+            _refuse_both(file)
+        with write_atomic(file) as part, open_stored(file) as source, part.open("wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        packed.unlink()
+
+
+def _refuse_both(file: Path) -> Path:
+    """The name of a file's packed form, which must not be there: one of the two is older, and nobody knows which."""
+    packed = file.with_name(file.name + PACKED)
+    if packed.exists():
+        raise JournalError(
+            f"{file} and {packed.name} are both there, and only one can be the run's. Every command reads the first; "
+            "delete the one that is not wanted."
+        )
+    return packed
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is either absent or whole."""
+    with write_atomic(path) as part, part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def write_atomic(path: Path) -> Iterator[Path]:
+    """Where to write a file that, once this ends well, lies at `path`; otherwise nothing is left."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class clear_messages:
+    """Turn the operating system's errors into ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, OSError):
+            raise JournalError(
+                f"{self._path} cannot be written: {error.strerror}. Choose an --output that can."
+            ) from None
