@@ -265,20 +265,20 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
 
 
 def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
-    """Where a turn begins: at its first or last occurrence that does not stand within a word of the template."""
-    places = [match.start() for match in re.compile(f"(?={re.escape(body)})").finditer(text, start)]
-    if not places:
-        raise PromptMismatchError(
-            f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-            "prompt. Use the layout `raw`, or a template that keeps turns as they are."
-        )
+    """Where a turn begins: at its first or last occurrence from `start` on, if possible not within a word.
 
-    def whole_words(place: int) -> bool:
-        left, right = text[max(place - 1, 0) : place + 1], text[place + len(body) - 1 : place + len(body) + 1]
-        return not (place and left.isalnum()) and not (len(right) == 2 and right.isalnum())
-
-    places = [place for place in places if whole_words(place)] or places
-    return places[-1 if last else 0]
+    Raises:
+        PromptMismatchError: there is no occurrence.
+    """
+    before = r"(?<![^\W_])" if body[0].isalnum() else ""
+    after = r"(?![^\W_])" if body[-1].isalnum() else ""
+    for pattern in (before + re.escape(body) + after, re.escape(body)):
+        if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
+            return places[-1 if last else 0]
+    raise PromptMismatchError(
+        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
+        "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+    )
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:

@@ -383,7 +383,7 @@ class GraderPool:
         result = job.result
         assert result is not None
         if job.lasting:
-            while len(self._cache) >= CACHED:
+            if len(self._cache) >= CACHED:
                 del self._cache[next(iter(self._cache))]
             self._cache[job.key] = result
         self._finished.extend((tag, result) for tag in self._waiting.pop(job.key))
