@@ -152,8 +152,8 @@ class GraderPool:
 
     Args:
         workers: The most processes at a time. None: one per usable core, up to 8.
-        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit. The clock starts when the worker
-            has the whole job, or when the parent reads the reply of the step before. Start-up is not counted.
+        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit. The clock starts when a worker
+            gets the job, and again when the parent reads the reply of a step. Start-up is not counted.
         memory_bytes: The address space that one worker may use.
 
     Raises:
