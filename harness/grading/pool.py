@@ -324,7 +324,7 @@ class GraderPool:
             self._lose(worker, "crashed", "the grader answered nonsense")
 
     def _take_message(self, worker: _Worker, message: Any) -> None:
-        """Change the worker's state as its message says, and take the reply that the message holds.
+        """Change the worker's state by its message, and take the reply that the message holds.
 
         Raises:
             KeyError, TypeError, ValueError: a worker in this state may not send such a message.
