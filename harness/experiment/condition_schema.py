@@ -68,8 +68,8 @@ def as_condition(value: Any) -> Condition:
     condition = ConditionConfig.parse(value)
     if condition.name in conditions.named_conditions() or conditions.is_edit(condition.name):
         raise ConfigError(
-            f"conditions: the name {condition.name!r} is the study's own condition or a prompt edit's. Give an inline "
-            "one another name."
+            f"conditions: the name {condition.name!r} is the study's own condition or a prompt edit's. Give the "
+            "inline condition another name."
         )
     return condition
 

@@ -22,7 +22,7 @@ from harness import resources
 from harness.errors import ConfigError
 
 STUDY_COUNT = 55
-"""Filler tokens in the study's main setting (the authors' code; the paper sweeps 0 to 70)."""
+"""Number of filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
 
 BASELINE = "wo"
 """The condition that all others are compared with."""
@@ -41,7 +41,7 @@ class Placement(StrEnum):
 
 
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
-"""Unrelated sentences, which a condition `random` is cut from."""
+"""Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 
 _PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 

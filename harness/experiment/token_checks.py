@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import BASELINE, Condition, Filler, Sentence, named_condition
 from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
-from harness.experiment.tokens import TokenReport, fit_filler, has_system_turn, hash_token_ids, measure
+from harness.experiment.tokens import encode, find_segments, fit_filler, has_system_turn, hash_token_ids, render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,25 +24,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltPrompt:
-    """One prompt with its tokens.
+    """One prompt with its tokens, and how they lie over its segments.
 
     Attributes:
         prompt: Its segments and turns.
-        tokens: Its tokens, and how they lie over the segments. None: the model's tokenizer is not known.
+        text: The prompt as the model gets it, templated if the layout is `chat` and the tokenizer is known.
+        prompt_token_ids: The ids of all tokens; empty if the tokenizer is not known.
+        problem_token_ids: The ids of the tokens that cover any of the problem.
+        filler_tokens: Number of tokens that lie wholly within the filler.
+        straddling: Number of tokens that cover filler and other text at once.
+        merged: Number of tokens within the filler that cover more than one unit.
+        filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
     """
 
     prompt: Prompt
-    tokens: TokenReport | None
-
-    @property
-    def text(self) -> str:
-        """The prompt's text, templated if the layout is `chat` and the tokenizer is known."""
-        return self.prompt.text if self.tokens is None else self.tokens.text
+    text: str
+    prompt_token_ids: tuple[int, ...] = ()
+    problem_token_ids: tuple[int, ...] = ()
+    filler_tokens: int = 0
+    straddling: int = 0
+    merged: int = 0
+    filler_span: tuple[int, int] | None = None
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
         """The ids of all tokens. None: the tokenizer is not known."""
-        return None if self.tokens is None else self.tokens.prompt_token_ids
+        return self.prompt_token_ids or None
 
     @cached_property
     def sha256(self) -> str:
@@ -52,7 +59,53 @@ class BuiltPrompt:
     @cached_property
     def token_sha256(self) -> str | None:
         """SHA-256 of the token ids. None: the tokenizer is not known."""
-        return None if self.token_ids is None else hash_token_ids(self.token_ids)
+        return hash_token_ids(self.prompt_token_ids) if self.prompt_token_ids else None
+
+
+def measure(
+    prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase | None, *, unit: str | None = None
+) -> BuiltPrompt:
+    """Tokenize a prompt and lay the tokens over its segments.
+
+    Args:
+        prompt: The prompt.
+        layout: How it becomes the model's input.
+        tokenizer: The model's. None: it is not known, and nothing is measured.
+        unit: The text that the filler repeats, if it repeats one.
+
+    Raises:
+        ModelError: the layout is `chat`, and the model has no chat template or the template fails.
+        PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
+    """
+    if tokenizer is None:
+        return BuiltPrompt(prompt=prompt, text=prompt.text)
+    text = render(prompt, layout, tokenizer)
+    spans = find_segments(prompt, text)
+    token_ids, offsets = encode(text, tokenizer)
+    fillers = [span for role, span in spans if role == "filler"]
+    problems = [span for role, span in spans if role == "problem"]
+    inside, problem_ids, straddling, merged = [], [], 0, 0
+    for index, (start, end) in enumerate(offsets):
+        if start == end:
+            continue
+        for low, high in fillers:
+            if low <= start and end <= high:
+                inside.append(index)
+                merged += unit is not None and text[start:end].count(unit) > 1
+            elif start < high and low < end:
+                straddling += 1
+        if any(start < high and low < end for low, high in problems):
+            problem_ids.append(token_ids[index])
+    return BuiltPrompt(
+        prompt=prompt,
+        text=text,
+        prompt_token_ids=token_ids,
+        problem_token_ids=tuple(problem_ids),
+        filler_tokens=len(inside),
+        straddling=straddling,
+        merged=merged,
+        filler_span=(inside[0], inside[-1] + 1) if inside else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +127,9 @@ class ConditionPrompts:
     violations: tuple[str, ...]
 
     @property
-    def reports(self) -> list[TokenReport]:
-        """The tokens of each prompt; empty if the tokenizer is not known."""
-        return [built.tokens for built in self.prompts if built.tokens is not None]
+    def reports(self) -> list[BuiltPrompt]:
+        """The prompts whose tokens were measured: all, or none if the tokenizer is not known."""
+        return [prompt for prompt in self.prompts if prompt.prompt_token_ids]
 
     def refuse(self, model: str) -> None:
         """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
@@ -124,10 +177,10 @@ class PromptBuilder:
         prompts = self._plain if is_plain else self._build_all(condition)
         same = 0
         violations: list[str] = []
-        for problem_id, built, plain in zip(self._problems, prompts, self._plain, strict=True):
-            if built.tokens is not None and plain.tokens is not None:
-                same += built.tokens.problem_token_ids == plain.tokens.problem_token_ids
-                violations += _find_violations(problem_id, condition, built.tokens, plain.tokens)
+        if self._tokenizer is not None:
+            for problem_id, got, plain in zip(self._problems, prompts, self._plain, strict=True):
+                same += got.problem_token_ids == plain.problem_token_ids
+                violations += _find_violations(problem_id, condition, got, plain)
         return ConditionPrompts(
             condition=condition,
             layout=self._layout,
@@ -153,10 +206,7 @@ class PromptBuilder:
                 system_turn=self._system_turn,
                 instruction=self._instruction,
             )
-            tokens = None
-            if self._tokenizer is not None:
-                tokens = measure(prompt, self._layout, self._tokenizer, unit=_unit(condition.filler))
-            prompts.append(BuiltPrompt(prompt=prompt, tokens=tokens))
+            prompts.append(measure(prompt, self._layout, self._tokenizer, unit=_unit(condition.filler)))
         return tuple(prompts)
 
 
@@ -176,14 +226,14 @@ def _unit(filler: Filler | Sentence | None) -> str | None:
     return filler.unit if isinstance(filler, Filler) else None
 
 
-def _find_violations(problem_id: str, condition: Condition, got: TokenReport, plain: TokenReport) -> Iterator[str]:
-    """One sentence for each fact that does not hold for a prompt with these tokens.
+def _find_violations(problem_id: str, condition: Condition, got: BuiltPrompt, plain: BuiltPrompt) -> Iterator[str]:
+    """One sentence for each fact that does not hold for a prompt.
 
     Args:
         problem_id: The problem, for messages.
         condition: The prompt's condition.
-        got: The prompt's tokens.
-        plain: The tokens of the same problem's prompt without a filler.
+        got: The prompt.
+        plain: The prompt of the same problem without a filler.
     """
     count = condition.filler.count if condition.filler else 0
     if got.straddling:
@@ -194,7 +244,7 @@ def _find_violations(problem_id: str, condition: Condition, got: TokenReport, pl
         yield f"problem {problem_id}: its token ids differ from those without a filler."
 
 
-def _explain_count(got: TokenReport, count: int, unit: str | None) -> str:
+def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:
     """Why a filler does not have `count` tokens, and what to do."""
     if unit is not None and got.filler_tokens > count:
         return (

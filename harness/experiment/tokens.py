@@ -1,11 +1,10 @@
-"""Tokenizers: chat templates, token ids, fillers of an exact length, and where each segment's tokens lie."""
+"""Tokenizers: chat templates, token ids, fillers of an exact length, and segments found again in a template."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,29 +36,6 @@ _PINNED_CLOCK = (
     "{% for code, text in pinned_codes.items() %}{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
     "{{ pinned.text }}{% endmacro %}\n"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenReport:
-    """The tokens of one prompt, and how they lie over its segments.
-
-    Attributes:
-        text: The prompt as the model gets it, templated if the layout is `chat`.
-        filler_tokens: Number of tokens that lie wholly within the filler.
-        straddling: Number of tokens that cover filler and other text at once.
-        merged: Number of tokens within the filler that cover more than one unit.
-        filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
-        prompt_token_ids: The ids of all tokens.
-        problem_token_ids: The ids of the tokens that cover any of the problem.
-    """
-
-    text: str
-    filler_tokens: int
-    straddling: int
-    merged: int
-    filler_span: tuple[int, int] | None
-    prompt_token_ids: tuple[int, ...]
-    problem_token_ids: tuple[int, ...]
 
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
@@ -194,48 +170,6 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
 
 
-def measure(
-    prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase, *, unit: str | None = None
-) -> TokenReport:
-    """Tokenize the prompt and lay the tokens over its segments.
-
-    Args:
-        prompt: The prompt.
-        layout: How it becomes the model's input.
-        tokenizer: The model's.
-        unit: The text that the filler repeats, if it repeats one.
-
-    Raises:
-        PromptMismatchError: the chat template changed or dropped a segment, so that it cannot be found again.
-    """
-    text = render(prompt, layout, tokenizer)
-    spans = find_segments(prompt, text)
-    token_ids, offsets = encode(text, tokenizer)
-    fillers = [span for role, span in spans if role == "filler"]
-    problems = [span for role, span in spans if role == "problem"]
-    inside, problem_ids, straddling, merged = [], [], 0, 0
-    for index, (start, end) in enumerate(offsets):
-        if start == end:
-            continue
-        for low, high in fillers:
-            if low <= start and end <= high:
-                inside.append(index)
-                merged += unit is not None and text[start:end].count(unit) > 1
-            elif start < high and low < end:
-                straddling += 1
-        if any(start < high and low < end for low, high in problems):
-            problem_ids.append(token_ids[index])
-    return TokenReport(
-        text=text,
-        filler_tokens=len(inside),
-        straddling=straddling,
-        merged=merged,
-        filler_span=(inside[0], inside[-1] + 1) if inside else None,
-        prompt_token_ids=token_ids,
-        problem_token_ids=tuple(problem_ids),
-    )
-
-
 def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
     """Role and half-open character span of each segment in the templated text. What lies between them is template.
 
@@ -265,20 +199,20 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
 
 
 def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
-    """Where a turn begins: at its first or last occurrence that does not stand within a word of the template."""
-    places = [match.start() for match in re.compile(f"(?={re.escape(body)})").finditer(text, start)]
-    if not places:
-        raise PromptMismatchError(
-            f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-            "prompt. Use the layout `raw`, or a template that keeps turns as they are."
-        )
+    """Where a turn begins: at its first or last occurrence from `start` on, if possible not within a word.
 
-    def whole_words(place: int) -> bool:
-        left, right = text[max(place - 1, 0) : place + 1], text[place + len(body) - 1 : place + len(body) + 1]
-        return not (place and left.isalnum()) and not (len(right) == 2 and right.isalnum())
-
-    places = [place for place in places if whole_words(place)] or places
-    return places[-1 if last else 0]
+    Raises:
+        PromptMismatchError: there is no occurrence.
+    """
+    before = r"(?<![^\W_])" if body[0].isalnum() else ""
+    after = r"(?![^\W_])" if body[-1].isalnum() else ""
+    for pattern in (before + re.escape(body) + after, re.escape(body)):
+        if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
+            return places[-1 if last else 0]
+    raise PromptMismatchError(
+        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
+        "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+    )
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:

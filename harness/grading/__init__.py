@@ -1,4 +1,4 @@
-"""From a completion to a verdict. Model output is hostile text: nothing here evaluates it."""
+"""Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.audit import (
     COLUMNS,
@@ -10,7 +10,7 @@ from harness.grading.audit import (
     as_text,
     column,
 )
-from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, compare, grade, read
+from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, grade
 from harness.grading.pool import GraderPool
 
 __all__ = [
@@ -27,7 +27,5 @@ __all__ = [
     "as_record",
     "as_text",
     "column",
-    "compare",
     "grade",
-    "read",
 ]

@@ -87,7 +87,7 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
 
     math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
     exact_match: Annotated[bool | None, column("audit: lm-eval's minerva exact_match")] = None
-    exact_match_boxed: Annotated[bool | None, column("audit: the same, of the last box")] = None
+    exact_match_boxed: Annotated[bool | None, column("audit: lm-eval's minerva exact_match on the last box")] = None
     authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
     authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
     first_box: Annotated[bool | None, column("audit: our grader on the first box")] = None
@@ -121,8 +121,8 @@ def as_text(grade: Grade, audit: Audit) -> str:
 
 
 Finding = tuple[dict[str, bool | None], str | None]
-"""The columns that one step fills, and a remark. lm-eval's own code catches every error, out of memory included, and
-then says wrong; so do the steps that call it."""
+"""The columns that one step fills, and a remark. lm-eval's own code catches every error, even out of memory, and then
+judges the answer wrong. The steps that call it do not change that."""
 
 
 def _authors_rule(job: AuditJob) -> Finding:

@@ -152,8 +152,8 @@ class GraderPool:
 
     Args:
         workers: The most processes at a time. None: one per usable core, up to 8.
-        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit. The clock starts when the worker
-            has the whole job, or when the parent reads the reply of the step before. Start-up is not counted.
+        deadline_s: Wall-clock seconds for one comparison, or for one step of an audit. The clock starts when a worker
+            gets the job, and again when the parent reads the reply of a step. Start-up is not counted.
         memory_bytes: The address space that one worker may use.
 
     Raises:
@@ -324,7 +324,7 @@ class GraderPool:
             self._lose(worker, "crashed", "the grader answered nonsense")
 
     def _take_message(self, worker: _Worker, message: Any) -> None:
-        """Change the worker's state as its message says, and take the reply that the message holds.
+        """Change the worker's state by its message, and take the reply that the message holds.
 
         Raises:
             KeyError, TypeError, ValueError: a worker in this state may not send such a message.
@@ -383,7 +383,7 @@ class GraderPool:
         result = job.result
         assert result is not None
         if job.lasting:
-            while len(self._cache) >= CACHED:
+            if len(self._cache) >= CACHED:
                 del self._cache[next(iter(self._cache))]
             self._cache[job.key] = result
         self._finished.extend((tag, result) for tag in self._waiting.pop(job.key))

@@ -126,7 +126,11 @@ def main(memory_bytes: int, requests: int, *, audits: bool = False) -> None:
     out_of_memory = f"out of memory (limit {memory_bytes / 2**20:.0f} MiB)"
     farewell = _line({"leaving": out_of_memory})  # made now: later there may be no memory to make it
     try:
-        _warm_up(audits=audits)
+        # load sympy and its parser now, so that no deadline pays for it
+        importlib.import_module("latex2sympy2_extended")  # a broken installation fails here, not in every comparison
+        compare(r"\sin x", r"\cos x")  # functions are what only sympy can read
+        if audits:
+            prepare()
         _limit(memory_bytes)
         _to_nowhere(2)  # until now a broken installation could report itself; from now on only libraries would write
         gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
@@ -166,14 +170,6 @@ def _to_nowhere(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-def _warm_up(*, audits: bool) -> None:
-    """Load sympy and its parser, so that no deadline pays for it."""
-    importlib.import_module("latex2sympy2_extended")  # a broken installation must fail here, not in every comparison
-    if audits:
-        prepare()
-    compare(r"\sin x", r"\cos x")  # functions are what only sympy can read
 
 
 def _limit(memory_bytes: int) -> None:

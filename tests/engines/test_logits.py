@@ -13,7 +13,8 @@ from harness.engines.vllm import VLLMEngine
 from harness.experiment.conditions import named_condition
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.tokens import fit_filler, measure
+from harness.experiment.token_checks import measure
+from harness.experiment.tokens import fit_filler
 from harness.verification.logit_check import LARGEST, MEAN, TOP, LogitCheck, read_logprobs
 
 DEMO = str(resources.demo_model())

@@ -1,4 +1,4 @@
-"""The prompt null: edits that keep the meaning, the problem's tokens and nothing else the same."""
+"""The prompt null: its edits keep the meaning of the instruction and the problem's tokens, and no two are alike."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Edit, Filler, Placement, Sentence, named_conditions
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
-from harness.experiment.token_checks import PromptBuilder, check_context
-from harness.experiment.tokens import fit_filler, measure
+from harness.experiment.token_checks import PromptBuilder, check_context, measure
+from harness.experiment.tokens import fit_filler
 
 PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
     "digit": "2",

@@ -9,6 +9,7 @@ import pytest
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.conditions import Condition, Filler, named_conditions
 from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
+from harness.experiment.token_checks import measure
 from harness.experiment.tokens import (
     PINNED_DATE,
     apply_chat_template,
@@ -18,7 +19,6 @@ from harness.experiment.tokens import (
     fit_filler,
     has_system_turn,
     load_tokenizer,
-    measure,
     render,
 )
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file

@@ -1,4 +1,4 @@
-"""The graders beside ours: the authors' rule step by step, lm-eval's, and what is counted."""
+"""The other graders: the authors' rule step by step, lm-eval's graders, and the boxes that are counted."""
 
 from __future__ import annotations
 
