@@ -17,6 +17,7 @@ The life of a worker, by the states of `State` and the methods of `GraderPool`:
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -86,7 +87,7 @@ class _Worker:
 
     def __init__(self, memory_bytes: int, *, audits: bool) -> None:
         root = str(Path(harness.__file__).resolve().parent.parent)
-        self.requests, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self.requests, self.errors = tempfile.TemporaryFile(buffering=0), tempfile.TemporaryFile()
         numbers = [str(memory_bytes), str(self.requests.fileno())]
         try:
             self.process = subprocess.Popen(
@@ -114,12 +115,22 @@ class _Worker:
         self.state, self.limit_s, self.deadline = state, limit_s, time.monotonic() + limit_s
 
     def give(self, job: Job) -> None:
-        """Hand a job to the worker."""
+        """Hand a job to the worker.
+
+        Raises:
+            GraderError: the folder for temporary files is full.
+        """
         self.job = job
         request = json.dumps(job.request).encode()  # ASCII only, so that lone surrogates and NULs pass too
-        self.requests.seek(0)
-        self.requests.write(request)
-        self.requests.flush()
+        try:
+            self.requests.seek(0)
+            if self.requests.write(request) < len(request):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise GraderError(
+                f"a job for the graders cannot be written to {tempfile.gettempdir()}: {error.strerror}. Free some "
+                "space there, or set TMPDIR to another folder."
+            ) from None
         with suppress(BrokenPipeError):  # the worker has died, as its other pipe will show
             self.calls.write(b"%d\n" % len(request))
 

@@ -304,6 +304,12 @@ def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
     assert {os.readlink(f"/proc/{worker.pid}/fd/{n}") for n in range(3)} == {os.devnull}
 
 
+def test_a_full_folder_for_temporary_files_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b", 0))
+    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=r"cannot be written to .*: No space left"):
+        pool.grade_many([("\\boxed{x+1}", "\\sin(x)")])
+
+
 def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with GraderPool() as pool, pytest.raises(GraderError, match=r"no grader worker can be started.*/nowhere/python"):
