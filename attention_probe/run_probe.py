@@ -79,6 +79,7 @@ def run_probe(
         check_indices("head", settings.heads, loaded.head_count, loaded.name)
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     refuse_unknown_tokens(loaded, token_ids)
+    loaded.keep_embeddings(token_ids)
     loaded.table = TokenTable.of(loaded.model, loaded.decoder_layers[0], token_ids)
     checks = self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)

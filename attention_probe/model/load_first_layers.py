@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 from transformers.utils import cached_file
 
@@ -75,6 +75,19 @@ class LoadedModel:
         found = self.model.get_submodule(self.layers_path)
         assert isinstance(found, nn.ModuleList)
         return found
+
+    def keep_embeddings(self, token_ids: Tensor) -> None:
+        """Forget the embeddings of all other tokens: in float32 they are most of what a large model's layer needs.
+
+        Args:
+            token_ids: The vocabulary ids that will be run, each once. The model then fails on any other.
+        """
+        embedding = self.model.get_input_embeddings()
+        rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
+        rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
+        embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
+        embedding.padding_idx = None  # its row may be gone
+        embedding.register_forward_pre_hook(lambda _, given: (rows[given[0]],))
 
 
 def load_model(
