@@ -1,4 +1,4 @@
-"""The probe: chosen prompts through the first layers once, a trace of each added to one folder."""
+"""The probe: run chosen prompts through the first layers once, and add a trace of each to a folder."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def run_probe(
 
     Args:
         source: Where the prompts are from.
-        selection: Which of them.
-        settings: What to record.
-        path: The folder of traces; begun, or continued.
-        advance: Told how many of how many problems are done.
+        selection: Which problems.
+        settings: What to record, and of which model.
+        path: The folder of traces. It is made, or continued if it is there.
+        advance: Called with how many problems are done, and how many there are.
 
     Raises:
         PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
@@ -103,7 +103,7 @@ def run_probe(
 
 
 def keep_freed_memory() -> bool:
-    """Tell this process's allocator to keep freed memory for the next tensor; whether it takes such advice.
+    """Tell this process's allocator to keep freed memory for the next tensor. False if it takes no such advice.
 
     By default glibc gives every large block back to the system when it is freed, and the system zeroes it again for the
     next one, page by page. A forward pass frees and takes tens of megabytes at every step, so this costs a twelfth of a

@@ -1,4 +1,4 @@
-"""Some problems under all conditions: the forward passes, and everything that is kept of them."""
+"""Run some problems under all conditions, and compute everything that is kept of them."""
 
 from __future__ import annotations
 

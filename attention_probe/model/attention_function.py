@@ -156,9 +156,10 @@ def weight_blocks(
     sinks: Float[Tensor, " head"] | None,
     size: int,
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
-    """Attention weights of `size` queries at a time, over the keys up to the last of them; each overwrites the last.
+    """Attention weights of `size` queries at a time, over the keys up to the last of them.
 
-    Queries are grouped by the KV head that they share, so that keys are never repeated.
+    Each block overwrites the one before it. Queries are grouped by the KV head that they share, so that keys are never
+    repeated.
     """
     batch, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
