@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attention_probe.measure.measure import Measurement, measure_group
+from attention_probe.measure.measure_prompts import Measurement, measure_group
 from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
 from attention_probe.model.load_first_layers import LoadedModel, check_indices
 from attention_probe.model.token_table import TokenTable

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from attention_probe.choices import Dtype
-from attention_probe.measure.measure import Record
+from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
 from harness import resources

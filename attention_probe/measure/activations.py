@@ -96,11 +96,16 @@ def _measures() -> dict[str, Quantity]:
 
 
 ACTIVATION_MEASURES = _measures()
-"""Every number that `measure` gives, with its unit and definition. MAD is the median of | |a| - m | and m the median of
-|a|, both over all chosen tokens and neurons of the prompt without filler."""
+"""Every number that `measure_activations` gives, with its unit and definition.
+
+MAD is the median of | |a| - m | and m the median of |a|, both over all chosen tokens and neurons of the prompt without
+filler.
+"""
 
 
-def measure(activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]) -> dict[str, float]:
+def measure_activations(
+    activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
+) -> dict[str, float]:
     """The numbers of ACTIVATION_MEASURES for the chosen tokens of one prompt.
 
     Args:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
-from attention_probe.model.column_means import Capture, Done, Readout
 from attention_probe.model.eager_attention import run_eager, softmax_layers
+from attention_probe.model.reduce_attention import Capture, Done, Readout
 from attention_probe.model.token_table import per_token
 from harness.errors import ModelError, PromptMismatchError
 
