@@ -1,4 +1,4 @@
-"""The probe: chosen prompts through the first layers once, a trace of each added to one folder."""
+"""The probe: run chosen prompts through the first layers once, and add a trace of each to a folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attention_probe.measure.measure import Measurement, measure_group
+from attention_probe.measure.measure_prompts import Measurement, measure_group
 from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
 from attention_probe.model.load_first_layers import LoadedModel, check_indices
 from attention_probe.model.token_table import TokenTable
@@ -50,10 +50,10 @@ def run_probe(
 
     Args:
         source: Where the prompts are from.
-        selection: Which of them.
-        settings: What to record.
-        path: The folder of traces; begun, or continued.
-        advance: Told how many of how many problems are done.
+        selection: Which problems.
+        settings: What to record, and of which model.
+        path: The folder of traces. It is made, or continued if it is there.
+        advance: Called with how many problems are done, and how many there are.
 
     Raises:
         PromptMismatchError: a prompt is not the one that was run, does not fit the model, or is another than the one
@@ -79,6 +79,7 @@ def run_probe(
         check_indices("head", settings.heads, loaded.head_count, loaded.name)
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     refuse_unknown_tokens(loaded, token_ids)
+    loaded.keep_embeddings(token_ids)
     loaded.table = TokenTable.of(loaded.model, loaded.decoder_layers[0], token_ids)
     checks = self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
@@ -102,7 +103,7 @@ def run_probe(
 
 
 def keep_freed_memory() -> bool:
-    """Tell this process's allocator to keep freed memory for the next tensor; whether it takes such advice.
+    """Tell this process's allocator to keep freed memory for the next tensor. False if it takes no such advice.
 
     By default glibc gives every large block back to the system when it is freed, and the system zeroes it again for the
     next one, page by page. A forward pass frees and takes tens of megabytes at every step, so this costs a twelfth of a

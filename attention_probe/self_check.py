@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attention_probe.measure.decomposition import inserted_tokens
 from attention_probe.model.capture import capture, takes_positions
-from attention_probe.model.column_means import Capture
 from attention_probe.model.load_first_layers import LoadedModel
+from attention_probe.model.reduce_attention import Capture
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.settings import ProbeSettings
 from harness.analysis.flips import Criterion

@@ -1,4 +1,4 @@
-"""Of which model the probe records what, and with which tokenizer."""
+"""What the probe records, and of which model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 
 from attention_probe.choices import Dtype
-from attention_probe.measure.measure import Record
+from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
 from harness import resources
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """Of which model to record what.
+    """What to record, and of which model.
 
     Attributes:
-        model: Folder, hub name or `demo`; None for the one that was run, or with `architecture`.
-        architecture: An ARCH.yaml whose weights are drawn, instead of a model.
+        model: Folder, hub name or `demo`; None for the model that was run, or with `architecture`.
+        architecture: An ARCH.yaml to run with random weights, instead of a model.
         tokenizer: Another tokenizer than the model's own.
-        revision: Of a hub name.
+        revision: Branch, tag or commit of the model on the hub.
         layers: Decoder layers, from 0.
-        heads: Heads that will be looked at, from 0: refused at once if the model lacks one. All are recorded.
-        conditions: Which, the baseline is always among them; none for all that the source has.
+        heads: Heads that will be looked at, from 0. All heads are recorded; these are refused at once if the model
+            does not have them.
+        conditions: Names of conditions; empty for all that the source has. The baseline is always recorded.
         record: What to keep.
-        dtype: What the layers are computed in. Another than float32 is compared with float32 on one prompt.
+        dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
         seed: Of random weights.
 
     Raises:
-        ConfigError: both model and architecture, or a decomposition over completions.
+        ConfigError: both a model and an architecture are given, or a decomposition over completions.
     """
 
     model: str | None = None
@@ -68,7 +69,7 @@ class ProbeSettings:
             )
 
     def fitted(self, source: Source) -> ProbeSettings:
-        """The settings with what the source decides: its model, its conditions.
+        """The settings with the model and the conditions filled in from the source.
 
         Raises:
             ConfigError: a condition or the baseline is not in the source, or nothing names a model.

@@ -6,6 +6,6 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "definitions": ["ARRAYS", "MEASURES", "Quantity"],
-        "measure": ["Measurement", "Record", "measure_group"],
+        "measure_prompts": ["Measurement", "Record", "measure_group"],
     },
 )

@@ -2,7 +2,7 @@
 
 The activations are a = act(gate_proj(x)) of the first decoder layer: after the non-linearity, before the product with
 up_proj(x). They are compared over the same original tokens without and with filler. What "near zero" means, and the
-bins of the histogram, are taken from the prompt without filler and stay as they are for its other conditions: else a
+bins of the histogram, are taken from the prompt without filler and used for its other conditions too. Otherwise a
 spread that grows would move its own yardstick.
 
 Source: https://arxiv.org/abs/2510.01032, the activation redistribution module and its analysis of sparsity
@@ -96,11 +96,16 @@ def _measures() -> dict[str, Quantity]:
 
 
 ACTIVATION_MEASURES = _measures()
-"""Every number that `measure` gives, with its unit and definition. MAD is the median of | |a| - m | and m the median of
-|a|, both over all chosen tokens and neurons of the prompt without filler."""
+"""Every number that `measure_activations` gives, with its unit and definition.
+
+MAD is the median of | |a| - m | and m the median of |a|, both over all chosen tokens and neurons of the prompt without
+filler.
+"""
 
 
-def measure(activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]) -> dict[str, float]:
+def measure_activations(
+    activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
+) -> dict[str, float]:
     """The numbers of ACTIVATION_MEASURES for the chosen tokens of one prompt.
 
     Args:

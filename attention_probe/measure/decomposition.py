@@ -6,8 +6,8 @@ that the token has with it, m the attention on all that was inserted, and b what
     o_with - o_wo  =  (o_gap - o_wo)  +  (-m o_gap)  +  b
     the change        position shift     scale          bias
 
-Exactly so in the first layer, where every query and key depends on a token and its position alone; deeper layers
-leave a residual, as what stands below them has changed too.
+This is exact in the first layer, where every query and key depends on a token and its position alone. Deeper layers
+leave a residual, because what they get from the layers below has changed too.
 
 Source: the affine map of arXiv 2510.01032, section 3, and the identity that `self_check.identity_error` measures.
 """

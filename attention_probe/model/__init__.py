@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "load_first_layers": ["LoadedModel", "load_model", "random_model"],
-        "column_means": ["Capture"],
+        "reduce_attention": ["Capture"],
         "capture": ["capture"],
         "architectures": ["Architecture"],
     },

@@ -1,10 +1,10 @@
 """The attention function in Hugging Face's registry: a model's normal output, with each asked layer reduced on the way.
 
 Hugging Face models ask one registry for their attention function and another for their mask. Ours are in both under one
-name. The function computes the weights of a few queries at a time and reduces them (`column_means`). The mask stays a
-rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are squares
-of its length, are ever in memory. What is asked travels with the call, as a keyword argument that models hand through
-to their attention. The pass ends as soon as the last thing asked is there.
+name. The function computes the weights of a few queries at a time and reduces them (`reduce_attention`). The mask stays
+a rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are
+squares of its length, are ever in memory. What is asked travels with the call, as a keyword argument that models hand
+through to their attention. The pass ends as soon as the last thing asked is there.
 
 Source: https://huggingface.co/docs/transformers/en/attention_interface
 """
@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from attention_probe.model.column_means import Capture, Reduction
+from attention_probe.model.reduce_attention import Capture, Reduction
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
@@ -156,9 +156,10 @@ def weight_blocks(
     sinks: Float[Tensor, " head"] | None,
     size: int,
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
-    """Attention weights of `size` queries at a time, over the keys up to the last of them; each overwrites the last.
+    """Attention weights of `size` queries at a time, over the keys up to the last of them.
 
-    Queries are grouped by the KV head that they share, so that keys are never repeated.
+    Each block overwrites the one before it. Queries are grouped by the KV head that they share, so that keys are never
+    repeated.
     """
     batch, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]

@@ -1,7 +1,7 @@
-"""The first layers run once, and their attention reduced while it runs.
+"""Run the first layers once, and reduce their attention to column means and masses while they run.
 
-With our attention function (`attention_function`) where the architecture calls it; else with whole matrices from
-`output_attentions`, and said so.
+Where the architecture calls our attention function (`attention_function`), it does the reducing. Elsewhere whole
+matrices from `output_attentions` are reduced (`eager_attention`), and a notice says so.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
-from attention_probe.model.column_means import Capture, Done, Readout
 from attention_probe.model.eager_attention import run_eager, softmax_layers
+from attention_probe.model.reduce_attention import Capture, Done, Readout
 from attention_probe.model.token_table import per_token
 from harness.errors import ModelError, PromptMismatchError
 
@@ -241,7 +241,7 @@ def _activation(loaded: LoadedModel) -> nn.Module:
 
 
 def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
-    """What must be said about how the numbers were had."""
+    """What a reader must know about how the numbers were made."""
     said = []
     if model.config.model_type not in TESTED:
         said.append(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from attention_probe.model.attention_function import switched_attention
-from attention_probe.model.column_means import Capture, Reduction
+from attention_probe.model.reduce_attention import Capture, Reduction
 from harness.errors import ModelError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""A model's first layers and nothing else: read from a checkpoint, or drawn at random.
+"""A model's first layers and nothing else: read from a checkpoint, or with random weights.
 
-transformers' own `from_pretrained` reads them, with a config cut to so many layers. Tensors of later layers are then
-never read. What the layers are must not depend on the cut, so they are compared with those of the whole model.
+transformers' own `from_pretrained` reads them, with a config cut to that many layers. Tensors of later layers are then
+never read. A layer must not depend on how many follow it, so each is compared with its place in the whole model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 from transformers.utils import cached_file
 
@@ -45,12 +45,12 @@ class LoadedModel:
     """The first layers of a model, ready to run.
 
     Attributes:
-        name: As asked for; of random weights the architecture's.
+        name: As asked for; for random weights the architecture's name.
         model: The base model cut after the deepest asked layer; eval mode, no gradients.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
         layers_path: Where in `model` the list of decoder layers is.
-        random_weights: Whether the weights are drawn, so that nothing measured is about a trained model.
+        random_weights: Whether the weights are random, so that nothing measured is about a trained model.
         fingerprint: What identifies the weights, whatever layers were asked for.
         table: The first layer's projections of every token that will be run; None to compute them in each pass.
     """
@@ -76,6 +76,19 @@ class LoadedModel:
         assert isinstance(found, nn.ModuleList)
         return found
 
+    def keep_embeddings(self, token_ids: Tensor) -> None:
+        """Forget the embeddings of all other tokens: in float32 they are most of what a large model's layer needs.
+
+        Args:
+            token_ids: The vocabulary ids that will be run, each once. The model then fails on any other.
+        """
+        embedding = self.model.get_input_embeddings()
+        rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
+        rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
+        embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
+        embedding.padding_idx = None  # its row may be gone
+        embedding.register_forward_pre_hook(lambda _, given: (rows[given[0]],))
+
 
 def load_model(
     name: str,
@@ -87,14 +100,14 @@ def load_model(
 ) -> LoadedModel:
     """Read the embeddings and layers 0 to the deepest asked one.
 
-    Of a sharded model on the hub all files are fetched, and only the tensors of these layers are read.
+    All files of a sharded model on the hub are fetched, but only the tensors of these layers are read.
 
     Args:
         name: A model folder, a hub name, or `demo`.
         layers: Indices from 0.
         dtype: To compute in, whatever the checkpoint's type is.
         device: Where the model goes.
-        revision: Of a hub name.
+        revision: Branch, tag or commit on the hub.
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer
@@ -156,16 +169,16 @@ def random_model(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
-    """An exact architecture with weights drawn as its authors' code initialises them.
+    """An exact architecture with random weights, drawn as its authors' code initialises them.
 
-    The weights are drawn from the first layer on, so a layer is the same however many follow it.
+    They are drawn from the first layer on, so a layer is the same however many follow it.
 
     Args:
         architecture: An ARCH.yaml, or the bare name of a bundled one.
         layers: Indices from 0.
         seed: Of all weights.
-        dtype: To compute in; the weights are drawn in float32 and rounded.
-        device: Where the model goes; the weights are drawn on the CPU, so they do not depend on it.
+        dtype: To compute in. The weights are drawn in float32 and rounded.
+        device: Where the model goes. The weights are drawn on the CPU, so they do not depend on it.
 
     Raises:
         ConfigError: the YAML is missing or not an architecture, or there is no such device.

@@ -1,4 +1,4 @@
-"""From what a config or a command says about prompts to the prompts themselves: a source and a selection."""
+"""Get the prompts that a config or a command describes: a source of prompts, and a selection from it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class PromptsConfig(Strict):
     """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
 
-    `run` is a run folder of ours, an lm-eval output folder, or a sample log; `logs` are the sample logs of any task by
-    condition, `metric` what of theirs says right from wrong. The rest selects as `mless probe` does:
-    `flip` between `baseline` and `condition` is a selection on outcome, which the figure then says; `controls` adds
-    matched problems that did not flip.
+    `run` is a run folder of ours, an lm-eval output folder, or a sample log. `logs` are the sample logs of any task, by
+    condition, and `metric` is the metric in them that says right or wrong. The other keys select, as the options of
+    `mless probe` do. `flip` between `baseline` and `condition` selects on the outcome, and the figure then says so.
+    `controls` adds matched problems that did not flip.
     """
 
     run: Path | None = None
@@ -80,7 +80,7 @@ def open_source(
 ) -> Source:
     """The prompts of a run as they were run, or those of a dataset, built for the model's tokenizer.
 
-    `conditions` are those to build, the named ones if it is empty; the baseline is always among them.
+    `conditions` are those to build from a dataset; all named ones if it is empty. The baseline is always built.
 
     Raises:
         HarnessError: the run, the dataset or the tokenizer cannot be had, or a prompt breaks a guarantee.

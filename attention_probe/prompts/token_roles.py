@@ -1,9 +1,9 @@
 """Prompts as tokens with roles, and which token is which across conditions.
 
-A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is paired with the one
-that it is in the baseline, by token id and role: from the front up to the filler, from the back down to it, and what is
-left between (nothing, unless the tokenizer merged across the filler's edge) by longest matching blocks. So of the two
-separators around a filler the first is the baseline's and the second is inserted.
+A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is paired with the same
+token in the baseline, by token id and role: first from the front up to the filler, then from the back down to it.
+Tokens may be left between, if the tokenizer merged across the filler's edge. They are paired by longest matching
+blocks. So the first of the two separators around a filler is the baseline's, and the second is inserted.
 """
 
 from __future__ import annotations

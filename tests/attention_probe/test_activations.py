@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attention_probe.measure.activations import ACTIVATION_MEASURES, Reference, measure
+from attention_probe.measure.activations import ACTIVATION_MEASURES, Reference, measure_activations
 from attention_probe.measure.token_classes import CLASSES, LEXICON, classify
 from harness import resources
 from harness.errors import ModelError
@@ -47,7 +47,7 @@ def real(problem):
 def test_measures_of_real_activations_are_those_of_the_definitions(real):
     without, with_filler, tokens = real
     reference = Reference.of(without)
-    found = measure(with_filler, reference, tokens)
+    found = measure_activations(with_filler, reference, tokens)
     base, a = (np.abs(t.numpy().astype(np.float64)) for t in (without, with_filler))
     mad = np.median(np.abs(base - np.median(base)))
     assert reference.mad == pytest.approx(mad, rel=1e-5)
@@ -70,20 +70,23 @@ def test_measures_of_real_activations_are_those_of_the_definitions(real):
 def test_the_filler_changes_real_activations_and_the_threshold_stays(real):
     without, with_filler, tokens = real
     reference = Reference.of(without)
-    before, after = (measure(a, reference, tokens) for a in (without, with_filler))
+    before, after = (measure_activations(a, reference, tokens) for a in (without, with_filler))
     assert before["l1"] != after["l1"]
     assert before["near_zero_c0.32"] != after["near_zero_c0.32"]
     for name in ("threshold_c0.1", "tokens_digits", "tokens_other"):
         assert before[name] == after[name]
     own = Reference.of(with_filler)
     assert own.mad != reference.mad
-    assert measure(with_filler, own, tokens)["near_zero_c0.32"] != after["near_zero_c0.32"]
+    assert measure_activations(with_filler, own, tokens)["near_zero_c0.32"] != after["near_zero_c0.32"]
 
 
 def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
     without, _, tokens = real
     reference = Reference.of(without)
-    before, after = measure(without, reference, tokens), measure(without * 1.5, reference, tokens)
+    before, after = (
+        measure_activations(without, reference, tokens),
+        measure_activations(without * 1.5, reference, tokens),
+    )
     for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
         assert after[name] < before[name]
     assert after["l1"] == pytest.approx(1.5 * before["l1"])
@@ -92,7 +95,7 @@ def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(r
 
 def test_token_classes_split_the_near_zero_share(real):
     without, with_filler, tokens = real
-    found = measure(with_filler, Reference.of(without), tokens)
+    found = measure_activations(with_filler, Reference.of(without), tokens)
     counts = np.array([found[f"tokens_{name}"] for name in CLASSES])
     assert counts.sum() == len(tokens)
     shares = np.array([found[f"near_zero_{name}_c0.1"] for name in CLASSES])
@@ -101,7 +104,7 @@ def test_token_classes_split_the_near_zero_share(real):
 
 def test_a_class_without_tokens_has_no_share(real):
     without, _, tokens = real
-    found = measure(without, Reference.of(without), tokens)
+    found = measure_activations(without, Reference.of(without), tokens)
     assert found["tokens_conjunctions"] == 0
     assert math.isnan(found["near_zero_conjunctions_c0.1"])
     assert not math.isnan(found["near_zero_operators_c0.1"])
@@ -109,40 +112,40 @@ def test_a_class_without_tokens_has_no_share(real):
 
 def test_every_number_has_a_unit_and_a_definition(real):
     without, _, tokens = real
-    assert set(measure(without, Reference.of(without), tokens)) == set(ACTIVATION_MEASURES)
+    assert set(measure_activations(without, Reference.of(without), tokens)) == set(ACTIVATION_MEASURES)
     assert all(quantity.unit and quantity.definition.endswith(".") for quantity in ACTIVATION_MEASURES.values())
 
 
 def test_bfloat16_is_measured_in_float32(real):
     without, _, tokens = real
     rounded = without.bfloat16()
-    assert measure(rounded, Reference.of(rounded), tokens) == pytest.approx(
-        measure(rounded.float(), Reference.of(rounded.float()), tokens), nan_ok=True
+    assert measure_activations(rounded, Reference.of(rounded), tokens) == pytest.approx(
+        measure_activations(rounded.float(), Reference.of(rounded.float()), tokens), nan_ok=True
     )
 
 
 def test_activations_are_left_as_they_are(real):
     without, _, tokens = real
     copy = without.clone()
-    measure(without, Reference.of(without), tokens)
+    measure_activations(without, Reference.of(without), tokens)
     assert torch.equal(copy, without)
 
 
 def test_where_most_activations_are_zero_there_is_no_threshold():
     a = torch.nn.functional.relu(torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1)
-    found = measure(a, Reference.of(a), ["2", "+", "x"])
+    found = measure_activations(a, Reference.of(a), ["2", "+", "x"])
     assert math.isnan(found["near_zero_c0.1"])
     assert math.isnan(found["near_zero_digits_c0.1"])
     assert found["l1"] == pytest.approx(float(a.sum() / 3))
-    nothing = measure(a * 0, Reference.of(a * 0), ["2", "+", "x"])
+    nothing = measure_activations(a * 0, Reference.of(a * 0), ["2", "+", "x"])
     assert math.isnan(nothing["gini"])
 
 
 def test_the_gini_coefficient_of_known_counts():
     even = Reference(mad=1.0, top=1.0)
     values = torch.cat([(torch.arange(100) + 0.5) / 100, torch.tensor([2.0])])
-    assert measure(values[None], even, ["x"])["gini"] == pytest.approx(0)
-    assert measure(torch.zeros(1, 101), even, ["x"])["gini"] == pytest.approx(100 / 101)
+    assert measure_activations(values[None], even, ["x"])["gini"] == pytest.approx(0)
+    assert measure_activations(torch.zeros(1, 101), even, ["x"])["gini"] == pytest.approx(100 / 101)
 
 
 def test_what_does_not_fit_is_refused():
@@ -153,9 +156,9 @@ def test_what_does_not_fit_is_refused():
         Reference.of(torch.full((3, 8), torch.nan))
     reference = Reference.of(torch.rand(3, 8))
     with pytest.raises(ValueError, match="activations of 3 tokens do not fit 2 tokens"):
-        measure(a, reference, ["x", "y"])
+        measure_activations(a, reference, ["x", "y"])
     with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
-        measure(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
+        measure_activations(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
 
 
 @pytest.mark.parametrize(

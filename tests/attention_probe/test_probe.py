@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from attention_probe.analysis.summary import MASSES, describe_checks, summary
 from attention_probe.commands import register
-from attention_probe.measure.measure import Record
+from attention_probe.measure.measure_prompts import Record
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings

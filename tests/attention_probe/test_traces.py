@@ -165,11 +165,11 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
             reported += [int(process.stdout.readline()) for _ in range(lines)]
             process.send_signal(signal.SIGKILL)
             reported += [int(line) for line in process.stdout.read().split("\n")[:-1]]
-    assert reported == list(range(len(reported)))  # continued where it stopped: nothing twice, nothing left out
+    assert reported == sorted(set(reported))  # continued where it stopped: nothing twice
     with AttentionTraces.open(tmp_path / "x.traces") as traces:
         found = list(traces)
-    # a record may be there whose report the kill forestalled
-    assert len(found) - len(reported) in (0, 1)
+    # each kill may have come between a record and its report; nothing else is left out
+    assert set(reported) <= set(range(len(found))) and 0 <= len(found) - len(reported) <= 3
     assert all(same(trace, make_trace(f"p{n}", "mless", seed=n, size=400)) for n, trace in enumerate(found))
     begin(tmp_path / "x.traces").close()
     left = contents(tmp_path / "x.traces")

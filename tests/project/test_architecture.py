@@ -31,7 +31,7 @@ FOLDERS = {
 NEED_HEAVY = {
     "attention_probe.figures.make_figure",
     "attention_probe.measure.decomposition",
-    "attention_probe.measure.measure",
+    "attention_probe.measure.measure_prompts",
     "attention_probe.model",
     "attention_probe.run_probe",
     "attention_probe.self_check",

@@ -33,7 +33,7 @@ def test_the_first_table_of_the_page_is_what_is_printed_for_the_bundled_model(bu
     assert lines == printed and len(printed) == 10
 
 
-def test_each_number_of_drawn_weights_is_given_from_its_least_to_its_greatest():
+def test_each_number_of_random_weights_is_given_from_its_least_to_its_greatest():
     draws = ["0.69 (0.59 to 0.76)", "0.66 (0.61 to 0.76)", "0.71 (0.60 to 0.76)"]
     assert over_draws(draws) == "0.66..0.71 (0.59..0.61 to 0.76)"
     assert over_draws(["9 of 28", "20 of 28"]) == "9..20 of 28"

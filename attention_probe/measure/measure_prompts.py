@@ -1,4 +1,4 @@
-"""Some problems under all conditions: the forward passes, and everything that is kept of them."""
+"""Run some problems under all conditions, and compute everything that is kept of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_probe.measure.activations import Reference, measure
+from attention_probe.measure.activations import Reference, measure_activations
 from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures, value_measures
 from attention_probe.model.capture import capture
-from attention_probe.model.column_means import Capture
 from attention_probe.model.load_first_layers import LoadedModel
+from attention_probe.model.reduce_attention import Capture
 from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
 from harness.runs.prompt_source import BASELINE
 
@@ -93,7 +93,11 @@ def measure_group(
         for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
             layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
             residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
-            first = {"decomposition_residual": float(residuals[0].max())} if residuals and loaded.layers[0] == 0 else {}
+            self_check, activations = {}, {}
+            if residuals and loaded.layers[0] == 0:
+                self_check["decomposition_residual"] = float(residuals[0].max())
+            if record.activations:
+                activations = measure_activations(one.activations, references[place], one.problem_texts)
             means, counts = one.curves(loaded.layers, visible=record.visible)
             found[place][name] = Measurement(
                 mean_all=means[0],
@@ -101,8 +105,8 @@ def measure_group(
                 count_all=counts[0],
                 count_common=counts[1],
                 measures={key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
-                activations=measure(one.activations, references[place], one.problem_texts) if references else {},
-                self_check=first,
+                activations=activations,
+                self_check=self_check,
             )
     return found
 
