@@ -19,6 +19,8 @@ from harness.runs import receipts
 from harness.verification.processes import run_mless, say
 from harness.verification.record import Settings
 
+PUBLISHED = "qwen2.5-math-1.5b-published"
+"""The config of the study's own prompts."""
 SHAPE = "qwen2.5-math-1.5b"
 """The architecture that random weights are given."""
 SEED = 0

@@ -37,6 +37,11 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_json(path: Path, figures: Any) -> None:
     """Write figures as JSON, and make the folder for them."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +108,7 @@ def run_mless(
         EngineError: it failed.
     """
     wall = run_logged(mless_command(config, output, overrides, limit), log)
-    receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
-    return {**receipt["timing"], "wall_seconds": round(wall, 2)}
+    return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 
 
 def run_side(
@@ -117,7 +121,7 @@ def run_side(
     """
     command = [sys.executable, "-m", __name__, side, str(written), str(config), str(limit or 0)]
     wall = run_logged([*command, *overrides], log)
-    return {**json.loads(written.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2)}
+    return {**read_json(written), "wall_seconds": round(wall, 2)}
 
 
 def run_lm_eval(
@@ -151,9 +155,9 @@ def run_lm_eval(
     command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
     command += ["--limit", str(limit)] if limit else []
     wall = run_logged(command, log, {"MATH500_PATH": data} if data else None)
-    results = json.loads(next(folder.rglob("results_*.json")).read_text(encoding="utf-8"))["results"]
+    results = read_json(next(folder.rglob("results_*.json")))["results"]
     correct = [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
-    return {**json.loads(timed.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2), "correct": correct}
+    return {**read_json(timed), "wall_seconds": round(wall, 2), "correct": correct}
 
 
 def _generate_raw(plan: Plan) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -21,7 +20,7 @@ from harness.runs import receipts
 from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores, write_whole
 from harness.runs.journal import differences
 from harness.verification.bench import Bench, open_bench
-from harness.verification.processes import say
+from harness.verification.processes import read_json, say
 from harness.verification.record import PAGE, RECORD, Outcome, Record, Settings, read_record, write_page, write_record
 from harness.verification.steps import STEPS, Step
 
@@ -156,7 +155,7 @@ def _wrong_runs(folder: Path) -> Iterator[str]:
     for receipt in sorted(folder.glob(f"*/run/{RECEIPT}")):
         run = receipt.parent
         try:
-            files = json.loads(receipt.read_text(encoding="utf-8"))["files"]
+            files = read_json(receipt)["files"]
             for name, sha256 in files.items():
                 if receipts.hash_stored(run / name) != sha256:
                     yield f"{run.parent.name}: its receipt has the hash of another {name}"
