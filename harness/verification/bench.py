@@ -50,10 +50,10 @@ class Bench:
     replays: bool = False
     data: str | None = None
 
-    def run(self, name: str, folder: Path, changes: Sequence[str] = (), limit: int | None = None) -> dict[str, Any]:
-        """`mless run` of a shipped config into `folder`/run; see `processes.run_mless`."""
+    def run(self, name: str, folder: Path, changes: Sequence[str] = (), limit: int | None = None) -> None:
+        """Run a shipped config by `mless run` into `folder`/run, with these changes."""
         limit = limit or self.settings.limit
-        return run_mless(self.config(name), folder / "run", self.log(folder.name), changes, limit)
+        run_mless(self.config(name), folder / "run", self.log(folder.name), changes, limit)
 
     def config(self, name: str) -> Path:
         """A shipped run config."""

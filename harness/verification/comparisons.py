@@ -1,4 +1,4 @@
-"""Steps of `mless verify` that compare mless with others: Hugging Face, eager attention, raw vLLM, stock lm-eval.
+"""Steps of `mless verify` that compare mless with others: Hugging Face, eager attention, raw vLLM.
 
 The functions `measure_*` and `derive_*` are described in `steps`.
 """
@@ -6,13 +6,12 @@ The functions `measure_*` and `derive_*` are described in `steps`.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 from harness.runs.folder import RECEIPT, read_samples
 from harness.verification.bench import PUBLISHED, Bench
-from harness.verification.processes import read_json, run_lm_eval, run_logged, run_side, write_json
+from harness.verification.processes import read_json, run_logged, run_side
 from harness.verification.record import Finding, expect, expect_under
 
 MODEL_CARD = "qwen2.5-math-1.5b-model_card"
@@ -20,7 +19,7 @@ MODEL_CARD = "qwen2.5-math-1.5b-model_card"
 PROMPTS, LAYERS = 20, 3
 """Prompts whose logits and attention are compared, and how many of the first layers are."""
 COMPARED = ("wo", "mless", "mful")
-"""Conditions that mless, raw vLLM and stock lm-eval all generate."""
+"""Conditions that both mless and raw vLLM generate."""
 CURVE_LIMIT = 1e-4
 """Largest difference of an average attention weight from eager attention."""
 RAW_SHARE, LEAST_REQUESTS = 0.9, 1000
@@ -72,45 +71,19 @@ def derive_probe(folder: Path) -> list[Finding]:
 
 
 def measure_throughput(bench: Bench, folder: Path) -> None:
-    """Generate the same requests by `mless run`, by raw vLLM and by stock lm-eval."""
-    from harness.engines.vllm_arguments import fit_to_cpu
-    from harness.experiment.config import load_config
-
-    config, limit = bench.config(MODEL_CARD), bench.settings.limit
+    """Generate the same requests by `mless run` and by raw vLLM."""
     fixed = ["layouts=[raw]", "instruction=null", "replicates=1", "sampling=greedy"]
     changes = [*bench.changes(replay=True), f"conditions={json.dumps(COMPARED)}", *fixed]
-    ours = bench.run(MODEL_CARD, folder, changes)
-    raw = run_side("raw", config, folder / "raw.json", bench.log("throughput-raw"), changes, limit)
-    (folder / "raw.json").unlink()
-    sides = {"wall_seconds": ours["wall_seconds"], "raw": raw}
-    if not bench.settings.random_weights:  # lm-eval would generate to the limit of its tasks
-        arguments = load_config(config, changes).model_arguments()
-        if bench.device == "cpu":
-            fit_to_cpu(arguments, sampled=False)
-        sides["stock"] = run_lm_eval(
-            [f"math500_{condition}" for condition in COMPARED],
-            arguments,
-            folder / "stock",
-            bench.log("throughput-stock"),
-            batch_size="auto",
-            data=bench.data,
-            limit=limit,
-        )
-        shutil.rmtree(folder / "stock")
-    write_json(folder / "sides.json", sides)
+    bench.run(MODEL_CARD, folder, changes)
+    log, limit = bench.log("throughput-raw"), bench.settings.limit
+    run_side("raw", bench.config(MODEL_CARD), folder / "raw.json", log, changes, limit)
 
 
 def derive_throughput(folder: Path) -> list[Finding]:
-    """Tokens per second of mless and raw vLLM, and the time of stock lm-eval in ours."""
-    sides = read_json(folder / "sides.json")
+    """Tokens per second of mless and of raw vLLM."""
     samples = sum(1 for _ in read_samples(folder / "run"))
-    ours = {**read_json(folder / "run" / RECEIPT)["timing"], "wall_seconds": sides["wall_seconds"]}
-    mless, raw = (one["tokens"] / one["generation_seconds"] for one in (ours, sides["raw"]))
-    stock = []
-    if "stock" in sides:
-        for part, key in (("generation", "generation_seconds"), ("the whole command", "wall_seconds")):
-            ratio = round(sides["stock"][key] / ours[key], 2)
-            stock.append(Finding(f"stock lm-eval at its best, {part}", ratio, "times mless's"))
+    timings = read_json(folder / "run" / RECEIPT)["timing"], read_json(folder / "raw.json")
+    mless, raw = (timing["tokens"] / timing["generation_seconds"] for timing in timings)
     return [
         Finding("requests", samples),
         Finding("raw vLLM", round(raw, 1), "generated tokens/s"),
@@ -121,5 +94,4 @@ def derive_throughput(folder: Path) -> list[Finding]:
             expected=f"at least {RAW_SHARE}, over {LEAST_REQUESTS:,} requests",
             holds=mless / raw >= RAW_SHARE if samples >= LEAST_REQUESTS else None,
         ),
-        *stock,
     ]

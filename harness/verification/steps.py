@@ -222,7 +222,7 @@ STEPS = (
     Step("probe", "The probe beside eager attention", 2, comparisons.measure_probe, comparisons.derive_probe),
     Step(
         "throughput",
-        "`mless run` beside raw vLLM and stock lm-eval, bfloat16",
+        "`mless run` beside raw vLLM, bfloat16",
         8,
         comparisons.measure_throughput,
         comparisons.derive_throughput,

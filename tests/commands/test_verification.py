@@ -68,14 +68,13 @@ def put_curves(bench, folder):
     write_both(GREEDY_RUN, folder / "curves.npz", n=2, layers=(0, 1), device="cpu", model=None)
 
 
-def put_sides(bench, folder):
+def put_raw_speed(bench, folder):
     shutil.copytree(
         ROOT / "tests" / "data" / "greedy_run", folder / "run"
     )  # its speed counts: it has over 1,000 samples
     timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
     raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
-    stock = {"generation_seconds": 1.1 * timing["generation_seconds"], "wall_seconds": 60.0}
-    (folder / "sides.json").write_text(json.dumps({"wall_seconds": 40.0, "raw": raw, "stock": stock}))
+    (folder / "raw.json").write_text(json.dumps(raw))
 
 
 UNMET = "logits: prompts with the same first token: 1, expected 2"
@@ -86,7 +85,7 @@ PUT = {
     "logits": put_logprobs,
     PUBLISHED: put_run,
     "probe": put_curves,
-    "throughput": put_sides,
+    "throughput": put_raw_speed,
 }
 
 
@@ -132,7 +131,6 @@ def test_findings_are_those_of_the_files(verified):
     speeds = found(folder, "throughput")
     share = speeds["its share of raw vLLM's speed"]
     assert (share["value"], share["holds"]) == (0.95, True)
-    assert speeds["stock lm-eval at its best, generation"]["value"] == 1.1
     assert unmet == [UNMET]
 
 
@@ -159,13 +157,13 @@ def test_changed_numbers_and_files_are_named(copy):
     changed = "demo: wo: accuracy: recorded 99.0, derived 76.0"
     assert check(copy) == [changed, UNMET, "README.md is not what the record says"]
     (copy / "verify.json").write_text(honest)
-    sides = json.loads((copy / "throughput" / "sides.json").read_text())
-    sides["raw"]["generation_seconds"] *= 2
-    (copy / "throughput" / "sides.json").write_text(json.dumps(sides))
+    raw = json.loads((copy / "throughput" / "raw.json").read_text())
+    raw["generation_seconds"] *= 2
+    (copy / "throughput" / "raw.json").write_text(json.dumps(raw))
     (copy / "logits" / "logprobs.json").unlink()
     (copy / "demo" / "new").write_text("")
     wrong = check(copy)
-    assert "throughput/sides.json is not the file that was recorded" in wrong
+    assert "throughput/raw.json is not the file that was recorded" in wrong
     assert "throughput: its share of raw vLLM's speed: recorded 0.95, derived 1.9" in wrong
     assert "logits/logprobs.json is missing" in wrong and "demo/new was not there when the folder was recorded" in wrong
     assert any(line.startswith("logits: cannot be derived: ") for line in wrong)
@@ -217,7 +215,7 @@ def test_steps_that_were_cut_out_left_out_or_failed_are_named(copy):
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}"])
 def test_files_that_hold_anything_are_named(copy, content):
-    for file in ("probe/curves.npz", "throughput/sides.json", "kill/processes.json"):
+    for file in ("probe/curves.npz", "throughput/raw.json", "kill/processes.json"):
         (copy / file).write_bytes(content)
     wrong = check(copy)
     for step in ("probe", "throughput", "kill"):
@@ -235,7 +233,7 @@ def test_a_verification_goes_on_where_it_was_and_keeps_its_settings(copy, made, 
 
     def measure(bench, folder):
         done.append(bench)
-        put_sides(bench, folder)
+        put_raw_speed(bench, folder)
 
     redone = tuple(replace(step, measure=measure) for step in made)
     monkeypatch.setattr("harness.verification.verifier.STEPS", redone)
