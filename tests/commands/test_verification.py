@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -167,6 +168,27 @@ def test_changed_numbers_and_files_are_named(copy):
     assert "throughput: its share of raw vLLM's speed: recorded 0.95, derived 1.9" in wrong
     assert "logits/logprobs.json is missing" in wrong and "demo/new was not there when the folder was recorded" in wrong
     assert any(line.startswith("logits: cannot be derived: ") for line in wrong)
+
+
+def test_findings_that_were_turned_or_cut_out_are_named(copy):
+    record = read_record(copy)
+    logits = record.steps["logits"].findings
+    assert logits[-1].holds is False
+    logits[-1] = msgspec.structs.replace(logits[-1], holds=True)
+    del record.steps["demo"].findings[-1]
+    write_record(copy, record)
+    wrong = check(copy)
+    assert any(line.startswith("demo: recorded ") and " findings, derived " in line for line in wrong), wrong
+    (turned,) = [line for line in wrong if line.startswith("logits: prompts with the same first token: recorded ")]
+    assert "holds=True" in turned and turned.endswith("holds=False)") and UNMET in wrong
+
+
+def test_a_record_of_another_format_is_refused(copy):
+    text = (copy / "verify.json").read_text()
+    assert text.count('"format": 1') == 1
+    (copy / "verify.json").write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(RunError, match=r"holds no verification: verify.json cannot be read \(.*`\$.format`\)"):
+        check(copy)
 
 
 def rehash(folder):
