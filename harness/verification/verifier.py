@@ -72,20 +72,20 @@ def _begin(folder: Path, settings: Settings, device: str | None) -> Record:
         **{name: number for name, number in receipts.versions().items() if number},
         "git revision": receipts.git_revision(),
     }
+    wanted = Record(settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={})
     if (folder / RECORD).is_file():
-        record = read_record(folder)
-        old, new = msgspec.to_builtins([(record.settings, record.machine), (settings, machine)])
-        changed = differences({"settings": old[0], "machine": old[1]}, {"settings": new[0], "machine": new[1]})
-        if changed:
+        begun = read_record(folder)
+        old, new = (msgspec.to_builtins({"settings": one.settings, "machine": one.machine}) for one in (begun, wanted))
+        if changed := differences(old, new):
             raise ConfigError(
                 f"{folder} was begun with other settings, on another machine or with other versions. Changed: "
                 f"{'; '.join(changed[:4])}. Choose another --output."
             )
-        return record
+        return begun
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} already holds files, and none is {RECORD}. Choose another --output.")
     folder.mkdir(parents=True, exist_ok=True)
-    return Record(settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={})
+    return wanted
 
 
 def _do(step: Step, bench: Bench) -> Outcome:

@@ -10,7 +10,6 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.requests import Request
 from harness.experiment.sampling import Sampling
 
-
 SAID = (
     r"^The backend stopped: ConnectionError: refused twice\. Mend the cause\. Everything finished is in the journal: "
     r"run the same command again to continue\.$"
