@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from harness.runs.folder import RECEIPT, read_samples
-from harness.verification.bench import PUBLISHED, Bench
+from harness.verification.model_under_test import PUBLISHED, Bench
 from harness.verification.processes import read_json, run_logged, run_side
 from harness.verification.record import Finding, expect, expect_under
 

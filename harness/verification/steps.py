@@ -18,7 +18,7 @@ from harness.errors import EngineError
 from harness.runs.folder import JOURNAL, RECEIPT, read_samples
 from harness.runs.sample_frame import load_run
 from harness.verification import comparisons
-from harness.verification.bench import PUBLISHED, Bench
+from harness.verification.model_under_test import PUBLISHED, Bench
 from harness.verification.processes import mless_command, read_json, start_logged, write_json
 from harness.verification.record import Finding, expect
 

@@ -19,7 +19,7 @@ from harness.errors import ConfigError, HarnessError
 from harness.runs import receipts
 from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores, write_whole
 from harness.runs.journal import differences
-from harness.verification.bench import Bench, open_bench
+from harness.verification.model_under_test import Bench, open_bench
 from harness.verification.processes import read_json, say
 from harness.verification.record import PAGE, RECORD, Outcome, Record, Settings, read_record, write_page, write_record
 from harness.verification.steps import STEPS, Step

@@ -24,7 +24,7 @@ from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack, unpack
 from harness.runs.receipts import hash_stored
 from harness.runs.records import SESSION
 from harness.verification import Settings, check, verify
-from harness.verification.bench import PUBLISHED, RANDOM_TOKENS, Bench, write_random_model
+from harness.verification.model_under_test import PUBLISHED, RANDOM_TOKENS, Bench, write_random_model
 from harness.verification.processes import run_logged
 from harness.verification.record import read_record, write_page, write_record
 from harness.verification.steps import STEPS

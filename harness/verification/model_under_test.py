@@ -1,4 +1,4 @@
-"""On what a verification works: the model, the data and the changes of the run configs that this machine allows."""
+"""The model, the data and the changes of run configs that a verification uses on this machine."""
 
 from __future__ import annotations
 
