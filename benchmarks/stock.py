@@ -15,13 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, Row, row, section
 from benchmarks.runs import CONDITIONS, base_overrides, mless_run, work_folder, write_json
-from harness.verification.processes import run_lm_eval, say
+from harness import resources
+from harness.verification.processes import read_json, run_logged, say
 
 TARGET_GENERATION = 12
 TARGET_WALL = 6
@@ -42,8 +45,66 @@ MEASURES = (
 )
 
 
+def run_lm_eval(
+    tasks: Sequence[str],
+    model_arguments: Mapping[str, Any],
+    folder: Path,
+    log: Path,
+    *,
+    batch_size: str,
+    data: str | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """lm-eval's own command over vLLM in a fresh process: its generation seconds, wall seconds and accuracies.
+
+    Args:
+        tasks: Their names, all in one call.
+        model_arguments: For `--model_args`.
+        folder: For its results and sample logs.
+        log: For what it prints.
+        batch_size: `1` is lm-eval's default, one prompt at a time; `auto` is its best, all prompts at once.
+        data: For MATH500_PATH.
+        limit: Use only the first problems of each task, this many.
+
+    Raises:
+        EngineError: it failed.
+    """
+    given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
+    timed = folder / "seconds.json"
+    command = [sys.executable, "-m", "benchmarks.stock", "lm_eval", str(timed), "run", "--model", "vllm"]
+    command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
+    command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
+    command += ["--limit", str(limit)] if limit else []
+    wall = run_logged(command, log, {"MATH500_PATH": data} if data else None)
+    results = read_json(next(folder.rglob("results_*.json")))["results"]
+    correct = [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
+    return {**read_json(timed), "wall_seconds": round(wall, 2), "correct": correct}
+
+
+def _time_lm_eval(written: Path, arguments: list[str]) -> None:
+    """Run lm-eval's command line, and write the seconds inside `generate_until` to a file."""
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.models.vllm_causallms import VLLM
+
+    original = VLLM.generate_until
+
+    def generate_until(self: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.monotonic()
+        completions = original(self, *args, **kwargs)
+        seconds = round(time.monotonic() - started, 2)
+        write_json(written, {"generation_seconds": seconds, "completions": len(completions)})
+        return completions
+
+    VLLM.generate_until = generate_until
+    sys.argv = ["lm_eval", *arguments]
+    cli_evaluate()
+
+
 def main() -> None:
     """Measure, print a Markdown section, and write the figures as JSON where asked."""
+    if sys.argv[1:2] == ["lm_eval"]:
+        _time_lm_eval(Path(sys.argv[2]), sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -1,4 +1,4 @@
-"""Values out of fixed sets that a command line lists and checks; apart, so that its help imports nothing heavy."""
+"""Fixed sets of values that command lines list and check. They stand apart so that `--help` imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 """What became of a problem from one condition to another."""
 
 Choice = Literal[Flip, "changed"]
-"""Which problems are chosen: those of one outcome, or those that changed in either direction."""
+"""Which problems are chosen: those with one outcome, or those that changed in either direction."""
 
 Repeats = Literal["first", "majority", "any"]
 """Which of several samples make a problem right."""
 
 
 class Split(StrEnum):
-    """What of a problem a comparison is split by. An enumeration, since typer takes no list of literals."""
+    """By what a comparison is split. This is an enumeration because typer takes no list of literals."""
 
     SUBJECT = "subject"
     LEVEL = "level"
 
 
 class Kind(StrEnum):
-    """Which figure of accuracies and differences."""
+    """A kind of figure of accuracies and differences."""
 
     BARS = "bars"
     FOREST = "forest"

@@ -14,11 +14,11 @@ from typing import Any
 def lazy_face(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package that shows these names of its modules.
+    """Make `__getattr__`, `__dir__` and `__all__` of a package that shows these names of its modules.
 
     Args:
         package: The package's `__name__`.
-        modules: The public names of each module, which goes by its name within the package.
+        modules: The public names of each module, by the module's name within the package.
     """
     places = {name: module for module, names in modules.items() for name in names}
 

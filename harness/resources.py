@@ -46,10 +46,10 @@ def demo_model() -> Path:
 
 
 def resolve_model(name: str) -> str:
-    """A model's name as loaders take it: `demo` is the bundled model, everything else is itself."""
+    """A model's name as loaders take it: `demo` becomes the bundled model's folder, other names stay."""
     return str(demo_model()) if name == "demo" else name
 
 
 def name_model(name: str) -> str:
-    """The reverse, for receipts: they should not say where somebody's checkout lies."""
+    """The reverse of `resolve_model`, for receipts, which should not name the place of somebody's checkout."""
     return "demo" if name == str(demo_model()) else name

@@ -8,9 +8,9 @@ import typer
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be had.")] = None,
+    model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")] = None,
 ) -> None:
-    """Check the installation and name the fix for whatever fails."""
+    """Check the installation, and name the fix for each check that fails."""
     from harness.check_installation import check_installation
 
     checks = check_installation(model)

@@ -35,7 +35,7 @@ def flips(
     n: Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 1234,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Save a matched unchanged problem with each; they are not printed.")
+        bool, typer.Option("--controls", help="Save a matched unchanged problem with each; controls are not printed.")
     ] = False,
     layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
     metric: Annotated[str | None, typer.Option(help="Metric to read verdicts from in sample logs.")] = None,

@@ -8,7 +8,7 @@ from harness.commands.options import RunPath
 def pack(
     run: RunPath,
 ) -> None:
-    """Compress a run's files to a tenth or less, to commit or send them; every command reads them so."""
+    """Compress a run's files to a tenth or less, to commit or send them. Every command reads packed runs."""
     from harness.runs.folder import pack as pack_run
 
     pack_run(run)

@@ -1,4 +1,4 @@
-"""`mless verify`: show what is claimed on this machine."""
+"""`mless verify`: test on this machine what is claimed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def verify(
     ] = None,
     random_weights: Annotated[
         bool,
-        typer.Option("--random-weights", help="Qwen2.5-Math-1.5B's exact shape with random weights; no hub needed."),
+        typer.Option("--random-weights", help="Use random weights in the shape of Qwen2.5-Math-1.5B; no hub needed."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N problems of each run: a rehearsal.")
+        int | None, typer.Option(min=1, help="Use only the first N problems of each run, as a rehearsal.")
     ] = None,
     overrides: Overrides = None,
     check: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Derive every number of a folder again; no GPU needed.")
     ] = None,
 ) -> None:
-    """Show on this machine, in about an hour on one GPU, what is claimed of runs; or check what another one showed."""
+    """Test on this machine what mless claims of its runs (an hour on one GPU), or check the folder of such a test."""
     from harness import verification
 
     if check is not None:
@@ -38,6 +38,7 @@ def verify(
             model=model, random_weights=random_weights, limit=limit, overrides=tuple(overrides or ())
         )
         folder, wrong = output, verification.verify(output, settings)
-    typer.echo("\n".join([*wrong, f"page  {folder / verification.PAGE}: {len(wrong) or 'nothing'} not as expected"]))
+    result = f"{len(wrong)} not as expected" if wrong else "all as expected"
+    typer.echo("\n".join([*wrong, f"page  {folder / verification.PAGE}: {result}"]))
     if wrong:
         raise typer.Exit(2)

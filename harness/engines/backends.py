@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm import Finished, VLLMEngine
-from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError, ModelError
+from harness.engines.vllm import Finished, VLLMEngine, stopped
+from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
 from harness.experiment.sampling import sample_seed
 from harness.experiment.tokens import refuse_missing_folder
@@ -99,10 +99,7 @@ class LmEvalBackend:
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # whatever a server or a library raises
-                raise EngineError(
-                    f"The backend stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} Everything "
-                    "finished is in the journal: mend the cause and run the same command again to continue."
-                ) from error
+                raise stopped("The backend", error) from error
             yield [(request, Finished(text=str(text))) for request, text in zip(batch, texts, strict=True)]
 
     def facts(self) -> dict[str, Any]:

@@ -46,7 +46,8 @@ long: the longest are the first ones, in which kernels are compiled. NCCL gives 
 CLOSE_SECONDS = 2.0
 """The engine may take this long to end by itself; then it is killed. Nothing in it is wanted any more."""
 
-KEPT = "Everything finished is in the journal: run the same command"
+CONTINUE = "Everything finished is in the journal: run the same command again to continue."
+"""The end of an error in the middle of a run."""
 
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
@@ -210,8 +211,8 @@ class VLLMEngine:
             if looks * LOOK_SECONDS > self._stall_seconds:
                 raise EngineError(
                     f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: a hung "
-                    f"GPU, driver or connection between GPUs (look into `dmesg` for Xid). {KEPT} again to continue. If "
-                    "steps really take that long, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; this limit is "
+                    f"GPU, driver or connection between GPUs (look into `dmesg` for Xid). {CONTINUE} If steps "
+                    "really take that long, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; this limit is "
                     f"{STALL_FACTOR} times it."
                 )
         error = answer.exception()
@@ -219,10 +220,7 @@ class VLLMEngine:
             return answer.result()
         if type(error).__name__ == "EngineDeadError":
             raise self._died() from error
-        raise EngineError(
-            f"vLLM stopped: {type(error).__name__}: {' '.join(str(error).split())[:400]} {KEPT} again when the cause "
-            "is mended, to continue."
-        ) from error
+        raise stopped("vLLM", error) from error
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -237,7 +235,7 @@ class VLLMEngine:
             "It was killed, or its last messages above say why; if memory was the cause, lower "
             "gpu_memory_utilization, kv_cache_memory_bytes or max_num_seqs."
         )
-        return EngineError(f"The engine process died in the middle of the run. {cause} {KEPT} again to continue.")
+        return EngineError(f"The engine process died in the middle of the run. {cause} {CONTINUE}")
 
     def facts(self) -> dict[str, Any]:
         """What generates, for the run's receipt: the device, and the settings that vLLM made of the arguments.
@@ -275,6 +273,12 @@ class VLLMEngine:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def stopped(program: str, error: BaseException) -> EngineError:
+    """The error for a program that answered a request with an error of its own."""
+    told = " ".join(str(error).split())[:400].rstrip(".")
+    return EngineError(f"{program} stopped: {type(error).__name__}: {told}. Mend the cause. {CONTINUE}")
 
 
 def device_type() -> str | None:

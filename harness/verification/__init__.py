@@ -1,4 +1,4 @@
-"""Show on one machine what is claimed of runs, and check what another machine showed: `mless verify`.
+"""Test on one machine what is claimed of runs, and check what another machine measured: `mless verify`.
 
 `verify` measures: it starts real runs in processes of their own and keeps what they wrote. `check` derives every number
 again from these files, without a GPU, and names what does not fit together.

@@ -3,7 +3,6 @@
 python -m harness.verification.processes raw OUT CONFIG N [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's
                                                                              requests; N problems, 0 for all
 python -m harness.verification.processes logits OUT CONFIG N [KEY=VALUE ...] first-token log-probabilities of N prompts
-python -m harness.verification.processes lm_eval OUT run ARGUMENTS ...       lm-eval's own command line, timed
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness import resources
 from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Plan, make_plan
@@ -35,6 +33,11 @@ STOP_SECONDS = 20
 def say(text: str) -> None:
     """Print what is going on, with the time."""
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, figures: Any) -> None:
@@ -103,8 +106,7 @@ def run_mless(
         EngineError: it failed.
     """
     wall = run_logged(mless_command(config, output, overrides, limit), log)
-    receipt = json.loads((output / "run.json").read_text(encoding="utf-8"))
-    return {**receipt["timing"], "wall_seconds": round(wall, 2)}
+    return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 
 
 def run_side(
@@ -117,43 +119,7 @@ def run_side(
     """
     command = [sys.executable, "-m", __name__, side, str(written), str(config), str(limit or 0)]
     wall = run_logged([*command, *overrides], log)
-    return {**json.loads(written.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2)}
-
-
-def run_lm_eval(
-    tasks: Sequence[str],
-    model_arguments: Mapping[str, Any],
-    folder: Path,
-    log: Path,
-    *,
-    batch_size: str,
-    data: str | None = None,
-    limit: int | None = None,
-) -> dict[str, Any]:
-    """lm-eval's own command over vLLM in a fresh process: its generation seconds, wall seconds and accuracies.
-
-    Args:
-        tasks: Their names, all in one call.
-        model_arguments: For `--model_args`.
-        folder: For its results and sample logs.
-        log: For what it prints.
-        batch_size: `1` is lm-eval's default, one prompt at a time; `auto` is its best, all prompts at once.
-        data: For MATH500_PATH.
-        limit: Use only the first problems of each task, this many.
-
-    Raises:
-        EngineError: it failed.
-    """
-    given = ",".join(f"{name}={value}" for name, value in model_arguments.items())
-    timed = folder / "seconds.json"
-    command = [sys.executable, "-m", __name__, "lm_eval", str(timed), "run", "--model", "vllm"]
-    command += ["--model_args", given, "--tasks", ",".join(tasks), "--batch_size", batch_size, "--log_samples"]
-    command += ["--include_path", str(resources.folder("tasks")), "--output_path", str(folder / "results.json")]
-    command += ["--limit", str(limit)] if limit else []
-    wall = run_logged(command, log, {"MATH500_PATH": data} if data else None)
-    results = json.loads(next(folder.rglob("results_*.json")).read_text(encoding="utf-8"))["results"]
-    correct = [value for task in tasks for name, value in results[task].items() if name.startswith("correct,")]
-    return {**json.loads(timed.read_text(encoding="utf-8")), "wall_seconds": round(wall, 2), "correct": correct}
+    return {**read_json(written), "wall_seconds": round(wall, 2)}
 
 
 def _generate_raw(plan: Plan) -> dict[str, Any]:
@@ -194,40 +160,15 @@ def _read_logprobs(plan: Plan) -> dict[str, Any]:
 
     requests = list(plan.requests(plan.config.resolve_sampling({})))[: plan.limit]
     arguments = plan.config.model_arguments()
-    engine = VLLMEngine(arguments, sampled=False)
-    try:
-        found = read_logprobs(engine, str(arguments["pretrained"]), [r.prompt_token_ids or () for r in requests])
+    prompts = [request.prompt_token_ids or () for request in requests]
+    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+        found = read_logprobs(engine, str(arguments["pretrained"]), prompts)
         return {"engine": engine.facts(), "prompts": [asdict(one) for one in found]}
-    finally:
-        engine.close()
-
-
-def _time_lm_eval(written: Path, arguments: list[str]) -> None:
-    """Run lm-eval's command line, and write the seconds inside `generate_until` to a file."""
-    from lm_eval.__main__ import cli_evaluate
-    from lm_eval.models.vllm_causallms import VLLM
-
-    original = VLLM.generate_until
-
-    def generate_until(self: Any, *args: Any, **kwargs: Any) -> Any:
-        started = time.monotonic()
-        completions = original(self, *args, **kwargs)
-        seconds = round(time.monotonic() - started, 2)
-        write_json(written, {"generation_seconds": seconds, "completions": len(completions)})
-        return completions
-
-    VLLM.generate_until = generate_until
-    sys.argv = ["lm_eval", *arguments]
-    cli_evaluate()
 
 
 def main() -> None:
     """Measure one side, as the top of this file says."""
-    side, written, *rest = sys.argv[1:]
-    if side == "lm_eval":
-        _time_lm_eval(Path(written), rest)
-        return
-    config, number, *overrides = rest
+    side, written, config, number, *overrides = sys.argv[1:]
     plan = make_plan(load_config(Path(config), overrides), limit=int(number) or None)
     measure = {"raw": _generate_raw, "logits": _read_logprobs}[side]
     write_json(Path(written), measure(plan))

@@ -1,55 +1,36 @@
 """The steps of `mless verify`. Each measures something into a folder of its own, and derives its findings from there.
 
 The functions `measure_*` start real runs on this machine. The functions `derive_*` read files only, on any machine.
+Those that compare mless with other programs stand in `comparisons`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.errors import EngineError
 from harness.runs.folder import JOURNAL, RECEIPT, read_samples
 from harness.runs.sample_frame import load_run
-from harness.verification.bench import Bench
-from harness.verification.processes import (
-    mless_command,
-    run_lm_eval,
-    run_logged,
-    run_side,
-    start_logged,
-    write_json,
-)
-from harness.verification.record import Finding, expect, expect_under
+from harness.verification import comparisons
+from harness.verification.model_under_test import PUBLISHED, Bench
+from harness.verification.processes import mless_command, read_json, start_logged, write_json
+from harness.verification.record import Finding, expect
 
 if TYPE_CHECKING:
     import pandas
 
-PUBLISHED = "qwen2.5-math-1.5b-published"
-"""The config of the study's own prompts."""
-MODEL_CARD = "qwen2.5-math-1.5b-model_card"
-"""The config whose speed is measured."""
-PROMPTS, LAYERS = 20, 3
-"""Prompts whose logits and attention are compared, and how many of the first layers are."""
 REPEATED = 100
 """Problems that each repeat of the baseline asks."""
 KILL_AFTER = 4
 """Samples in the journal before the run is killed: few, as a GPU makes all of them in a second or two."""
 GONE_SECONDS = 30
 """How long the killed run's processes are waited for."""
-COMPARED = ("wo", "mless", "mful")
-"""Conditions that mless, raw vLLM and stock lm-eval all generate."""
-CURVE_LIMIT = 1e-4
-"""Largest difference of an average attention weight from eager attention."""
-RAW_SHARE, LEAST_REQUESTS = 0.9, 1000
-"""Least share of raw vLLM's tokens/s, with journal, grading and audit on. Fewer requests say nothing about it."""
 TABLE = {
     "accuracy": ("accuracy", "%"),
     "difference": ("difference from wo", "points"),
@@ -91,7 +72,7 @@ def measure_installation(bench: Bench, folder: Path) -> None:
 
 def derive_installation(folder: Path) -> list[Finding]:
     """Checks that failed, and checks with a note."""
-    found = _read(folder / "findings.json")
+    found = read_json(folder / "findings.json")
     failed = [one["subject"] for one in found if one["fix"] and one["fatal"]]
     noted = [one["subject"] for one in found if one["fix"] and not one["fatal"]]
     return [
@@ -115,14 +96,14 @@ def derive_run(folder: Path) -> list[Finding]:
     from harness.display.table_pages import make_table
 
     run = folder / "run"
-    timing = _read(run / RECEIPT)["timing"]
+    timing = read_json(run / RECEIPT)["timing"]
     rows = json.loads(make_table([str(run)], form="json"))["rows"]
     return [
         *(
             Finding(f"{row['condition']}: {words}", row[column], unit)
             for row in rows
             for column, (words, unit) in TABLE.items()
-            if row[column] is not None
+            if column == "accuracy" or row["difference"] is not None
         ),
         Finding("samples", sum(1 for _ in read_samples(run))),
         Finding("speed", round(timing["tokens"] / timing["generation_seconds"], 1), "generated tokens/s"),
@@ -162,12 +143,12 @@ def derive_kill(folder: Path) -> list[Finding]:
     from harness.runs.records import SESSION
 
     run, whole = folder / "run", load_run(folder.parent / "demo" / "run")
-    processes = _read(folder / "processes.json")
+    processes = read_json(folder / "processes.json")
     records = list(read_journal(run / JOURNAL))
     sessions = [place for place, record in enumerate(records) if str(record.get("key", "")).startswith(SESSION)]
     safe = sum("task" in record for record in records[: sessions[-1]])
     completions, verdicts = _count_differences(whole, load_run(run))
-    on_cpu = _read(run / RECEIPT)["engine"]["device"] == "cpu"
+    on_cpu = read_json(run / RECEIPT)["engine"]["device"] == "cpu"
     gone = processes["alive"] == 0 < processes["all"]
     return [
         Finding("processes of the killed run", processes["all"]),
@@ -192,25 +173,6 @@ def _count_differences(first: pandas.DataFrame, second: pandas.DataFrame) -> tup
     return int(completions.sum()), int(verdicts.sum())
 
 
-def measure_logits(bench: Bench, folder: Path) -> None:
-    """Compute first-token log-probabilities by vLLM and by Hugging Face."""
-    written, limit = folder / "logprobs.json", bench.at_most(PROMPTS)
-    run_side("logits", bench.config(PUBLISHED), written, bench.log("logits"), bench.changes(), limit)
-
-
-def derive_logits(folder: Path) -> list[Finding]:
-    """How far the log-probabilities of the two sides are from each other."""
-    from harness.verification.logit_check import LARGEST, MEAN, LogitCheck, Logprobs
-
-    check = LogitCheck.of([Logprobs(**one) for one in _read(folder / "logprobs.json")["prompts"]])
-    return [
-        Finding("prompts", check.prompts),
-        expect_under("largest difference of a log-probability", check.largest, LARGEST, "nats"),
-        expect_under("mean difference", check.mean, MEAN, "nats"),
-        expect("prompts with the same first token", check.same_first, check.prompts),
-    ]
-
-
 def measure_repeats(changes: Sequence[str], bench: Bench, folder: Path) -> None:
     """Run the baseline twice, greedily, in another order, with these changes of the config."""
     fixed = ["conditions=[wo]", "family=[]", "primary=null", "replicates=2", "sampling=greedy", "audit=false"]
@@ -229,89 +191,6 @@ def derive_repeats(folder: Path) -> list[Finding]:
     ]
 
 
-def measure_probe(bench: Bench, folder: Path) -> None:
-    """Compute average attention weights by the probe and by eager attention."""
-    given = [bench.folder / PUBLISHED / "run", folder / "curves.npz", bench.at_most(PROMPTS), LAYERS]
-    command = [sys.executable, "-m", "attention_probe.self_check", *map(str, given), bench.device or "cpu"]
-    run_logged([*command, *filter(None, [bench.model])], bench.log("probe"))
-
-
-def derive_probe(folder: Path) -> list[Finding]:
-    """How far the probe's average attention weights are from eager attention's."""
-    import numpy as np
-
-    with np.load(folder / "curves.npz") as kept:
-        ours, eager = (float(seconds) for seconds in kept["seconds"])
-        pairs = [(kept[name], kept[f"{name[:-5]}/eager"]) for name in kept.files if name.endswith("/ours")]
-    undefined = sum(int((np.isnan(a) != np.isnan(b)).sum()) for a, b in pairs)
-    largest = max(float(np.nanmax(abs(a - b))) for a, b in pairs)
-    layers, heads, _ = pairs[0][0].shape
-    return [
-        Finding(f"prompts, Layers 1 to {layers}, {heads} heads", len(pairs)),
-        expect_under("largest difference of an average attention weight from eager attention", largest, CURVE_LIMIT),
-        expect("weights undefined on one side only", undefined, 0),
-        Finding("time of eager attention, in ours", round(eager / ours, 2), "times"),
-    ]
-
-
-def measure_throughput(bench: Bench, folder: Path) -> None:
-    """Generate the same requests by `mless run`, by raw vLLM and by stock lm-eval."""
-    from harness.engines.vllm_arguments import fit_to_cpu
-    from harness.experiment.config import load_config
-
-    config, limit = bench.config(MODEL_CARD), bench.settings.limit
-    fixed = ["layouts=[raw]", "instruction=null", "replicates=1", "sampling=greedy"]
-    changes = [*bench.changes(replay=True), f"conditions={json.dumps(COMPARED)}", *fixed]
-    ours = bench.run(MODEL_CARD, folder, changes)
-    raw = run_side("raw", config, folder / "raw.json", bench.log("throughput-raw"), changes, limit)
-    (folder / "raw.json").unlink()
-    sides = {"wall_seconds": ours["wall_seconds"], "raw": raw}
-    if not bench.settings.random_weights:  # lm-eval would generate to the limit of its tasks
-        arguments = load_config(config, changes).model_arguments()
-        if bench.device == "cpu":
-            fit_to_cpu(arguments, sampled=False)
-        sides["stock"] = run_lm_eval(
-            [f"math500_{condition}" for condition in COMPARED],
-            arguments,
-            folder / "stock",
-            bench.log("throughput-stock"),
-            batch_size="auto",
-            data=bench.data,
-            limit=limit,
-        )
-        shutil.rmtree(folder / "stock")
-    write_json(folder / "sides.json", sides)
-
-
-def derive_throughput(folder: Path) -> list[Finding]:
-    """Tokens per second of mless and raw vLLM, and the time of stock lm-eval in ours."""
-    sides = _read(folder / "sides.json")
-    samples = sum(1 for _ in read_samples(folder / "run"))
-    ours = {**_read(folder / "run" / RECEIPT)["timing"], "wall_seconds": sides["wall_seconds"]}
-    mless, raw = (one["tokens"] / one["generation_seconds"] for one in (ours, sides["raw"]))
-    stock = []
-    if "stock" in sides:
-        for part, key in (("generation", "generation_seconds"), ("the whole command", "wall_seconds")):
-            ratio = round(sides["stock"][key] / ours[key], 2)
-            stock.append(Finding(f"stock lm-eval at its best, {part}", ratio, "times mless's"))
-    return [
-        Finding("requests", samples),
-        Finding("raw vLLM", round(raw, 1), "generated tokens/s"),
-        Finding("mless run with journal, grading and audit", round(mless, 1), "generated tokens/s"),
-        Finding(
-            "its share of raw vLLM's speed",
-            round(mless / raw, 3),
-            expected=f"at least {RAW_SHARE}, over {LEAST_REQUESTS:,} requests",
-            holds=mless / raw >= RAW_SHARE if samples >= LEAST_REQUESTS else None,
-        ),
-        *stock,
-    ]
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _repeat(name: str, *changes: str, needs: str | None = None) -> Step:
     title = f"The baseline against itself (A/A), greedy, {name}"
     changes = tuple(f"model.arguments.{change}" for change in changes)
@@ -322,7 +201,13 @@ STEPS = (
     Step("doctor", "The installation", 0.2, measure_installation, derive_installation),
     Step("demo", "The bundled model, whole", 2, measure_demo, derive_run),
     Step("kill", "Killed with SIGKILL and continued by the same command", 3, measure_kill, derive_kill),
-    Step("logits", "First-token log-probabilities beside Hugging Face, float32", 3, measure_logits, derive_logits),
+    Step(
+        "logits",
+        "First-token log-probabilities beside Hugging Face, float32",
+        3,
+        comparisons.measure_logits,
+        comparisons.derive_logits,
+    ),
     _repeat("float32", "dtype=float32"),
     _repeat("bfloat16", "dtype=bfloat16"),
     _repeat("batch-invariant", "dtype=bfloat16", "batch_invariant=true", needs="cuda"),
@@ -334,13 +219,13 @@ STEPS = (
         partial(measure_run, f"{PUBLISHED}-sampled"),
         derive_run,
     ),
-    Step("probe", "The probe beside eager attention", 2, measure_probe, derive_probe),
+    Step("probe", "The probe beside eager attention", 2, comparisons.measure_probe, comparisons.derive_probe),
     Step(
         "throughput",
-        "`mless run` beside raw vLLM and stock lm-eval, bfloat16",
+        "`mless run` beside raw vLLM, bfloat16",
         8,
-        measure_throughput,
-        derive_throughput,
+        comparisons.measure_throughput,
+        comparisons.derive_throughput,
     ),
 )
 """All steps, in their order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -21,8 +20,8 @@ from harness.runs import receipts
 from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores
 from harness.runs.journal import differences
 from harness.runs.stored_files import hash_stored, write_whole
-from harness.verification.bench import Bench, open_bench
-from harness.verification.processes import say
+from harness.verification.model_under_test import Bench, open_bench
+from harness.verification.processes import read_json, say
 from harness.verification.record import PAGE, RECORD, Outcome, Record, Settings, read_record, write_page, write_record
 from harness.verification.steps import STEPS, Step
 
@@ -74,20 +73,20 @@ def _begin(folder: Path, settings: Settings, device: str | None) -> Record:
         **{name: number for name, number in receipts.versions().items() if number},
         "git revision": receipts.git_revision(),
     }
+    wanted = Record(settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={})
     if (folder / RECORD).is_file():
-        record = read_record(folder)
-        old, new = msgspec.to_builtins([(record.settings, record.machine), (settings, machine)])
-        changed = differences({"settings": old[0], "machine": old[1]}, {"settings": new[0], "machine": new[1]})
-        if changed:
+        begun = read_record(folder)
+        old, new = (msgspec.to_builtins({"settings": one.settings, "machine": one.machine}) for one in (begun, wanted))
+        if changed := differences(old, new):
             raise ConfigError(
                 f"{folder} was begun with other settings, on another machine or with other versions. Changed: "
                 f"{'; '.join(changed[:4])}. Choose another --output."
             )
-        return record
+        return begun
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} already holds files, and none is {RECORD}. Choose another --output.")
     folder.mkdir(parents=True, exist_ok=True)
-    return Record(settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={})
+    return wanted
 
 
 def _do(step: Step, bench: Bench) -> Outcome:
@@ -157,7 +156,7 @@ def _wrong_runs(folder: Path) -> Iterator[str]:
     for receipt in sorted(folder.glob(f"*/run/{RECEIPT}")):
         run = receipt.parent
         try:
-            files = json.loads(receipt.read_text(encoding="utf-8"))["files"]
+            files = read_json(receipt)["files"]
             for name, sha256 in files.items():
                 if hash_stored(run / name) != sha256:
                     yield f"{run.parent.name}: its receipt has the hash of another {name}"

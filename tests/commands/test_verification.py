@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -23,10 +24,10 @@ from harness.runs.folder import JOURNAL, RECEIPT, SCORES, pack
 from harness.runs.records import SESSION
 from harness.runs.stored_files import hash_stored, unpack_files
 from harness.verification import Settings, check, verify
-from harness.verification.bench import RANDOM_TOKENS, Bench, write_random_model
+from harness.verification.model_under_test import PUBLISHED, RANDOM_TOKENS, Bench, write_random_model
 from harness.verification.processes import run_logged
 from harness.verification.record import read_record, write_page, write_record
-from harness.verification.steps import PUBLISHED, STEPS
+from harness.verification.steps import STEPS
 from harness.verification.verifier import _hash_files
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, ROOT, small_run
@@ -68,14 +69,13 @@ def put_curves(bench, folder):
     write_both(GREEDY_RUN, folder / "curves.npz", n=2, layers=(0, 1), device="cpu", model=None)
 
 
-def put_sides(bench, folder):
+def put_raw_speed(bench, folder):
     shutil.copytree(
         ROOT / "tests" / "data" / "greedy_run", folder / "run"
     )  # its speed counts: it has over 1,000 samples
     timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
     raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
-    stock = {"generation_seconds": 1.1 * timing["generation_seconds"], "wall_seconds": 60.0}
-    (folder / "sides.json").write_text(json.dumps({"wall_seconds": 40.0, "raw": raw, "stock": stock}))
+    (folder / "raw.json").write_text(json.dumps(raw))
 
 
 UNMET = "logits: prompts with the same first token: 1, expected 2"
@@ -86,7 +86,7 @@ PUT = {
     "logits": put_logprobs,
     PUBLISHED: put_run,
     "probe": put_curves,
-    "throughput": put_sides,
+    "throughput": put_raw_speed,
 }
 
 
@@ -132,7 +132,6 @@ def test_findings_are_those_of_the_files(verified):
     speeds = found(folder, "throughput")
     share = speeds["its share of raw vLLM's speed"]
     assert (share["value"], share["holds"]) == (0.95, True)
-    assert speeds["stock lm-eval at its best, generation"]["value"] == 1.1
     assert unmet == [UNMET]
 
 
@@ -159,16 +158,37 @@ def test_changed_numbers_and_files_are_named(copy):
     changed = "demo: wo: accuracy: recorded 99.0, derived 76.0"
     assert check(copy) == [changed, UNMET, "README.md is not what the record says"]
     (copy / "verify.json").write_text(honest)
-    sides = json.loads((copy / "throughput" / "sides.json").read_text())
-    sides["raw"]["generation_seconds"] *= 2
-    (copy / "throughput" / "sides.json").write_text(json.dumps(sides))
+    raw = json.loads((copy / "throughput" / "raw.json").read_text())
+    raw["generation_seconds"] *= 2
+    (copy / "throughput" / "raw.json").write_text(json.dumps(raw))
     (copy / "logits" / "logprobs.json").unlink()
     (copy / "demo" / "new").write_text("")
     wrong = check(copy)
-    assert "throughput/sides.json is not the file that was recorded" in wrong
+    assert "throughput/raw.json is not the file that was recorded" in wrong
     assert "throughput: its share of raw vLLM's speed: recorded 0.95, derived 1.9" in wrong
     assert "logits/logprobs.json is missing" in wrong and "demo/new was not there when the folder was recorded" in wrong
     assert any(line.startswith("logits: cannot be derived: ") for line in wrong)
+
+
+def test_findings_that_were_turned_or_cut_out_are_named(copy):
+    record = read_record(copy)
+    logits = record.steps["logits"].findings
+    assert logits[-1].holds is False
+    logits[-1] = msgspec.structs.replace(logits[-1], holds=True)
+    del record.steps["demo"].findings[-1]
+    write_record(copy, record)
+    wrong = check(copy)
+    assert any(line.startswith("demo: recorded ") and " findings, derived " in line for line in wrong), wrong
+    (turned,) = [line for line in wrong if line.startswith("logits: prompts with the same first token: recorded ")]
+    assert "holds=True" in turned and turned.endswith("holds=False)") and UNMET in wrong
+
+
+def test_a_record_of_another_format_is_refused(copy):
+    text = (copy / "verify.json").read_text()
+    assert text.count('"format": 1') == 1
+    (copy / "verify.json").write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(RunError, match=r"holds no verification: verify.json cannot be read \(.*`\$.format`\)"):
+        check(copy)
 
 
 def rehash(folder):
@@ -217,7 +237,7 @@ def test_steps_that_were_cut_out_left_out_or_failed_are_named(copy):
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}"])
 def test_files_that_hold_anything_are_named(copy, content):
-    for file in ("probe/curves.npz", "throughput/sides.json", "kill/processes.json"):
+    for file in ("probe/curves.npz", "throughput/raw.json", "kill/processes.json"):
         (copy / file).write_bytes(content)
     wrong = check(copy)
     for step in ("probe", "throughput", "kill"):
@@ -235,7 +255,7 @@ def test_a_verification_goes_on_where_it_was_and_keeps_its_settings(copy, made, 
 
     def measure(bench, folder):
         done.append(bench)
-        put_sides(bench, folder)
+        put_raw_speed(bench, folder)
 
     redone = tuple(replace(step, measure=measure) for step in made)
     monkeypatch.setattr("harness.verification.verifier.STEPS", redone)

@@ -10,6 +10,11 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.requests import Request
 from harness.experiment.sampling import Sampling
 
+SAID = (
+    r"^The backend stopped: ConnectionError: refused twice\. Mend the cause\. Everything finished is in the journal: "
+    r"run the same command again to continue\.$"
+)
+
 
 class Model:
     """A model of lm-eval's that answers each prompt with itself, and keeps what it was asked."""
@@ -18,14 +23,14 @@ class Model:
         self.asked = []
 
     def generate_until(self, instances):
-        """Each prompt's completion is the prompt."""
+        """Answer with the prompts."""
         self.asked.append([instance.args for instance in instances])
         if self.asked[-1][0][0] == "break":
             raise ConnectionError("refused\n  twice")
         return [instance.args[0] for instance in instances]
 
     def apply_chat_template(self, turns):
-        """The turns, joined."""
+        """The turns in a wrapping of its own."""
         return "/".join(turn["content"] for turn in turns)
 
 
@@ -58,9 +63,7 @@ def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
 
 
 def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
-    with pytest.raises(
-        EngineError, match=r"The backend stopped: ConnectionError: refused twice Everything finished is"
-    ):
+    with pytest.raises(EngineError, match=SAID):
         list(LmEvalBackend(Model()).stream([request("break")]))
 
 

@@ -1,4 +1,4 @@
-"""On what a verification works: the model, the data and the changes of the run configs that this machine allows."""
+"""The model, the data and the changes of run configs that a verification uses on this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from harness.runs import receipts
 from harness.verification.processes import run_mless, say
 from harness.verification.record import Settings
 
+PUBLISHED = "qwen2.5-math-1.5b-published"
+"""The config of the study's own prompts."""
 SHAPE = "qwen2.5-math-1.5b"
 """The architecture that random weights are given."""
 SEED = 0
@@ -48,10 +50,10 @@ class Bench:
     replays: bool = False
     data: str | None = None
 
-    def run(self, name: str, folder: Path, changes: Sequence[str] = (), limit: int | None = None) -> dict[str, Any]:
-        """`mless run` of a shipped config into `folder`/run; see `processes.run_mless`."""
+    def run(self, name: str, folder: Path, changes: Sequence[str] = (), limit: int | None = None) -> None:
+        """Run a shipped config by `mless run` into `folder`/run, with these changes."""
         limit = limit or self.settings.limit
-        return run_mless(self.config(name), folder / "run", self.log(folder.name), changes, limit)
+        run_mless(self.config(name), folder / "run", self.log(folder.name), changes, limit)
 
     def config(self, name: str) -> Path:
         """A shipped run config."""
