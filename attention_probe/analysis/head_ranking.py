@@ -11,18 +11,15 @@ Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-st
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import chosen_problems, filled_conditions
+from attention_probe.analysis.averaging import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
 
 DRAWS, SEED = 10_000, 1234
 _CHUNK = 500
@@ -60,8 +57,6 @@ def rank_heads(
     Raises:
         ConfigError: there is no such measure, it was not recorded, no prompt has both conditions, or fewer than two.
     """
-    import pandas
-
     if measure not in MEASURES:
         raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
     if baseline == condition:
@@ -69,9 +64,9 @@ def rank_heads(
     chosen = list(chosen_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
-    filled = filled_conditions(traces)
-    lone = (condition in filled) != (baseline in filled)
+    lone = has_one_filler(traces, condition, baseline)
     if lone and measure.startswith(FILLER_ONLY):
+        filled = {entry.condition for entry in traces.entries() if entry.filler_span}
         raise ConfigError(
             f"{measure} means nothing without a filler, and {baseline if condition in filled else condition} has none. "
             f"Contrast two of {', '.join(name for name in traces.conditions if name in filled)}."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import pandas
 
-from attention_probe.analysis.averaging import aligned_curves, chosen_problems, shared_problems
+from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
@@ -26,40 +26,35 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     Raises:
         ConfigError: there is no such head, or no problem has every condition.
     """
-    import pandas
-
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
     left_out = leaves_out_first_token(header)
     masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
-    chosen = None if heads is None else [header.check_head(head) for head in heads]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place, layer in enumerate(header.layers):
         curves = {
-            name: aligned_curves(
+            name: average_curves(
                 traces,
                 condition=name,
                 layer=layer,
-                heads=chosen or (),
+                heads=heads or (),
                 definition=definition,
                 exclude_first=left_out,
                 problem_ids=problems,
             )
-            for name in (traces.conditions if chosen else ())
+            for name in (traces.conditions if heads else ())
         }
-        for number, head in enumerate([None] if chosen is None else chosen):
-            for condition in traces.conditions:
-                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
-                for name, values in zip(MASSES, masses[condition][:, :, place], strict=True):
-                    there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
-                    there = there if head is None else there[:, head]
-                    row[name] = float(there.mean()) if there.size else np.nan
-                if head is not None:
-                    row["head"] = f"Head {head + 1}"
-                    curve = curves[condition][number]
-                    if len(curve.x):
-                        peak = int(curve.mean.argmax())
-                        row |= {"peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
+        for number, head in enumerate([None] if heads is None else heads):
+            for name in traces.conditions:
+                values = masses[name][:, :, place] if head is None else masses[name][:, :, place, head]
+                # an empty completion has no queries: its masses are missing, and in no mean
+                means = pandas.DataFrame(values.reshape(len(MASSES), -1), index=MASSES).mean(axis=1)
+                shown = "mean" if head is None else f"Head {head + 1}"
+                row = {"layer": f"Layer {layer + 1}", "head": shown, "condition": name, **means}
+                curve = None if head is None else curves[name][number]
+                if curve is not None and len(curve.x):
+                    peak = curve.mean.argmax()
+                    row |= {"peak": curve.mean[peak], "at": curve.x[peak]}
                 rows.append(row)
     queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
     title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"

@@ -169,19 +169,18 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for place, head in enumerate(self.heads):
-            if not (head.model or self.model or head.architecture or self.architecture):
+        for place, head in enumerate(self._whole_heads):
+            if not (head.model or head.architecture):
                 raise ValueError(f"heads.{place}: needs `model` or `architecture`, here or for the whole figure")
-            prompts = head.prompts or self.prompts
-            if prompts is None:
+            if head.prompts is None:
                 raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
-            if prompts.flip in (*CHANGES, CHANGED) and not prompts.controls:
+            if head.prompts.flip in (*CHANGES, CHANGED) and not head.prompts.controls:
                 raise ValueError(
                     f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
                     "expected `controls: true` in `prompts`"
                 )
             unknown = [name for name in self.conditions if name not in named_conditions()]
-            if prompts.dataset is not None and unknown:
+            if head.prompts.dataset is not None and unknown:
                 raise ValueError(
                     f"prompts built from a dataset know the conditions {', '.join(named_conditions())}, "
                     f"got {', '.join(unknown)}. Take others from a `run`"
@@ -196,11 +195,6 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> tuple[Panel, ...]:
         """All panels, row by row."""
-        shared = ("model", "architecture", "prompts", "exclude_first_token")
-        heads = [
-            head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
-            for head in self.heads
-        ]
         return tuple(
             Panel(
                 row=row_place,
@@ -211,7 +205,7 @@ class FigureConfig(Strict):
                 definition=row.definition or self.definition,
             )
             for row_place, row in enumerate(self.rows)
-            for column, head in enumerate(heads)
+            for column, head in enumerate(self._whole_heads)
         )
 
     @property
@@ -222,6 +216,15 @@ class FigureConfig(Strict):
             key = panel.head.model_dump_json(include={"model", "architecture", "prompts"})
             groups.setdefault(key, []).append(panel)
         return list(groups.values())
+
+    @property
+    def _whole_heads(self) -> list[HeadConfig]:
+        """The heads with all that they take from the figure."""
+        shared = ("model", "architecture", "prompts", "exclude_first_token")
+        return [
+            head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
+            for head in self.heads
+        ]
 
     def _name(self, head: HeadConfig) -> str:
         return head.name or self.model_name or (head.model or "").rstrip("/").rpartition("/")[2]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas
 
-from attention_probe.analysis.averaging import aligned_curve, chosen_problems, full_curve, shared_problems
+from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import as_frame
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.reference import read_reference
 from harness.display.words import label
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
 
 
 def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
@@ -31,24 +27,22 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    import pandas
-
     chosen = chosen_problems(traces, panel.shows.series)
     matched = [name for name in shared_problems(traces, panel.shows.series) if name not in set(chosen)]
-    curve = aligned_curve if panel.shows.view == "aligned" else full_curve
     tables = []
     for kind, problems in (("curve", chosen), ("control", matched)):
         for condition, series in panel.shows.series.items() if problems else ():
-            drawn = curve(
+            curves = average_curves(
                 traces,
                 condition=condition,
                 layer=panel.head.layer,
-                head=panel.head.head,
+                heads=[panel.head.head],
+                view=panel.shows.view,
                 definition=panel.definition,
                 exclude_first=panel.excludes_first_token(traces.header),
                 problem_ids=problems,
             )
-            points = as_frame([drawn]).assign(
+            points = as_frame(curves).assign(
                 kind=kind,
                 panel=panel.title,
                 row=panel.row,
@@ -74,8 +68,6 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             no accuracy.
         RunError: a run is missing or unfinished.
     """
-    import pandas
-
     from harness.analysis.leaderboard import accuracy_table
     from harness.runs.sample_frame import load_run
 
@@ -110,8 +102,6 @@ def figure_table(
         curves: From `read_curves`, of all panels.
         bars: From `read_bars`.
     """
-    import pandas
-
     tables = [curves.drop(columns="problem")]
     if bars is not None and config.bars is not None:
         names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 
 from attention_probe.figures.config import FigureConfig, Panel
 from harness.choices import Width
 from harness.display.figures.style import INCHES
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.gridspec import SubplotSpec
-    from matplotlib.legend import Legend
-    from matplotlib.text import Text
 
 
 def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Axes], Axes | None]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.visible import visible
 from harness.display.words import LEVEL
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _ALONE = (
     "Each interval is of one accuracy by itself. Whether two conditions differ is a paired question: intervals that "

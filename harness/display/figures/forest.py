@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.words import PASSED, interval, p_value, points, signed
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROW = 0.19
 """Height of a row, in inches."""

@@ -93,7 +93,6 @@ def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> It
     style: dict[Any, Any] = {
         "font.size": size,
         "axes.titlesize": size,
-        "axes.labelsize": size,
         "axes.linewidth": 0.6,
         "xtick.labelsize": size - 0.5,
         "ytick.labelsize": size - 0.5,
