@@ -100,7 +100,8 @@ def bootstrap_band(
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(there, table, 0.0)) / counts
-        low, high = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+    low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
     few = there.sum(axis=0) < 2
     low[few] = high[few] = np.nan
     return low, high

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas
 
 from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
@@ -30,7 +31,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     problems = chosen_problems(traces, traces.conditions)
     left_out = leaves_out_first_token(header)
     masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
-    rows: list[dict[str, Any]] = []
+    rows = []
     for place, layer in enumerate(header.layers):
         curves = {
             name: average_curves(
@@ -46,15 +47,17 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
         }
         for number, head in enumerate([None] if heads is None else heads):
             for name in traces.conditions:
-                values = masses[name][:, :, place] if head is None else masses[name][:, :, place, head]
-                # an empty completion has no queries: its masses are missing, and in no mean
-                means = pandas.DataFrame(values.reshape(len(MASSES), -1), index=MASSES).mean(axis=1)
-                shown = "mean" if head is None else f"Head {head + 1}"
-                row = {"layer": f"Layer {layer + 1}", "head": shown, "condition": name, **means}
-                curve = None if head is None else curves[name][number]
-                if curve is not None and len(curve.x):
-                    peak = curve.mean.argmax()
-                    row |= {"peak": curve.mean[peak], "at": curve.x[peak]}
+                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": name}
+                for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
+                    there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
+                    there = there if head is None else there[:, head]
+                    row[mass] = there.mean() if there.size else np.nan
+                if head is not None:
+                    curve = curves[name][number]
+                    row["head"] = f"Head {head + 1}"
+                    if len(curve.x):
+                        peak = curve.mean.argmax()
+                        row |= {"peak": curve.mean[peak], "at": curve.x[peak]}
                 rows.append(row)
     queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
     title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"

@@ -13,7 +13,7 @@ from harness.choices import Choice, Repeats
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
-"""Options of `mless probe` that select problems, and that a saved selection therefore refuses."""
+"""Options that select problems. They cannot be given together with a saved selection."""
 
 
 def probe(
@@ -85,16 +85,7 @@ def probe(
         metric=metric,
         dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
         layout=layout,
-        flip=flip,
-        baseline=baseline,
-        condition=condition,
-        repeats=repeats,
-        controls=controls,
-        subject=subject,
-        level=level,
-        ids=split_words(ids),
-        n=n,
-        seed=seed,
+        **{name: context.params[name] for name in _SELECTING} | {"ids": split_words(ids)},
     )
     settings = ProbeSettings(
         model=model,

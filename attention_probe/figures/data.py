@@ -9,9 +9,11 @@ from attention_probe.analysis.averaging import average_curves, chosen_problems, 
 from attention_probe.analysis.curve import as_frame
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
+from harness.analysis.leaderboard import accuracy_table
 from harness.analysis.reference import read_reference
 from harness.display.words import label
 from harness.errors import ConfigError
+from harness.runs.sample_frame import load_run
 
 
 def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
@@ -68,9 +70,6 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             no accuracy.
         RunError: a run is missing or unfinished.
     """
-    from harness.analysis.leaderboard import accuracy_table
-    from harness.runs.sample_frame import load_run
-
     if config.reference is not None:
         published = read_reference(str(config.reference))
         rows = [

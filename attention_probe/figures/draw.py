@@ -84,7 +84,7 @@ def draw_figure(
             f"got {len(points)}{' and bars' if bars is not None else ''}. Measure what the config names."
         )
     size = FONT[width] - 0.5
-    with styled(size, _TIGHT):
+    with styled(size, **_TIGHT):
         figure = Figure(layout="constrained")
         axes, bar_axes = lay_out(figure, config, width)
         panels = [

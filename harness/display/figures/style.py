@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.choices import Width
@@ -86,11 +85,11 @@ def adjustment(table: pandas.DataFrame) -> str:
 
 
 @contextmanager
-def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Draw inside this: text of `size` points, thin lines, and the `changes` to matplotlib's settings."""
+def styled(size: float, **changes: Any) -> Iterator[None]:
+    """Draw inside this: text of `size` points, thin lines; `changes` are further settings of matplotlib."""
     import matplotlib
 
-    style: dict[Any, Any] = {
+    style: Any = {
         "font.size": size,
         "axes.titlesize": size,
         "axes.linewidth": 0.6,
@@ -107,7 +106,7 @@ def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> It
         "text.parse_math": False,  # dollar signs in names are dollar signs
         "pdf.fonttype": 42,  # words in a PDF can be searched
     }
-    with matplotlib.rc_context({**style, **changes}):
+    with matplotlib.rc_context(style | changes):
         yield
 
 
