@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band
+from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band, leaves_out_first_token
 from attention_probe.choices import View
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
@@ -26,54 +26,55 @@ from harness.errors import ConfigError
 _OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
 
 
-def aligned_curve(traces: AttentionTraces, *, head: int, **options: Any) -> Curve:
+def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
     """The curve of one head over original tokens, whatever was inserted between them.
 
     Args:
         traces: Where from.
+        condition: Which prompts.
         head: From 0.
-        options: Of `average_curves`; `condition` and `layer` are needed.
+        options: Of `average_curves`; `layer` is needed.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    return average_curves(traces, heads=[head], **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], **options)[0]
 
 
-def full_curve(traces: AttentionTraces, *, head: int, **options: Any) -> Curve:
+def full_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
     """The curve of one head over the prompt as it was, with the region to shade; arguments as for `aligned_curve`.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
             of the prompts.
     """
-    return average_curves(traces, heads=[head], view="full", **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], view="full", **options)[0]
 
 
-def difference_curve(traces: AttentionTraces, *, baseline: str, head: int, **options: Any) -> Curve:
+def difference_curve(traces: AttentionTraces, *, condition: str, baseline: str, head: int, **options: Any) -> Curve:
     """The paired difference, condition minus baseline, of every original token; arguments as for `aligned_curve`.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    return average_curves(traces, heads=[head], baseline=baseline, **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], baseline=baseline, **options)[0]
 
 
 def average_curves(
     traces: AttentionTraces,
     *,
-    condition: str,
+    conditions: Iterable[str],
     layer: int,
     heads: Sequence[int],
     view: View = "aligned",
     baseline: str | None = None,
     definition: Definition = "common",
-    exclude_first: bool = False,
+    exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
     draws: int = DRAWS,
     seed: int = SEED,
 ) -> list[Curve]:
-    """A curve for each of several heads, for which every trace is read only once.
+    """Curves of several heads under several conditions, head by head. Every trace is read only once.
 
     In the full view the filler must stand at the same positions in all prompts that are averaged: the mean is over
     the prompts (more than half of them) that share one region, and the note says so. A difference from a baseline
@@ -81,15 +82,16 @@ def average_curves(
 
     Args:
         traces: Where from.
-        condition: Which prompts.
+        conditions: Which prompts.
         layer: From 0.
         heads: From 0.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
         definition: Over which queries.
-        exclude_first: Leave the first token out, which in some models takes most of the attention.
-        problem_ids: Which prompts; all of the condition by default. To set two conditions side by side, give both the
-            same, from `chosen_problems`.
+        exclude_first: Leave the first token out, which in some models takes most of the attention; None where the
+            study does so for the model's family.
+        problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
+            `chosen_problems`.
         draws: Bootstrap draws for the band.
         seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
 
@@ -97,31 +99,21 @@ def average_curves(
         ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
             of the prompts.
     """
+    if baseline is not None and view == "full":
+        raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
     header = traces.header
     index = header.layer_index(layer)
     checked = [header.check_head(head) for head in heads]
-    notes = [_OF_COMPLETIONS] if header.queries == "completion" else []
-    if baseline is not None and view == "full":
-        raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
-    if baseline is not None and problem_ids is None:
-        problem_ids = chosen_problems(traces, (condition, baseline))
-    chosen = _chosen(traces, condition, problem_ids)
-    region, prompts = None, len(chosen)
-    if view == "full":
-        chosen, region = _sharing_one_region(traces, condition, chosen)
-        if len(chosen) < prompts:
-            notes.append(
-                f"mean over the {len(chosen)} of {prompts} prompts whose filler stands at the shaded positions"
-            )
+    left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
 
-    def read(name: str) -> tuple[NDArray[np.float64], dict[int, str]]:
+    def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
         """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
         rows = []
         for problem_id in chosen:
             trace = traces.get(problem_id, name)
             means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
-            shown = places >= int(exclude_first)  # inserted tokens have no place in the aligned view: -1
+            shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
             row = np.full((len(checked), places.max() + 1), np.nan)
             row[:, places[shown]] = means[:, shown]
             rows.append(row)
@@ -129,39 +121,52 @@ def average_curves(
         padded = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=np.nan) for row in rows]
         return np.stack(padded, axis=1), dict(zip(places.tolist(), trace.tokens, strict=True))
 
-    tables, texts = read(condition)
-    if baseline is not None:
-        _chosen(traces, baseline, chosen)
-        others, _ = read(baseline)
-        width = min(tables.shape[2], others.shape[2])
-        tables = tables[:, :, :width] - others[:, :, :width]
-        if has_one_filler(traces, condition, baseline):
-            notes.append("all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted")
     curves = []
-    for head, table in zip(checked, tables, strict=True):
-        counts = np.isfinite(table).sum(axis=0)
-        x = np.flatnonzero(counts)
-        low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
-        curves.append(
-            Curve(
-                condition=condition if baseline is None else f"{condition} - {baseline}",
-                layer=layer,
-                head=head,
-                definition=definition,
-                view=view,
-                first_token_excluded=exclude_first,
-                x=x,
-                mean=np.nanmean(table[:, x], axis=0),
-                low=low,
-                high=high,
-                count=counts[x],
-                prompts=len(chosen),
-                filler_region=region,
-                tokens=tuple(texts[place] for place in x.tolist()) if len(chosen) == 1 and baseline is None else None,
-                note="; ".join(notes) or None,
+    for name in conditions:
+        notes = [_OF_COMPLETIONS] if header.queries == "completion" else []
+        shared = chosen_problems(traces, (name, baseline)) if baseline and problem_ids is None else problem_ids
+        chosen, region = _chosen(traces, name, shared), None
+        if view == "full":
+            asked = len(chosen)
+            chosen, region = _sharing_one_region(traces, name, chosen)
+            if len(chosen) < asked:
+                notes.append(
+                    f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
+                )
+        tables, texts = read(name, chosen)
+        if baseline is not None:
+            others, _ = read(baseline, _chosen(traces, baseline, chosen))
+            width = min(tables.shape[2], others.shape[2])
+            tables = tables[:, :, :width] - others[:, :, :width]
+            if has_one_filler(traces, name, baseline):
+                notes.append(
+                    "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
+                )
+        for head, table in zip(checked, tables, strict=True):
+            counts = np.isfinite(table).sum(axis=0)
+            x = np.flatnonzero(counts)
+            low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
+            one = len(chosen) == 1 and baseline is None
+            curves.append(
+                Curve(
+                    condition=name if baseline is None else f"{name} - {baseline}",
+                    layer=layer,
+                    head=head,
+                    definition=definition,
+                    view=view,
+                    first_token_excluded=left_out,
+                    x=x,
+                    mean=np.nanmean(table[:, x], axis=0),
+                    low=low,
+                    high=high,
+                    count=counts[x],
+                    prompts=len(chosen),
+                    filler_region=region,
+                    tokens=tuple(texts[place] for place in x.tolist()) if one else None,
+                    note="; ".join(notes) or None,
+                )
             )
-        )
-    return curves
+    return sorted(curves, key=lambda curve: checked.index(curve.head))
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:

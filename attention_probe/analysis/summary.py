@@ -33,19 +33,17 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
     rows = []
     for place, layer in enumerate(header.layers):
-        curves = {
-            name: average_curves(
-                traces,
-                condition=name,
-                layer=layer,
-                heads=heads or (),
-                definition=definition,
-                exclude_first=left_out,
-                problem_ids=problems,
-            )
-            for name in (traces.conditions if heads else ())
-        }
-        for number, head in enumerate([None] if heads is None else heads):
+        curves = average_curves(
+            traces,
+            conditions=traces.conditions if heads else (),
+            layer=layer,
+            heads=heads or (),
+            definition=definition,
+            exclude_first=left_out,
+            problem_ids=problems,
+        )
+        by_head = {(curve.head, curve.condition): curve for curve in curves}
+        for head in [None] if heads is None else heads:
             for name in traces.conditions:
                 row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": name}
                 for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
@@ -53,7 +51,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
                     there = there if head is None else there[:, head]
                     row[mass] = there.mean() if there.size else np.nan
                 if head is not None:
-                    curve = curves[name][number]
+                    curve = by_head[head, name]
                     row["head"] = f"Head {head + 1}"
                     if len(curve.x):
                         peak = curve.mean.argmax()

@@ -29,25 +29,21 @@ def curves(
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
     from attention_probe.analysis.averaging import average_curves, chosen_problems
-    from attention_probe.analysis.curve import as_frame, leaves_out_first_token
+    from attention_probe.analysis.curve import as_frame
     from attention_probe.traces import AttentionTraces
 
     with AttentionTraces.open(traces) as opened:
         header = opened.header
         names = split_words(conditions) or opened.conditions
-        problems = chosen_problems(opened, names)
-        by_condition = [
-            average_curves(
-                opened,
-                condition=name,
-                layer=layer,
-                heads=range(header.head_count) if head == "all" else parse_indices(head, "--head"),
-                view=view,
-                definition=definition,
-                exclude_first=leaves_out_first_token(header) if exclude_first is None else exclude_first,
-                problem_ids=problems,
-            )
-            for name in names
-        ]
-    frame = as_frame(curve for of_head in zip(*by_condition, strict=True) for curve in of_head)
-    write_frame(frame.assign(random_weights=header.random_weights, on_outcome=header.on_outcome), form, output)
+        averaged = average_curves(
+            opened,
+            conditions=names,
+            layer=layer,
+            heads=range(header.head_count) if head == "all" else parse_indices(head, "--head"),
+            view=view,
+            definition=definition,
+            exclude_first=exclude_first,
+            problem_ids=chosen_problems(opened, names),
+        )
+    frame = as_frame(averaged).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
+    write_frame(frame, form, output)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError, model_validator
 
-from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.choices import View
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
@@ -18,9 +17,6 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
 from harness.experiment.yaml_settings import Strict, explain, read_values
-
-if TYPE_CHECKING:
-    from attention_probe.traces import TraceHeader
 
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
@@ -139,11 +135,6 @@ class Panel:
         """The colour of each condition."""
         series = enumerate(self.shows.series.items())
         return {name: one.colour or _COLOURS[place % len(_COLOURS)] for place, (name, one) in series}
-
-    def excludes_first_token(self, header: TraceHeader) -> bool:
-        """Whether the first token is left out: as the config says, else by the model's family."""
-        told = self.head.exclude_first_token
-        return leaves_out_first_token(header) if told is None else told
 
 
 class FigureConfig(Strict):

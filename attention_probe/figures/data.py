@@ -29,35 +29,32 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    chosen = chosen_problems(traces, panel.shows.series)
-    matched = [name for name in shared_problems(traces, panel.shows.series) if name not in set(chosen)]
+    series = panel.shows.series
+    chosen = chosen_problems(traces, series)
+    matched = [name for name in shared_problems(traces, series) if name not in set(chosen)]
     tables = []
     for kind, problems in (("curve", chosen), ("control", matched)):
-        for condition, series in panel.shows.series.items() if problems else ():
-            curves = average_curves(
-                traces,
-                condition=condition,
-                layer=panel.head.layer,
-                heads=[panel.head.head],
-                view=panel.shows.view,
-                definition=panel.definition,
-                exclude_first=panel.excludes_first_token(traces.header),
-                problem_ids=problems,
-            )
-            points = as_frame(curves).assign(
-                kind=kind,
-                panel=panel.title,
-                row=panel.row,
-                column=panel.column,
-                model=panel.head.model or str(panel.head.architecture),
-                legend=series.label,
-                random_weights=traces.header.random_weights,
-                on_outcome=traces.header.on_outcome,
-                unit="share of a query's attention",
-                problem=problems[0] if len(problems) == 1 else None,
-            )
-            tables.append(points)
-    return pandas.concat(tables, ignore_index=True)
+        curves = average_curves(
+            traces,
+            conditions=series if problems else (),
+            layer=panel.head.layer,
+            heads=[panel.head.head],
+            view=panel.shows.view,
+            definition=panel.definition,
+            exclude_first=panel.head.exclude_first_token,
+            problem_ids=problems,
+        )
+        tables += [as_frame([curve]).assign(kind=kind, legend=series[curve.condition].label) for curve in curves]
+    return pandas.concat(tables, ignore_index=True).assign(
+        panel=panel.title,
+        row=panel.row,
+        column=panel.column,
+        model=panel.head.model or str(panel.head.architecture),
+        random_weights=traces.header.random_weights,
+        on_outcome=traces.header.on_outcome,
+        unit="share of a query's attention",
+        problem=chosen[0] if len(chosen) == 1 else None,
+    )
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:

@@ -38,26 +38,22 @@ def read_attention(path: Path, *, definition: Definition = "common") -> Attentio
     with AttentionTraces.open(path) as traces:
         header = traces.header
         left_out = leaves_out_first_token(header)
-        shared = chosen_problems(traces, traces.conditions)
-        curves = [
-            average_curves(
-                traces,
-                condition=condition,
-                layer=header.layers[0],
-                heads=range(header.head_count),
-                definition=definition,
-                exclude_first=left_out,
-                problem_ids=shared,
-            )
-            for condition in traces.conditions
-        ]
+        curves = average_curves(
+            traces,
+            conditions=traces.conditions,
+            layer=header.layers[0],
+            heads=range(header.head_count),
+            definition=definition,
+            exclude_first=left_out,
+            problem_ids=chosen_problems(traces, traces.conditions),
+        )
         return AttentionFile(
             name=path.name,
             model=str(header.fingerprint.get("name", header.model)),
             layout=header.layout,
-            heads=tuple(curve.label for curve in curves[0]),
+            heads=tuple(dict.fromkeys(curve.label for curve in curves)),
             notes=tuple(_notes(header, definition, left_out)),
-            means=tuple(_mean(curve) for head in zip(*curves, strict=True) for curve in head),
+            means=tuple(map(_mean, curves)),
             prompts=tuple(_prompt(trace, definition, left_out) for trace in traces.select()),
             receipt=traces.receipt,
         )
