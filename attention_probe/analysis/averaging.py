@@ -1,9 +1,9 @@
 """From traces to curves: the average attention weight of every token, of one prompt or the mean over prompts.
 
-*Aligned*: inserted tokens are left out and the same original token stands at the same x in every condition. *Full*:
-the prompt as it was, with the filler's region. Values are shares of a query's attention and are never renormalised,
-also not where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over prompts: they say
-how well the mean over such prompts is known, not how prompts scatter.
+There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
+condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
+never renormalised, not even where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over
+prompts: they show how well the mean over such prompts is known, not how much prompts scatter.
 
 Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); Shi et al., arXiv 2510.01032, section 3.
 """
@@ -23,16 +23,18 @@ from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
 
-_OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
+_OF_COMPLETIONS = (
+    "averaged over the recorded completion's tokens, which differ between conditions under either definition"
+)
 
 
 def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
-    """The curve of one head over original tokens, whatever was inserted between them.
+    """The curve of one head over original tokens, without what was inserted between them.
 
     Args:
         traces: Where from.
-        condition: Which prompts.
-        head: From 0.
+        condition: Whose prompts are averaged.
+        head: Index from 0.
         options: Of `average_curves`; `layer` is needed.
 
     Raises:
@@ -76,20 +78,21 @@ def average_curves(
 ) -> list[Curve]:
     """Curves of several heads under several conditions, head by head. Every trace is read only once.
 
-    In the full view the filler must stand at the same positions in all prompts that are averaged: the mean is over
-    the prompts (more than half of them) that share one region, and the note says so. A difference from a baseline
-    without filler says in its note that the softmax guarantees a drop summed over all tokens, which is no finding.
+    Use it for anything but one head under one condition. In the full view the mean is over the prompts whose filler
+    stands at the same positions. They must be more than half, and the note says how many they are. Against a baseline
+    without filler the attention summed over all tokens always drops, because of the softmax. That is no finding, and
+    the note of the difference says so.
 
     Args:
         traces: Where from.
-        conditions: Which prompts.
-        layer: From 0.
-        heads: From 0.
+        conditions: Whose prompts are averaged.
+        layer: Index from 0.
+        heads: Indices from 0.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
-        definition: Over which queries.
-        exclude_first: Leave the first token out, which in some models takes most of the attention; None where the
-            study does so for the model's family.
+        definition: Which queries the average is over.
+        exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
+            out for the families of models for which the study does.
         problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
             `chosen_problems`.
         draws: Bootstrap draws for the band.
@@ -205,7 +208,7 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
 
 
 def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
-    """The prompts to draw, each once."""
+    """The problems to average, each once."""
     known = [entry.problem_id for entry in traces.entries() if entry.condition == condition]
     if not known:
         raise ConfigError(
@@ -225,7 +228,7 @@ def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] 
 def _sharing_one_region(
     traces: AttentionTraces, condition: str, chosen: Sequence[str]
 ) -> tuple[list[str], tuple[float, float] | None]:
-    """The prompts whose filler stands where it does in most, and the region to shade; None without filler."""
+    """The prompts whose filler stands where most have it, and the region to shade, which is None without filler."""
     spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
     ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
     if 2 * most <= len(chosen):

@@ -42,17 +42,18 @@ def rank_heads(
     Args:
         traces: Where from.
         measure: A name of `definitions.MEASURES`.
-        baseline: What is subtracted; another filler, as a rule.
-        condition: What it is subtracted from.
-        problem_ids: Which prompts; all but controls that were traced under both conditions by default.
-        draws: Sign flips. All 2^(n-1) distinct ones are taken instead where they are no more.
-        seed: Of the flips.
+        baseline: The condition that is subtracted, usually another filler.
+        condition: The condition that it is subtracted from.
+        problem_ids: Which prompts. By default all that were traced under both conditions, without controls.
+        draws: How many sign flips are drawn. If there are no more than that, all 2^(n-1) distinct ones are taken.
+        seed: Seed of the flips.
 
     Returns:
         One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (prompts), the mean
-        difference, its standard error, t, p_adjusted, and `guaranteed`. Where the last is true (one of the two
-        conditions has no filler and the measure is of GUARANTEED), t and p_adjusted are missing, for the contrast is
-        no finding, and the heads stand in the order of the mean difference's size. `attrs` says what was done.
+        difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two conditions
+        has no filler and the measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are
+        missing, and heads are ordered by the size of the mean difference. `attrs` has the number of heads and flips,
+        whether the flips are all there are (`exact`), and a note for readers.
 
     Raises:
         ConfigError: there is no such measure, it was not recorded, no prompt has both conditions, or fewer than two.
@@ -125,8 +126,9 @@ def max_t(differences: NDArray[np.float64], *, draws: int = DRAWS, seed: int = S
 
     Args:
         differences: NaN where a prompt has no value for a head.
-        draws: Sign flips; where the 2^(n-1) distinct ones are no more, all of them are taken and p is exact.
-        seed: Of the flips.
+        draws: How many sign flips are drawn. If there are no more than that, all 2^(n-1) distinct ones are taken, and
+            p is exact.
+        seed: Seed of the flips.
     """
     there = np.nan_to_num(differences)
     squares, n = np.square(there).sum(axis=0), np.isfinite(differences).sum(axis=0)

@@ -17,12 +17,12 @@ MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass
 
 
 def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
-    """One line a layer, head and condition: mean masses, and the highest point of the aligned curve.
+    """One line for each layer, head and condition: mean masses, and the highest point of the aligned curve.
 
     Args:
         traces: Where from.
-        heads: From 0; None for the mean over all heads, without a curve.
-        definition: Of the curve.
+        heads: Indices from 0. None: the mean over all heads, without a curve.
+        definition: Which queries the curve averages over.
 
     Raises:
         ConfigError: there is no such head, or no problem has every condition.

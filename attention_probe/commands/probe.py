@@ -118,7 +118,7 @@ def probe(
 
 
 def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
-    """Sample logs by condition."""
+    """The sample logs that `--log CONDITION=FILE` names, by condition."""
     pairs = [log.partition("=") for log in logs or ()]
     for condition, _, path in pairs:
         if not condition or not path:
@@ -127,6 +127,6 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the command line names the option, be it with its default."""
+    """Whether the option stands on the command line, even with its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"

@@ -39,7 +39,7 @@ class SeriesConfig(Strict):
 
 
 class RowConfig(Strict):
-    """What the panels of one row compare: one line a condition, in the order written.
+    """What the panels of one row compare: one line for each condition, in the order written.
 
     `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
     the lines. `definition` overrides the figure's.

@@ -29,7 +29,7 @@ def read_attention(path: Path, *, definition: Definition = "common") -> Attentio
 
     Args:
         path: The folder of traces.
-        definition: Over which queries.
+        definition: Which queries the average is over.
 
     Raises:
         JournalError: there is no such folder, or it is damaged.
@@ -94,7 +94,7 @@ def _to_numbers(values: NDArray[np.floating]) -> tuple[float | None, ...]:
 
 
 def _notes(header: TraceHeader, definition: Definition, left_out: bool) -> Iterator[str]:
-    """What a reader must be told."""
+    """Sentences that a reader of these curves needs."""
     yield _EXPLAINED["completion" if header.queries == "completion" else definition]
     if left_out:
         yield "The first token, which takes most of this model's attention, is left out; nothing is rescaled."

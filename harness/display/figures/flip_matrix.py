@@ -62,7 +62,7 @@ def _matrices(rows: pandas.DataFrame) -> list[tuple[str, Counts]]:
 
 
 def _counts(row: Mapping[Any, Any], *, again: bool = False) -> Counts:
-    """Of a row of `analysis.compare`; with `again` of the baseline's second run against its first."""
+    """The counts in a row of `analysis.compare`; with `again` those of the baseline's second run against its first."""
     prefix = "aa_" if again else ""
     gained, lost = float(row[f"{prefix}wrong_to_right"]), float(row[f"{prefix}right_to_wrong"])
     n = int(row["n"])

@@ -20,8 +20,8 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     """For each model, layout, condition and length that occurs, the share of completions that are no longer, percent.
 
     Args:
-        frame: One row a sample, with completion_tokens; the first replicate is taken. Where a completion's tokens were
-            not counted, all are measured in characters.
+        frame: One row per sample, with completion_tokens; only the first replicate is taken. If any completion's
+            tokens were not counted, all are measured in characters.
 
     Returns:
         Columns model, layout, condition, unit, length, samples, share.

@@ -1,4 +1,4 @@
-"""Differences from the baseline by level or subject: where an effect comes from, if there is one."""
+"""Differences from the baseline by level or subject: where an effect comes from."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def about_edits(table: pandas.DataFrame) -> str:
 
 
 def adjustment(table: pandas.DataFrame) -> str:
-    """How p-values were adjusted: over how many tests."""
+    """How p-values were adjusted, and over how many tests."""
     tests = int(max(table["tests"].dropna(), default=0))
     return f"Holm, {tests} {plural('test', tests)}" if tests else "Holm"
 
@@ -112,7 +112,7 @@ def styled(size: float, **changes: Any) -> Iterator[None]:
 
 @contextmanager
 def drawing(width: Width, height: float, note: str, *, managed: bool = True, **legend: Any) -> Iterator[Figure]:
-    """A new figure to draw on; a legend above, if anything has a label, and the note below come last.
+    """A new figure to draw on. At the end a legend is added above, where anything has a label, and the note below.
 
     Args:
         width: `page` is 7 inches, `column` 3.3.
