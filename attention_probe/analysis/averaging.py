@@ -23,9 +23,7 @@ from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
 
-_OF_COMPLETIONS = (
-    "averaged over the recorded completion's tokens, which differ between conditions under either definition"
-)
+_OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
 
 
 def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:

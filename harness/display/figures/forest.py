@@ -117,10 +117,9 @@ def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, si
 def _draw_edits(axes: Axes, y: int, edits: pandas.Series[float], edge: float, size: float) -> None:
     """A tick for each edit up to the edge: one edit that wrecks the prompt must not squeeze all else."""
     _draw_marks(axes, y, edits[edits.abs() <= edge], "|", size)
-    if edits.min() < -edge:
-        _draw_marks(axes, y, [-edge], "<", size * 0.6)
-    if edits.max() > edge:
-        _draw_marks(axes, y, [edge], ">", size * 0.6)
+    for side, marker in ((-1, "<"), (1, ">")):
+        if (side * edits).max() > edge:
+            _draw_marks(axes, y, [side * edge], marker, size * 0.6)
 
 
 def _draw_marks(axes: Axes, y: int, xs: Sequence[float] | pandas.Series[float], marker: str, size: float) -> None:
