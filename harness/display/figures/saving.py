@@ -62,7 +62,7 @@ def save_figure(
             _save_png(figure, file, note, dpi)
         else:
             with matplotlib.rc_context({"svg.hashsalt": "mless"}):  # and so would names drawn by chance
-                figure.savefig(file, metadata=metadata[kind])
+                figure.savefig(file, dpi=dpi, metadata=metadata[kind])
     return files
 
 
