@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "curve": ["Curve", "as_frame"],
-        "averaging": ["aligned_curve", "aligned_curves", "full_curve"],
+        "averaging": ["aligned_curve", "average_curves", "difference_curve", "full_curve"],
         "head_ranking": ["rank_heads"],
         "summary": ["summary"],
     },

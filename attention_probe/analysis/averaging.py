@@ -1,9 +1,9 @@
 """From traces to curves: the average attention weight of every token, of one prompt or the mean over prompts.
 
-*Aligned*: inserted tokens are left out and the same original token stands at the same x in every condition. *Full*:
-the prompt as it was, with the filler's region. Values are shares of a query's attention and are never renormalised,
-also not where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over prompts: they say
-how well the mean over such prompts is known, not how prompts scatter.
+There are two views. *Aligned*: inserted tokens are left out, and an original token stands at the same x in every
+condition. *Full*: the prompt as it was, with the filler's region. Values are shares of a query's attention. They are
+never renormalised, not even where the first token is left out. Bands are pointwise 95 % percentile bootstrap bands over
+prompts: they show how well the mean over such prompts is known, not how much prompts scatter.
 
 Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); Shi et al., arXiv 2510.01032, section 3.
 """
@@ -12,111 +12,162 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Required, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band
+from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band, leaves_out_first_token
 from attention_probe.choices import View
-from attention_probe.traces import AttentionTraces, Trace
+from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
 
-_OF_COMPLETIONS = "over the recorded completion's tokens, which are others in every condition, whatever the definition"
+_OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
 
 
-class CurveOptions(TypedDict, total=False):
-    """What every function of a curve takes beside the traces and its heads, by keyword.
-
-    Attributes:
-        condition: Which.
-        layer: From 0.
-        definition: Over which queries; `common` by default.
-        exclude_first: Leave the first token out, which in some models takes most of the attention.
-        problem_ids: Which prompts; all of the condition by default. To set two conditions side by side, give both the
-            same, from `chosen_problems`.
-        draws: Bootstrap draws for the band.
-        seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
-    """
-
-    condition: Required[str]
-    layer: Required[int]
-    definition: Definition
-    exclude_first: bool
-    problem_ids: Sequence[str] | None
-    draws: int
-    seed: int
-
-
-def aligned_curve(traces: AttentionTraces, *, head: int, **options: Unpack[CurveOptions]) -> Curve:
-    """The curve over original tokens, whatever was inserted between them.
+def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
+    """The curve of one head over original tokens, without what was inserted between them.
 
     Args:
         traces: Where from.
-        head: From 0.
-        options: See `CurveOptions`.
+        condition: Whose prompts are averaged.
+        head: Index from 0.
+        options: Of `average_curves`; `layer` is needed.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    (curve,) = aligned_curves(traces, heads=[head], **options)
-    return curve
+    return average_curves(traces, conditions=[condition], heads=[head], **options)[0]
 
 
-def aligned_curves(traces: AttentionTraces, *, heads: Sequence[int], **options: Unpack[CurveOptions]) -> list[Curve]:
-    """`aligned_curve` of several heads, for which every trace is read but once.
-
-    Raises:
-        ConfigError: no such layer, head, condition or problem in the traces.
-    """
-    return _draw(traces, "aligned", heads, **options)
-
-
-def full_curve(traces: AttentionTraces, *, head: int, **options: Unpack[CurveOptions]) -> Curve:
-    """The curve over the prompt as it was, with the region to shade; arguments as for `aligned_curve`.
-
-    Where the filler does not stand at the same positions in all prompts, the mean is over those prompts (more than
-    half of them) that share one region, and the note says so.
+def full_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
+    """The curve of one head over the prompt as it was, with the region to shade; arguments as for `aligned_curve`.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
             of the prompts.
     """
-    condition, note = options["condition"], None
-    chosen = _chosen(traces, condition, options.get("problem_ids"))
-    spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
-    (span, most), *_ = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
-    if most < len(chosen):
-        if 2 * most <= len(chosen):
-            raise ConfigError(
-                f"the filler of {condition} stands at different positions: no region is shared by more than half of "
-                f"the {len(chosen)} prompts (the commonest by {most}). Draw one prompt, or use the aligned view."
-            )
-        note = f"mean over the {most} of {len(chosen)} prompts whose filler stands at the shaded positions"
-    options["problem_ids"] = [problem_id for problem_id in chosen if spans[problem_id] == span]
-    region = None if span is None else (span[0] - 0.5, span[1] - 0.5)
-    (curve,) = _draw(traces, "full", [head], region=region, note=note, **options)
-    return curve
+    return average_curves(traces, conditions=[condition], heads=[head], view="full", **options)[0]
 
 
-def difference_curve(traces: AttentionTraces, *, baseline: str, head: int, **options: Unpack[CurveOptions]) -> Curve:
+def difference_curve(traces: AttentionTraces, *, condition: str, baseline: str, head: int, **options: Any) -> Curve:
     """The paired difference, condition minus baseline, of every original token; arguments as for `aligned_curve`.
-
-    Against a baseline without filler a drop summed over all tokens is guaranteed by the softmax and is no finding; the
-    note says so.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    pair = (options["condition"], baseline)
-    if options.get("problem_ids") is None:
-        options["problem_ids"] = chosen_problems(traces, pair)
-    filled = filled_conditions(traces)
-    lone = (pair[0] in filled) != (pair[1] in filled)
-    note = "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted" if lone else None
-    (curve,) = _draw(traces, "aligned", [head], baseline=baseline, note=note, **options)
-    return curve
+    return average_curves(traces, conditions=[condition], heads=[head], baseline=baseline, **options)[0]
+
+
+def average_curves(
+    traces: AttentionTraces,
+    *,
+    conditions: Iterable[str],
+    layer: int,
+    heads: Sequence[int],
+    view: View = "aligned",
+    baseline: str | None = None,
+    definition: Definition = "common",
+    exclude_first: bool | None = False,
+    problem_ids: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    seed: int = SEED,
+) -> list[Curve]:
+    """Curves of several heads under several conditions, head by head. Every trace is read only once.
+
+    Use it for anything but one head under one condition. In the full view the mean is over the prompts whose filler
+    stands at the same positions. They must be more than half, and the note says how many they are. Against a baseline
+    without filler the attention summed over all tokens always drops, because of the softmax. That is no finding, and
+    the note of the difference says so.
+
+    Args:
+        traces: Where from.
+        conditions: Whose prompts are averaged.
+        layer: Index from 0.
+        heads: Indices from 0.
+        view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
+        baseline: A condition that is subtracted prompt by prompt, in the aligned view.
+        definition: Which queries the average is over.
+        exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
+            out for the families of models for which the study does.
+        problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
+            `chosen_problems`.
+        draws: Bootstrap draws for the band.
+        seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
+
+    Raises:
+        ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
+            of the prompts.
+    """
+    if baseline is not None and view == "full":
+        raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
+    header = traces.header
+    index = header.layer_index(layer)
+    checked = [header.check_head(head) for head in heads]
+    left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
+
+    def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
+        """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
+        rows = []
+        for problem_id in chosen:
+            trace = traces.get(problem_id, name)
+            means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
+            places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
+            shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
+            row = np.full((len(checked), places.max() + 1), np.nan)
+            row[:, places[shown]] = means[:, shown]
+            rows.append(row)
+        width = max(row.shape[1] for row in rows)
+        padded = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=np.nan) for row in rows]
+        return np.stack(padded, axis=1), dict(zip(places.tolist(), trace.tokens, strict=True))
+
+    curves = []
+    for name in conditions:
+        notes = [_OF_COMPLETIONS] if header.queries == "completion" else []
+        shared = chosen_problems(traces, (name, baseline)) if baseline and problem_ids is None else problem_ids
+        chosen, region = _chosen(traces, name, shared), None
+        if view == "full":
+            asked = len(chosen)
+            chosen, region = _sharing_one_region(traces, name, chosen)
+            if len(chosen) < asked:
+                notes.append(
+                    f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
+                )
+        tables, texts = read(name, chosen)
+        if baseline is not None:
+            others, _ = read(baseline, _chosen(traces, baseline, chosen))
+            width = min(tables.shape[2], others.shape[2])
+            tables = tables[:, :, :width] - others[:, :, :width]
+            if has_one_filler(traces, name, baseline):
+                notes.append(
+                    "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
+                )
+        for head, table in zip(checked, tables, strict=True):
+            counts = np.isfinite(table).sum(axis=0)
+            x = np.flatnonzero(counts)
+            low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
+            one = len(chosen) == 1 and baseline is None
+            curves.append(
+                Curve(
+                    condition=name if baseline is None else f"{name} - {baseline}",
+                    layer=layer,
+                    head=head,
+                    definition=definition,
+                    view=view,
+                    first_token_excluded=left_out,
+                    x=x,
+                    mean=np.nanmean(table[:, x], axis=0),
+                    low=low,
+                    high=high,
+                    count=counts[x],
+                    prompts=len(chosen),
+                    filler_region=region,
+                    tokens=tuple(texts[place] for place in x.tolist()) if one else None,
+                    note="; ".join(notes) or None,
+                )
+            )
+    return sorted(curves, key=lambda curve: checked.index(curve.head))
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -149,13 +200,13 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     return chosen
 
 
-def filled_conditions(traces: AttentionTraces) -> set[str]:
-    """The conditions whose prompts have a filler."""
-    return {entry.condition for entry in traces.entries() if entry.filler_span is not None}
+def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
+    """Whether only one of two conditions has a filler: softmax then guarantees differences between them."""
+    return len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span}) == 1
 
 
 def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
-    """The prompts to draw, each once."""
+    """The problems to average, each once."""
     known = [entry.problem_id for entry in traces.entries() if entry.condition == condition]
     if not known:
         raise ConfigError(
@@ -163,81 +214,25 @@ def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] 
             "Ask for one of these, or probe that condition too."
         )
     wanted = list(dict.fromkeys(known if problem_ids is None else problem_ids))
-    missing = set(wanted) - set(known)
+    missing = [name for name in wanted if name not in set(known)]
     if missing or not wanted:
-        first = f", first {next(name for name in wanted if name in missing)}" if missing else ""
         raise ConfigError(
             f"{len(missing)} of the {len(wanted)} problems asked for have no trace under {condition} in {traces.path}"
-            f"{first}. Ask for some that have, or probe these too."
+            f"{f', first {missing[0]}' if missing else ''}. Ask for some that have, or probe these too."
         )
     return wanted
 
 
-def _draw(
-    traces: AttentionTraces,
-    view: View,
-    heads: Sequence[int],
-    *,
-    condition: str,
-    layer: int,
-    definition: Definition = "common",
-    exclude_first: bool = False,
-    problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
-    baseline: str | None = None,
-    region: tuple[float, float] | None = None,
-    note: str | None = None,
-) -> list[Curve]:
-    """A curve for each head: of a condition, or of its difference from a baseline."""
-    header = traces.header
-    checked = [header.check_head(head) for head in heads]
-
-    def read(name: str) -> tuple[NDArray[np.float64], Trace, NDArray[np.integer]]:
-        """[head, prompt, x] values, NaN where a prompt has none, and the last prompt with its tokens' x."""
-        rows = []
-        for problem_id in _chosen(traces, name, problem_ids):
-            trace = traces.get(problem_id, name)
-            means = (trace.mean_common if definition == "common" else trace.mean_all)[header.layer_index(layer)]
-            places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
-            shown = places >= int(exclude_first)  # inserted tokens have no place in the aligned view: -1
-            row = np.full((len(checked), places.max() + 1), np.nan)
-            row[:, places[shown]] = means[checked][:, shown]
-            rows.append(row)
-        width = max(row.shape[1] for row in rows)
-        padded = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=np.nan) for row in rows]
-        return np.stack(padded, axis=1), trace, places
-
-    tables, trace, places = read(condition)
-    name, texts = condition, dict(zip(places.tolist(), trace.tokens, strict=True))
-    if baseline is not None:
-        name = f"{condition} - {baseline}"
-        others, *_ = read(baseline)
-        width = min(tables.shape[2], others.shape[2])
-        tables = tables[:, :, :width] - others[:, :, :width]
-    of_completions = _OF_COMPLETIONS if header.queries == "completion" else None
-    curves = []
-    for head, table in zip(checked, tables, strict=True):
-        counts = np.isfinite(table).sum(axis=0)
-        x = np.flatnonzero(counts)
-        low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
-        curves.append(
-            Curve(
-                condition=name,
-                layer=layer,
-                head=head,
-                definition=definition,
-                view=view,
-                first_token_excluded=exclude_first,
-                x=x,
-                mean=np.nanmean(table[:, x], axis=0),
-                low=low,
-                high=high,
-                count=counts[x],
-                prompts=len(table),
-                filler_region=region,
-                tokens=tuple(texts[place] for place in x.tolist()) if len(table) == 1 and baseline is None else None,
-                note="; ".join(filter(None, [of_completions, note])) or None,
-            )
+def _sharing_one_region(
+    traces: AttentionTraces, condition: str, chosen: Sequence[str]
+) -> tuple[list[str], tuple[float, float] | None]:
+    """The prompts whose filler stands where most have it, and the region to shade, which is None without filler."""
+    spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
+    ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
+    if 2 * most <= len(chosen):
+        raise ConfigError(
+            f"the filler of {condition} stands at different positions: no region is shared by more than half of "
+            f"the {len(chosen)} prompts (the commonest by {most}). Draw one prompt, or use the aligned view."
         )
-    return curves
+    sharing = [problem_id for problem_id in chosen if spans[problem_id] == span]
+    return sharing, None if span is None else (span[0] - 0.5, span[1] - 0.5)

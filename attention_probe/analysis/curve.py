@@ -30,9 +30,9 @@ class Curve:
 
     Attributes:
         condition: Its name; `mless - wo` for a difference.
-        layer: From 0.
-        head: From 0.
-        definition: Over which queries.
+        layer: Index from 0.
+        head: Index from 0.
+        definition: Which queries the average is over.
         view: What x is: the original token's position, or the position in the prompt as it was.
         first_token_excluded: Whether x = 0 was left out (nothing was renormalised).
         x: Ascending positions [n] to which at least one prompt contributes.
@@ -44,7 +44,7 @@ class Curve:
         filler_region: Full view: what to shade, from half a token before the filler's first position to half a token
             after its last, true of every prompt in the mean. None without filler.
         tokens: [n] the tokens' texts, for one prompt; None for a mean.
-        note: What a reader must be told, if anything.
+        note: What a reader must be told; None if there is nothing.
     """
 
     condition: str
@@ -88,7 +88,7 @@ def bootstrap_band(
     Args:
         table: [prompt, x]; NaN where a prompt has no value.
         draws: How often the prompts are drawn anew.
-        seed: Of the drawing.
+        seed: Seed of the draws.
 
     Returns:
         Lower and upper end [x], NaN where fewer than two prompts have a value.
@@ -100,7 +100,8 @@ def bootstrap_band(
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(there, table, 0.0)) / counts
-        low, high = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+    low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
     few = there.sum(axis=0) < 2
     low[few] = high[few] = np.nan
     return low, high

@@ -11,18 +11,15 @@ Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-st
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import chosen_problems, filled_conditions
+from attention_probe.analysis.averaging import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
 
 DRAWS, SEED = 10_000, 1234
 _CHUNK = 500
@@ -45,23 +42,22 @@ def rank_heads(
     Args:
         traces: Where from.
         measure: A name of `definitions.MEASURES`.
-        baseline: What is subtracted; another filler, as a rule.
-        condition: What it is subtracted from.
-        problem_ids: Which prompts; all but controls that were traced under both conditions by default.
-        draws: Sign flips. All 2^(n-1) distinct ones are taken instead where they are no more.
-        seed: Of the flips.
+        baseline: The condition that is subtracted, usually another filler.
+        condition: The condition that it is subtracted from.
+        problem_ids: Which prompts. By default all that were traced under both conditions, without controls.
+        draws: How many sign flips are drawn. If there are no more than that, all 2^(n-1) distinct ones are taken.
+        seed: Seed of the flips.
 
     Returns:
         One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (prompts), the mean
-        difference, its standard error, t, p_adjusted, and `guaranteed`. Where the last is true (one of the two
-        conditions has no filler and the measure is of GUARANTEED), t and p_adjusted are missing, for the contrast is
-        no finding, and the heads stand in the order of the mean difference's size. `attrs` says what was done.
+        difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two conditions
+        has no filler and the measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are
+        missing, and heads are ordered by the size of the mean difference. `attrs` has the number of heads and flips,
+        whether the flips are all there are (`exact`), and a note for readers.
 
     Raises:
         ConfigError: there is no such measure, it was not recorded, no prompt has both conditions, or fewer than two.
     """
-    import pandas
-
     if measure not in MEASURES:
         raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
     if baseline == condition:
@@ -69,9 +65,9 @@ def rank_heads(
     chosen = list(chosen_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
-    filled = filled_conditions(traces)
-    lone = (condition in filled) != (baseline in filled)
+    lone = has_one_filler(traces, condition, baseline)
     if lone and measure.startswith(FILLER_ONLY):
+        filled = {entry.condition for entry in traces.entries() if entry.filler_span}
         raise ConfigError(
             f"{measure} means nothing without a filler, and {baseline if condition in filled else condition} has none. "
             f"Contrast two of {', '.join(name for name in traces.conditions if name in filled)}."
@@ -130,8 +126,9 @@ def max_t(differences: NDArray[np.float64], *, draws: int = DRAWS, seed: int = S
 
     Args:
         differences: NaN where a prompt has no value for a head.
-        draws: Sign flips; where the 2^(n-1) distinct ones are no more, all of them are taken and p is exact.
-        seed: Of the flips.
+        draws: How many sign flips are drawn. If there are no more than that, all 2^(n-1) distinct ones are taken, and
+            p is exact.
+        seed: Seed of the flips.
     """
     there = np.nan_to_num(differences)
     squares, n = np.square(there).sum(axis=0), np.isfinite(differences).sum(axis=0)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas
 
-from attention_probe.analysis.averaging import aligned_curves, chosen_problems, shared_problems
+from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
@@ -16,50 +17,45 @@ MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass
 
 
 def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
-    """One line a layer, head and condition: mean masses, and the highest point of the aligned curve.
+    """One line for each layer, head and condition: mean masses, and the highest point of the aligned curve.
 
     Args:
         traces: Where from.
-        heads: From 0; None for the mean over all heads, without a curve.
-        definition: Of the curve.
+        heads: Indices from 0. None: the mean over all heads, without a curve.
+        definition: Which queries the curve averages over.
 
     Raises:
         ConfigError: there is no such head, or no problem has every condition.
     """
-    import pandas
-
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
     left_out = leaves_out_first_token(header)
     masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
-    chosen = None if heads is None else [header.check_head(head) for head in heads]
     rows = []
     for place, layer in enumerate(header.layers):
-        curves = {
-            name: aligned_curves(
-                traces,
-                condition=name,
-                layer=layer,
-                heads=chosen or (),
-                definition=definition,
-                exclude_first=left_out,
-                problem_ids=problems,
-            )
-            for name in (traces.conditions if chosen else ())
-        }
-        for number, head in enumerate([None] if chosen is None else chosen):
-            for condition in traces.conditions:
-                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": condition}
-                for name, values in zip(MASSES, masses[condition][:, :, place], strict=True):
+        curves = average_curves(
+            traces,
+            conditions=traces.conditions if heads else (),
+            layer=layer,
+            heads=heads or (),
+            definition=definition,
+            exclude_first=left_out,
+            problem_ids=problems,
+        )
+        by_head = {(curve.head, curve.condition): curve for curve in curves}
+        for head in [None] if heads is None else heads:
+            for name in traces.conditions:
+                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": name}
+                for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
                     there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
                     there = there if head is None else there[:, head]
-                    row[name] = float(there.mean()) if there.size else np.nan
+                    row[mass] = there.mean() if there.size else np.nan
                 if head is not None:
+                    curve = by_head[head, name]
                     row["head"] = f"Head {head + 1}"
-                    curve = curves[condition][number]
                     if len(curve.x):
-                        peak = int(curve.mean.argmax())
-                        row |= {"peak": float(curve.mean[peak]), "at": int(curve.x[peak])}
+                        peak = curve.mean.argmax()
+                        row |= {"peak": curve.mean[peak], "at": curve.x[peak]}
                 rows.append(row)
     queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
     title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"

@@ -28,29 +28,22 @@ def curves(
     ] = None,
 ) -> None:
     """Print average attention weights as numbers, with bands over prompts and their count."""
-    from attention_probe.analysis.averaging import aligned_curve, chosen_problems, full_curve
-    from attention_probe.analysis.curve import as_frame, leaves_out_first_token
+    from attention_probe.analysis.averaging import average_curves, chosen_problems
+    from attention_probe.analysis.curve import as_frame
     from attention_probe.traces import AttentionTraces
 
-    curve = aligned_curve if view == "aligned" else full_curve
     with AttentionTraces.open(traces) as opened:
         header = opened.header
         names = split_words(conditions) or opened.conditions
-        chosen = range(header.head_count) if head == "all" else parse_indices(head, "--head")
-        problems = chosen_problems(opened, names)
-        first = leaves_out_first_token(header)
-        drawn = [
-            curve(
-                opened,
-                condition=name,
-                layer=layer,
-                head=index,
-                definition=definition,
-                exclude_first=first if exclude_first is None else exclude_first,
-                problem_ids=problems,
-            )
-            for index in chosen
-            for name in names
-        ]
-    frame = as_frame(drawn).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
+        averaged = average_curves(
+            opened,
+            conditions=names,
+            layer=layer,
+            heads=range(header.head_count) if head == "all" else parse_indices(head, "--head"),
+            view=view,
+            definition=definition,
+            exclude_first=exclude_first,
+            problem_ids=chosen_problems(opened, names),
+        )
+    frame = as_frame(averaged).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
     write_frame(frame, form, output)

@@ -1,4 +1,4 @@
-"""Options that the probe's commands share, and what is done with their words."""
+"""Options that the probe's commands share, how they are read, and how a table is printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Averaged = Annotated[
 
 
 def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None:
-    """Print a frame, or write it."""
+    """Print a table, or write it to `output`; `form` is text, csv or json."""
     if form == "text":
         text = frame.to_string(index=False, float_format="{:.5f}".format)
     else:
@@ -37,7 +37,7 @@ def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
-    """Words between commas; none of nothing."""
+    """The words between commas, without spaces around them."""
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
 
 

@@ -13,7 +13,7 @@ from harness.choices import Choice, Repeats
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
-"""Options of `mless probe` that select problems, and that a saved selection therefore refuses."""
+"""Options that select problems. They cannot be given together with a saved selection."""
 
 
 def probe(
@@ -84,16 +84,7 @@ def probe(
         metric=metric,
         dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
         layout=layout,
-        flip=flip,
-        baseline=baseline,
-        condition=condition,
-        repeats=repeats,
-        controls=controls,
-        subject=subject,
-        level=level,
-        ids=split_words(ids),
-        n=n,
-        seed=seed,
+        **{name: context.params[name] for name in _SELECTING} | {"ids": split_words(ids)},
     )
     settings = ProbeSettings(
         model=model,
@@ -125,7 +116,7 @@ def probe(
 
 
 def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
-    """Sample logs by condition."""
+    """The sample logs that `--log CONDITION=FILE` names, by condition."""
     pairs = [log.partition("=") for log in logs or ()]
     for condition, _, path in pairs:
         if not condition or not path:
@@ -134,6 +125,6 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the command line names the option, be it with its default."""
+    """Whether the option stands on the command line, even with its default value."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name == "COMMANDLINE"

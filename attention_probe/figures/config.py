@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError, model_validator
 
-from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.choices import View
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
@@ -18,9 +17,6 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
 from harness.experiment.yaml_settings import Strict, explain, read_values
-
-if TYPE_CHECKING:
-    from attention_probe.traces import TraceHeader
 
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
@@ -43,7 +39,7 @@ class SeriesConfig(Strict):
 
 
 class RowConfig(Strict):
-    """What the panels of one row compare: one line a condition, in the order written.
+    """What the panels of one row compare: one line for each condition, in the order written.
 
     `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
     the lines. `definition` overrides the figure's.
@@ -140,11 +136,6 @@ class Panel:
         series = enumerate(self.shows.series.items())
         return {name: one.colour or _COLOURS[place % len(_COLOURS)] for place, (name, one) in series}
 
-    def excludes_first_token(self, header: TraceHeader) -> bool:
-        """Whether the first token is left out: as the config says, else by the model's family."""
-        told = self.head.exclude_first_token
-        return leaves_out_first_token(header) if told is None else told
-
 
 class FigureConfig(Strict):
     """One figure.
@@ -169,19 +160,18 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for place, head in enumerate(self.heads):
-            if not (head.model or self.model or head.architecture or self.architecture):
+        for place, head in enumerate(self._whole_heads):
+            if not (head.model or head.architecture):
                 raise ValueError(f"heads.{place}: needs `model` or `architecture`, here or for the whole figure")
-            prompts = head.prompts or self.prompts
-            if prompts is None:
+            if head.prompts is None:
                 raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
-            if prompts.flip in (*CHANGES, CHANGED) and not prompts.controls:
+            if head.prompts.flip in (*CHANGES, CHANGED) and not head.prompts.controls:
                 raise ValueError(
                     f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
                     "expected `controls: true` in `prompts`"
                 )
             unknown = [name for name in self.conditions if name not in named_conditions()]
-            if prompts.dataset is not None and unknown:
+            if head.prompts.dataset is not None and unknown:
                 raise ValueError(
                     f"prompts built from a dataset know the conditions {', '.join(named_conditions())}, "
                     f"got {', '.join(unknown)}. Take others from a `run`"
@@ -196,11 +186,6 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> tuple[Panel, ...]:
         """All panels, row by row."""
-        shared = ("model", "architecture", "prompts", "exclude_first_token")
-        heads = [
-            head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
-            for head in self.heads
-        ]
         return tuple(
             Panel(
                 row=row_place,
@@ -211,7 +196,7 @@ class FigureConfig(Strict):
                 definition=row.definition or self.definition,
             )
             for row_place, row in enumerate(self.rows)
-            for column, head in enumerate(heads)
+            for column, head in enumerate(self._whole_heads)
         )
 
     @property
@@ -222,6 +207,15 @@ class FigureConfig(Strict):
             key = panel.head.model_dump_json(include={"model", "architecture", "prompts"})
             groups.setdefault(key, []).append(panel)
         return list(groups.values())
+
+    @property
+    def _whole_heads(self) -> list[HeadConfig]:
+        """The heads with all that they take from the figure."""
+        shared = ("model", "architecture", "prompts", "exclude_first_token")
+        return [
+            head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
+            for head in self.heads
+        ]
 
     def _name(self, head: HeadConfig) -> str:
         return head.name or self.model_name or (head.model or "").rstrip("/").rpartition("/")[2]

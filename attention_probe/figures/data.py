@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas
 
-from attention_probe.analysis.averaging import aligned_curve, chosen_problems, full_curve, shared_problems
+from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import as_frame
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
+from harness.analysis.accuracy import accuracy_table
 from harness.analysis.reference import read_reference
 from harness.display.words import label
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
+from harness.runs.sample_frame import load_run
 
 
 def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
@@ -31,37 +29,32 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    import pandas
-
-    chosen = chosen_problems(traces, panel.shows.series)
-    matched = [name for name in shared_problems(traces, panel.shows.series) if name not in set(chosen)]
-    curve = aligned_curve if panel.shows.view == "aligned" else full_curve
+    series = panel.shows.series
+    chosen = chosen_problems(traces, series)
+    matched = [name for name in shared_problems(traces, series) if name not in set(chosen)]
     tables = []
     for kind, problems in (("curve", chosen), ("control", matched)):
-        for condition, series in panel.shows.series.items() if problems else ():
-            drawn = curve(
-                traces,
-                condition=condition,
-                layer=panel.head.layer,
-                head=panel.head.head,
-                definition=panel.definition,
-                exclude_first=panel.excludes_first_token(traces.header),
-                problem_ids=problems,
-            )
-            points = as_frame([drawn]).assign(
-                kind=kind,
-                panel=panel.title,
-                row=panel.row,
-                column=panel.column,
-                model=panel.head.model or str(panel.head.architecture),
-                legend=series.label,
-                random_weights=traces.header.random_weights,
-                on_outcome=traces.header.on_outcome,
-                unit="share of a query's attention",
-                problem=problems[0] if len(problems) == 1 else None,
-            )
-            tables.append(points)
-    return pandas.concat(tables, ignore_index=True)
+        curves = average_curves(
+            traces,
+            conditions=series if problems else (),
+            layer=panel.head.layer,
+            heads=[panel.head.head],
+            view=panel.shows.view,
+            definition=panel.definition,
+            exclude_first=panel.head.exclude_first_token,
+            problem_ids=problems,
+        )
+        tables += [as_frame([curve]).assign(kind=kind, legend=series[curve.condition].label) for curve in curves]
+    return pandas.concat(tables, ignore_index=True).assign(
+        panel=panel.title,
+        row=panel.row,
+        column=panel.column,
+        model=panel.head.model or str(panel.head.architecture),
+        random_weights=traces.header.random_weights,
+        on_outcome=traces.header.on_outcome,
+        unit="share of a query's attention",
+        problem=chosen[0] if len(chosen) == 1 else None,
+    )
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
@@ -74,11 +67,6 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             no accuracy.
         RunError: a run is missing or unfinished.
     """
-    import pandas
-
-    from harness.analysis.accuracy import accuracy_table
-    from harness.runs.sample_frame import load_run
-
     if config.reference is not None:
         published = read_reference(str(config.reference))
         rows = [
@@ -110,8 +98,6 @@ def figure_table(
         curves: From `read_curves`, of all panels.
         bars: From `read_bars`.
     """
-    import pandas
-
     tables = [curves.drop(columns="problem")]
     if bars is not None and config.bars is not None:
         names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}

@@ -8,7 +8,13 @@ weights, selected on outcome, reference numbers), counts and bands in the note b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.layout import Drawn, lay_out, make_room
@@ -17,11 +23,6 @@ from harness.display.figures.bars import plot_accuracy_bars
 from harness.display.figures.style import FONT, MUTED, add_note, styled
 from harness.display.words import plural
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
 """The seeds' colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
@@ -76,8 +77,6 @@ def draw_figure(
     Raises:
         ConfigError: panels or bars of the config are missing from what is drawn.
     """
-    from matplotlib.figure import Figure
-
     points = dict(list(curves.groupby(["row", "column"])))
     if len(points) != len(config.panels) or (config.bars is None) != (bars is None):
         raise ConfigError(
@@ -85,7 +84,7 @@ def draw_figure(
             f"got {len(points)}{' and bars' if bars is not None else ''}. Measure what the config names."
         )
     size = FONT[width] - 0.5
-    with styled(size, _TIGHT):
+    with styled(size, **_TIGHT):
         figure = Figure(layout="constrained")
         axes, bar_axes = lay_out(figure, config, width)
         panels = [
@@ -137,8 +136,6 @@ def _line(points: pandas.DataFrame, condition: str) -> pandas.DataFrame:
 
 def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -> None:
     """Axis labels of a figure that is so many letters wide; what the panel to the left says is not said again."""
-    from matplotlib.ticker import MaxNLocator
-
     for drawn in panels:
         axes, place, definition = drawn.axes, drawn.place, drawn.panel.definition
         room = int(letters / place.get_gridspec().ncols)
@@ -187,14 +184,15 @@ def _sentences(
         yield f"One prompt: {', '.join(dict.fromkeys(drawn.curves['problem'].iloc[0] for drawn in panels))}."
     else:
         shown = [drawn.curves[drawn.curves["x"].between(*drawn.panel.shows.limits)]["count"] for drawn in panels]
-        yield f"n = {counts[0]} prompts a panel, at least {min(map(min, shown))} at every position shown."
+        fewest = min(chain.from_iterable(shown), default=0)
+        yield f"n = {counts[0]} prompts a panel, at least {fewest} at every position shown."
     if max(counts) > 1:
         yield "Bands: 95 % bootstrap intervals over prompts."
     for flip in dict.fromkeys(drawn.panel.prompts.flip for drawn in panels):
         if flip:
             yield f"Selected on outcome: {flip.replace('_', ' ')}."
-    if fewest := min((drawn.controls["prompts"].max() for drawn in panels if len(drawn.controls)), default=0):
-        yield f"Dashed: {fewest} matched {plural('problem', fewest)} that did not flip."
+    if controls := [drawn.controls["prompts"].max() for drawn in panels if len(drawn.controls)]:
+        yield f"Dashed: {min(controls)} matched {plural('problem', min(controls))} that did not flip."
     told = [note for drawn in panels for note in drawn.points["note"].dropna().unique()]
     yield from (f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys([*notes, *told]))
     yield from (_EXPLAINED[definition] for definition in dict.fromkeys(drawn.panel.definition for drawn in panels))

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 
 from attention_probe.figures.config import FigureConfig, Panel
 from harness.choices import Width
 from harness.display.figures.style import INCHES
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.gridspec import SubplotSpec
-    from matplotlib.legend import Legend
-    from matplotlib.text import Text
-
 
 def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Axes], Axes | None]:
-    """Axes of the panels, row by row, and the bars'. In a column heads go down; one head's rows go down too."""
+    """The axes of the panels, row by row, and those of the bars. At column width several heads go below each other."""
     rows, heads = len(config.rows), len(config.heads)
     turned = width == "column" and heads > 1
     down, across = (heads, rows) if turned else (rows, heads)
@@ -115,7 +113,7 @@ def _legend(axes: Axes) -> Legend:
 
 
 def _share(axes: Axes, part: Legend | Text) -> float:
-    """How much of the height of axes a part of them takes."""
+    """The share of the axes' height that a legend or a word takes."""
     return part.get_window_extent().height / axes.get_window_extent().height
 
 

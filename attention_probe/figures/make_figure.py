@@ -44,7 +44,7 @@ def make_figure(
         width: `page` or `column`.
         device: Where the probe runs.
         folder: Where the figure goes; the config's by default.
-        advance: Told how many of how many problems of the running probe are done.
+        advance: Called with the number of problems that the running probe has done, and how many there are.
 
     Raises:
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
@@ -108,7 +108,7 @@ def _measure(
 
 
 def _notes(used: str, settings: ProbeSettings) -> list[str]:
-    """That the prompts were read by another tokenizer than the architecture's own, if so."""
+    """A sentence on the tokenizer that read the prompts, where it is not the architecture's own."""
     own = used if settings.architecture is None else read_architecture(settings.architecture).tokenizer
     name = "the bundled tokenizer" if used == "demo" else Path(used).name
     return [] if used == own else [f"Read by {name}, not {own}'s"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import aligned_curves, chosen_problems
+from attention_probe.analysis.averaging import average_curves, chosen_problems
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
@@ -22,57 +22,39 @@ _EXPLAINED = {
 }
 
 
-def read_attention(
-    path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
-) -> AttentionFile:
-    """The curves of some heads of one layer, one by one and averaged over the problems that all conditions have.
+def read_attention(path: Path, *, definition: Definition = "common") -> AttentionFile:
+    """The curves of all heads of the first recorded layer, of single prompts and averaged.
 
-    Controls are in no average.
+    Means are over the problems that all conditions have. Controls are in no mean.
 
     Args:
         path: The folder of traces.
-        layer: From 0; the first that was recorded by default.
-        heads: From 0; all by default.
-        definition: Over which queries.
+        definition: Which queries the average is over.
 
     Raises:
         JournalError: there is no such folder, or it is damaged.
-        ConfigError: no such layer or head, or no problem has traces under all conditions.
+        ConfigError: no problem has traces under all conditions.
     """
     with AttentionTraces.open(path) as traces:
         header = traces.header
-        layer = header.layers[0] if layer is None else layer
-        index = header.layer_index(layer)
-        chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
-        labels = tuple(f"Layer {layer + 1} Head {head + 1}" for head in chosen)
         left_out = leaves_out_first_token(header)
-        shared = chosen_problems(traces, traces.conditions)
-        curves = [
-            aligned_curves(
-                traces,
-                condition=condition,
-                layer=layer,
-                heads=chosen,
-                definition=definition,
-                exclude_first=left_out,
-                problem_ids=shared,
-            )
-            for condition in traces.conditions
-        ]
-        prompts: list[PromptCurves] = []
-        for trace in traces.select():
-            weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, chosen]
-            if left_out:
-                weights[:, trace.original_pos == 0] = np.nan
-            prompts.append(_prompt(trace, weights))
+        curves = average_curves(
+            traces,
+            conditions=traces.conditions,
+            layer=header.layers[0],
+            heads=range(header.head_count),
+            definition=definition,
+            exclude_first=left_out,
+            problem_ids=chosen_problems(traces, traces.conditions),
+        )
         return AttentionFile(
             name=path.name,
             model=str(header.fingerprint.get("name", header.model)),
             layout=header.layout,
-            heads=labels,
-            notes=tuple(_notes(header, layer, definition, left_out)),
-            means=tuple(_mean(curve) for head in zip(*curves, strict=True) for curve in head),
-            prompts=tuple(prompts),
+            heads=tuple(dict.fromkeys(curve.label for curve in curves)),
+            notes=tuple(_notes(header, definition, left_out)),
+            means=tuple(map(_mean, curves)),
+            prompts=tuple(_prompt(trace, definition, left_out) for trace in traces.select()),
             receipt=traces.receipt,
         )
 
@@ -91,7 +73,10 @@ def _mean(curve: Curve) -> MeanCurve:
     )
 
 
-def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:
+def _prompt(trace: Trace, definition: Definition, left_out: bool) -> PromptCurves:
+    """One prompt's curves, without its first token if that is left out."""
+    weights = (trace.mean_common if definition == "common" else trace.mean_all)[0]
+    shown = np.where(left_out & (trace.original_pos == 0), np.nan, weights)
     return PromptCurves(
         problem_id=trace.problem_id,
         condition=trace.condition,
@@ -99,7 +84,7 @@ def _prompt(trace: Trace, weights: NDArray[np.float32]) -> PromptCurves:
         tokens=trace.tokens,
         roles=tuple(ROLES[role] for role in trace.roles.tolist()),
         original_pos=tuple(trace.original_pos.tolist()),
-        values=tuple(_to_numbers(head) for head in weights),
+        values=tuple(map(_to_numbers, shown)),
     )
 
 
@@ -108,17 +93,16 @@ def _to_numbers(values: NDArray[np.floating]) -> tuple[float | None, ...]:
     return tuple(None if value != value else float(value) for value in values.tolist())
 
 
-def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bool) -> list[str]:
-    """What a reader must be told."""
-    notes = [_EXPLAINED["completion" if header.queries == "completion" else definition]]
+def _notes(header: TraceHeader, definition: Definition, left_out: bool) -> Iterator[str]:
+    """Sentences that a reader of these curves needs."""
+    yield _EXPLAINED["completion" if header.queries == "completion" else definition]
     if left_out:
-        notes.append("The first token, which takes most of this model's attention, is left out; nothing is rescaled.")
+        yield "The first token, which takes most of this model's attention, is left out; nothing is rescaled."
     if len(header.layers) > 1:
         recorded = ", ".join(str(number + 1) for number in header.layers)
-        notes.append(f"Recorded were the layers {recorded}; shown is Layer {layer + 1}.")
+        yield f"Recorded were the layers {recorded}; shown is Layer {header.layers[0] + 1}."
     if header.random_weights:
-        notes.append("Random weights: these curves say nothing about a trained model.")
+        yield "Random weights: these curves say nothing about a trained model."
     if header.on_outcome:
-        notes.append("Selected on outcome: these problems were chosen by what became of them.")
-    notes.append("That inserted tokens take attention from the others is no finding: softmax guarantees it.")
-    return notes
+        yield "Selected on outcome: these problems were chosen by what became of them."
+    yield "That inserted tokens take attention from the others is no finding: softmax guarantees it."

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.choices import Kind, Width
@@ -21,10 +23,6 @@ from harness.runs.comparable import join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 
 def make_plots(

@@ -128,6 +128,8 @@ def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
     assert curve.condition == "random - mless" and curve.note is None
     against_nothing = difference_curve(traces, condition="mless", baseline="wo", layer=0, head=2)
     assert "softmax guarantees it, whatever is inserted" in against_nothing.note
+    with pytest.raises(ConfigError, match="expected the aligned view, got full"):
+        difference_curve(traces, condition="mless", baseline="wo", layer=0, head=2, view="full")
 
 
 def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.figures.config import load_figure_config
 from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import prompts_config
@@ -115,14 +116,15 @@ def test_panels_titles_legends_and_limits_are_the_studys(path):
         (0, 60) if row.view == "aligned" else (0, 120) for row in config.rows
     ]
     for panel in config.panels:
-        assert panel.excludes_first_token(header("qwen2")) == panel.head.model.startswith(("meta-llama/", "google/"))
+        assert bool(panel.head.exclude_first_token) == panel.head.model.startswith(("meta-llama/", "google/"))
 
 
 def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
     (panel,) = load(tmp_path).panels
-    assert [panel.excludes_first_token(header(t)) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
+    assert panel.head.exclude_first_token is None
+    assert [leaves_out_first_token(header(t)) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
     (panel,) = load(tmp_path, MINIMAL, "exclude_first_token=false").panels
-    assert not panel.excludes_first_token(header("llama"))
+    assert panel.head.exclude_first_token is False
 
 
 def test_panels_of_one_model_share_one_probe():

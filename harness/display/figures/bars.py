@@ -1,19 +1,17 @@
-"""The accuracy bars of the study's composite figure: one group a model, one bar a condition."""
+"""The accuracy bars of the study's composite figure: one group of bars for each model, one bar for each condition."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.visible import visible
 from harness.display.words import LEVEL
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _ALONE = (
     "Each interval is of one accuracy by itself. Whether two conditions differ is a paired question: intervals that "
@@ -43,7 +41,7 @@ def plot_accuracy_bars(axes: Axes, table: pandas.DataFrame, *, title: str, font_
     it, and the axis label then says so; else at zero.
 
     Args:
-        axes: Where to.
+        axes: What to draw on.
         table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as of
             `harness.analysis.compare` or `accuracy.accuracy_table`. Published accuracies have no interval (NaN)
             and are shown as they were given.

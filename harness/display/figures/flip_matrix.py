@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.words import count
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ACROSS: dict[Width, int] = {"page": 5, "column": 3}
 """The most matrices in a row."""
@@ -62,7 +62,7 @@ def _matrices(rows: pandas.DataFrame) -> list[tuple[str, Counts]]:
 
 
 def _counts(row: Mapping[Any, Any], *, again: bool = False) -> Counts:
-    """Of a row of `analysis.compare`; with `again` of the baseline's second run against its first."""
+    """The counts in a row of `analysis.compare`; with `again` those of the baseline's second run against its first."""
     prefix = "aa_" if again else ""
     gained, lost = float(row[f"{prefix}wrong_to_right"]), float(row[f"{prefix}right_to_wrong"])
     n = int(row["n"])
@@ -72,8 +72,6 @@ def _counts(row: Mapping[Any, Any], *, again: bool = False) -> Counts:
 
 
 def _draw(axes: Axes, counts: Counts, scale: float, size: float, *, named: bool) -> None:
-    from matplotlib.patches import Rectangle
-
     _, lost, gained, _ = counts
     fills = (
         ("#999999", 0.25),

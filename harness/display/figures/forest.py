@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.words import PASSED, interval, p_value, points, signed
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROW = 0.19
 """Height of a row, in inches."""
@@ -31,26 +31,11 @@ PLACES: dict[Width, dict[str, tuple[str, float]]] = {
 
 
 class _Line(NamedTuple):
-    """One row of the plot: a heading, a difference, the baseline against itself, or the harmless edits."""
+    """One row of the plot: its name, what draws it (nothing draws a heading), and what stands to the right of it."""
 
-    kind: Literal["heading", "difference", "noise", "edits"]
     name: str
-    row: Mapping[Any, Any] = {}
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """What stands to the right of it."""
-        row = self.row
-        if self.kind == "noise":
-            return {"difference": signed(row["aa_difference"]), "verdict": "noise"}
-        if self.kind != "difference":
-            return {}
-        return {
-            "difference": signed(row["difference"]),
-            "interval": interval(row["low"], row["high"], sign=True),
-            "p": p_value(row["p_adjusted"]),
-            "verdict": str(row["verdict"]),
-        }
+    draw: Callable[[Axes, int], None] | None = None
+    cells: Mapping[str, str] = {}
 
 
 def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float = 0.05) -> Figure:
@@ -62,10 +47,9 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
         width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
     """
-    lines = _lines(table)
-    conditions = style.in_order(table["condition"])
-    margin = float(table["margin"].iloc[0])
     inches, size = style.INCHES[width], style.FONT[width]
+    lines = _lines(table, size)
+    margin = float(table["margin"].iloc[0])
     note = style.wrap(_note(table, margin, alpha), inches, size)
     below = 0.42 + 1.35 * (size - 1) / 72 * (note.count("\n") + 1)
     height = below + ROW * len(lines) + 0.2
@@ -73,14 +57,9 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
     with style.drawing(width, height, note, managed=False) as figure:
         axes = figure.add_axes((left / inches, below / height, 1 - (left + right) / inches, ROW * len(lines) / height))
         style.shade_margin(axes, margin)
-        reach = style.without_edits(table)[["low", "high", "aa_difference"]].astype(float).abs().max().max()
         for y, line in enumerate(lines):
-            if line.kind == "difference":
-                _draw_difference(axes, y, line.row, style.colour(line.row["condition"], conditions), size)
-            elif line.kind == "noise":
-                _draw_marks(axes, y, [line.row["aa_difference"]], "D", size * 0.5)
-            elif line.kind == "edits":
-                _draw_edits(axes, y, line.row["differences"], 2 * max(margin, reach), size)
+            if line.draw is not None:
+                line.draw(axes, y)
         _write(axes, lines, width)
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_yticks([])
@@ -90,26 +69,38 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
     return figure
 
 
-def _lines(table: pandas.DataFrame) -> list[_Line]:
+def _lines(table: pandas.DataFrame, size: float) -> list[_Line]:
+    conditions = style.in_order(table["condition"])
+    reach = style.without_edits(table)[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
     lines = []
     for name, rows in style.split_settings(table).items():
         (base,) = rows[rows["verdict"] == "baseline"].to_dict("records")
-        lines.append(_Line("heading", f"{name} (n = {base['n']}, k = {base['k']})"))
-        compared = style.compared(rows).to_dict("records")
-        lines += [_Line("difference", style.label(row["condition"]), row) for row in compared]
+        lines.append(_Line(f"{name} (n = {base['n']}, k = {base['k']})"))
+        for row in style.compared(rows).to_dict("records"):
+            cells = {
+                "difference": signed(row["difference"]),
+                "interval": interval(row["low"], row["high"], sign=True),
+                "p": p_value(row["p_adjusted"]),
+                "verdict": str(row["verdict"]),
+            }
+            draw = partial(_draw_difference, row=row, colour=style.colour(row["condition"], conditions), size=size)
+            lines.append(_Line(style.label(row["condition"]), draw, cells))
         edits = rows[rows["verdict"] == "prompt null"]["difference"].astype(float)
         if len(edits):
-            lines.append(_Line("edits", f"{len(edits)} harmless edits", {"differences": edits}))
-        if base["aa_difference"] == base["aa_difference"]:
-            lines.append(_Line("noise", f"{style.label(base['condition'])} again (A/A)", base))
+            draw = partial(_draw_edits, edits=edits, edge=2 * reach, size=size)
+            lines.append(_Line(f"{len(edits)} harmless edits", draw))
+        again = base["aa_difference"]
+        if again == again:
+            draw = partial(_draw_marks, xs=[again], marker="D", size=size * 0.5)
+            cells = {"difference": signed(again), "verdict": "noise"}
+            lines.append(_Line(f"{style.label(base['condition'])} again (A/A)", draw, cells))
     return lines
 
 
 def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, size: float) -> None:
-    butt: Any = {"solid_capstyle": "butt"}
-    axes.plot([row["low"], row["high"]], [y, y], color=style.INK, linewidth=0.8, zorder=2, **butt)
-    inner = [row["equivalence_low"], row["equivalence_high"]]
-    axes.plot(inner, [y, y], color=colour, linewidth=3.2, zorder=3, **butt)
+    for kind, shade, thickness in (("", style.INK, 0.8), ("equivalence_", colour, 3.2)):
+        ends = [row[f"{kind}low"], row[f"{kind}high"]]
+        axes.plot(ends, [y, y], color=shade, linewidth=thickness, solid_capstyle="butt")
     axes.plot(
         row["difference"],
         y,
@@ -126,10 +117,9 @@ def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, si
 def _draw_edits(axes: Axes, y: int, edits: pandas.Series[float], edge: float, size: float) -> None:
     """A tick for each edit up to the edge: one edit that wrecks the prompt must not squeeze all else."""
     _draw_marks(axes, y, edits[edits.abs() <= edge], "|", size)
-    if edits.min() < -edge:
-        _draw_marks(axes, y, [-edge], "<", size * 0.6)
-    if edits.max() > edge:
-        _draw_marks(axes, y, [edge], ">", size * 0.6)
+    for side, marker in ((-1, "<"), (1, ">")):
+        if (side * edits).max() > edge:
+            _draw_marks(axes, y, [side * edge], marker, size * 0.6)
 
 
 def _draw_marks(axes: Axes, y: int, xs: Sequence[float] | pandas.Series[float], marker: str, size: float) -> None:
@@ -155,7 +145,7 @@ def _write(axes: Axes, lines: list[_Line], width: Width) -> None:
     for head, inches in PLACES[width].values():
         put(inches, -1, head, colour=style.MUTED)
     for y, line in enumerate(lines):
-        if line.kind == "heading":
+        if line.draw is None:
             put(0.03 - SIDES[width][0], y, line.name, edge=0)
         else:
             put(-0.06, y, line.name, edge=0, ha="right")

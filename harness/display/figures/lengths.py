@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.errors import ComparisonError
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)), (0, (5, 1, 1, 1)))
 """Conditions differ in their dashes, too."""
@@ -20,8 +20,8 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     """For each model, layout, condition and length that occurs, the share of completions that are no longer, percent.
 
     Args:
-        frame: One row a sample, with completion_tokens; the first replicate is taken. Where a completion's tokens were
-            not counted, all are measured in characters.
+        frame: One row per sample, with completion_tokens; only the first replicate is taken. If any completion's
+            tokens were not counted, all are measured in characters.
 
     Returns:
         Columns model, layout, condition, unit, length, samples, share.
@@ -56,8 +56,6 @@ def draw_lengths(shares: pandas.DataFrame, *, width: Width = "page") -> Figure:
         shares: As of `length_shares`.
         width: `page` is 7 inches, `column` 3.3.
     """
-    from matplotlib.ticker import ScalarFormatter
-
     conditions = style.in_order(shares["condition"])
     panels = style.split_settings(shares)
     wide = shares["length"].max() > 30 * max(1, shares["length"].min())

@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+import pandas
+from matplotlib.figure import Figure
+from PIL import Image, PngImagePlugin
 
 from harness.choices import Width
 from harness.errors import ConfigError
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 
 def write_figure(
@@ -52,8 +53,6 @@ def save_figure(
     dpi: float = 160,
 ) -> list[Path]:
     """Write the figure in each of the formats (png, svg, pdf), the receipt inside, and return the files."""
-    import matplotlib
-
     note = json.dumps(dict(receipt), sort_keys=True, default=str)
     # PDF has fixed fields; a date would make two drawings of the same numbers differ
     metadata = {"svg": {"Description": note, "Date": None}, "pdf": {"Subject": note, "CreationDate": None}}
@@ -63,7 +62,7 @@ def save_figure(
             _save_png(figure, file, note, dpi)
         else:
             with matplotlib.rc_context({"svg.hashsalt": "mless"}):  # and so would names drawn by chance
-                figure.savefig(file, metadata=metadata[kind])
+                figure.savefig(file, dpi=dpi, metadata=metadata[kind])
     return files
 
 
@@ -73,8 +72,6 @@ def _save_png(figure: Figure, path: Path, note: str, dpi: float) -> None:
     A chart has few colours. Only the mixed ones at the edges of lines and letters move, by 15 of 255 at most in the
     figures of this project.
     """
-    from PIL import Image, PngImagePlugin
-
     drawn = BytesIO()
     figure.savefig(drawn, dpi=dpi)
     about = PngImagePlugin.PngInfo()

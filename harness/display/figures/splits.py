@@ -1,19 +1,17 @@
-"""Differences from the baseline by level or subject: where an effect comes from, if there is one."""
+"""Differences from the baseline by level or subject: where an effect comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.visible import visible
 from harness.display.words import PASSED
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 """Conditions differ in shape, too."""

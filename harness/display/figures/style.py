@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.choices import Width
@@ -80,20 +79,19 @@ def about_edits(table: pandas.DataFrame) -> str:
 
 
 def adjustment(table: pandas.DataFrame) -> str:
-    """How p-values were adjusted: over how many tests."""
+    """How p-values were adjusted, and over how many tests."""
     tests = int(max(table["tests"].dropna(), default=0))
     return f"Holm, {tests} {plural('test', tests)}" if tests else "Holm"
 
 
 @contextmanager
-def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Draw inside this: text of `size` points, thin lines, and the `changes` to matplotlib's settings."""
+def styled(size: float, **changes: Any) -> Iterator[None]:
+    """Draw inside this: text of `size` points, thin lines; `changes` are further settings of matplotlib."""
     import matplotlib
 
-    style: dict[Any, Any] = {
+    style: Any = {
         "font.size": size,
         "axes.titlesize": size,
-        "axes.labelsize": size,
         "axes.linewidth": 0.6,
         "xtick.labelsize": size - 0.5,
         "ytick.labelsize": size - 0.5,
@@ -108,13 +106,13 @@ def styled(size: float, changes: Mapping[Any, Any] = MappingProxyType({})) -> It
         "text.parse_math": False,  # dollar signs in names are dollar signs
         "pdf.fonttype": 42,  # words in a PDF can be searched
     }
-    with matplotlib.rc_context({**style, **changes}):
+    with matplotlib.rc_context(style | changes):
         yield
 
 
 @contextmanager
 def drawing(width: Width, height: float, note: str, *, managed: bool = True, **legend: Any) -> Iterator[Figure]:
-    """A new figure to draw on; a legend above, if anything has a label, and the note below come last.
+    """A new figure to draw on. At the end a legend is added above, where anything has a label, and the note below.
 
     Args:
         width: `page` is 7 inches, `column` 3.3.
