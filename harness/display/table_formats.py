@@ -63,16 +63,27 @@ def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = ()
     return "\n\n".join(parts)
 
 
-def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Rows as lines with their columns below each other.
+
+    Args:
+        rows: The texts of each row.
+        right: For each column, whether it is set to the right.
+    """
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        texts = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            gap = " " * (width - _width(cell))
+            texts.append(gap + cell if to_right else cell + gap)
+        lines.append("  ".join(texts).rstrip())
+    return lines
 
-    def line(cells: Sequence[str]) -> str:
-        gaps = [" " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
-        padded = [gap + cell if right else cell + gap for cell, gap, right in zip(cells, gaps, numeric, strict=True)]
-        return "  ".join(padded).rstrip()
 
-    rule = line(["-" * width for width in widths])
-    table = "\n".join([_fold([title], hyphens=False), "", line(rows[0]), rule, *map(line, rows[1:])])
+def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+    rule = ["-" * max(map(_width, column)) for column in zip(*rows, strict=True)]
+    table = "\n".join([_fold([title], hyphens=False), "", *align([rows[0], rule, *rows[1:]], numeric)])
     return f"{table}\n\n{_fold(notes)}" if notes else table
 
 
