@@ -1,4 +1,4 @@
-"""How fast a model generated in earlier runs, from which a plan tells how long the next one takes."""
+"""How fast earlier runs of a model generated, which tells how long the next run takes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Speed:
     """How fast a finished run of the same model generated.
 
     Attributes:
-        tokens: All that it generated.
-        tokens_per_second: Generated tokens, all sequences together.
-        tokens_each: Mean length of a completion, in tokens.
+        tokens: Tokens that it generated.
+        tokens_per_second: Over all sequences together.
+        tokens_each: Mean tokens of a completion.
         load_seconds: From the start of loading to the first request.
         devices: The device of each worker.
-        unit: Of what is used up: GPU-minutes, or minutes where there is no GPU.
+        unit: `GPU-minutes`, or `minutes` without a GPU.
         source: The run's folder.
     """
 
@@ -36,15 +36,15 @@ class Speed:
 
 
 def find_speed(config: RunConfig) -> Speed | None:
-    """The speed of the longest run in the config's output folder of the same model, backend and dtype.
+    """The speed of the longest earlier run of the same model, backend and dtype in the config's output folder.
 
-    The runs of `mless verify` count too. A short run is slower: it pays for ramp-up and tail.
+    Runs of `mless verify` count too. Short runs are slower, because they pay for ramp-up and tail.
     """
     return max(_speeds(config), key=lambda speed: speed.tokens, default=None)
 
 
 def _speeds(config: RunConfig) -> Iterator[Speed]:
-    """The speed of each fitting run. A file that is no such receipt is passed over."""
+    """The speed of each run of the same model. Files that are no receipts are skipped."""
     for path in (*config.output.glob(f"*/{RECEIPT}"), *config.output.glob(f"verify*/*/run/{RECEIPT}")):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
@@ -66,6 +66,6 @@ def _speeds(config: RunConfig) -> Iterator[Speed]:
 
 
 def _asked(backend: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides the speed of a model, as far as a config says it."""
+    """The settings in a config that decide the speed of a model."""
     names = ("pretrained", "model", "dtype", "quantization", "enforce_eager", "tensor_parallel_size")
     return backend, *(arguments.get(name) for name in names)

@@ -1,4 +1,4 @@
-"""What a run can find, worked out before it is made; never evidence about a run that was."""
+"""Power: which differences a planned run can detect. It is no evidence about a run that was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as people read it before a run: what is asked of the model, what the run can show, and what it costs."""
+"""The text of a dry run: what is asked of the model, which effects the run can detect, and how long it takes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
 
 DISCORDANCES = (0.05, 0.1, 0.2)
-"""Shares of problems that two conditions may disagree on in one sample each."""
+"""Guesses of the discordance: the share of problems where single samples of two conditions disagree."""
 DEFAULT_DISCORDANCE = DISCORDANCES[1]
-"""The guess where one number is asked for."""
+"""The guess where there is room for one number only."""
 NONE = "none"
-"""Where so few problems show no effect at all."""
+"""Printed where even the largest effect would not be detected."""
 
 
 def describe_plan(plan: Plan) -> str:
@@ -65,7 +65,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_power(config: RunConfig, problems: int) -> list[str]:
-    """The least true differences that a run finds, as lines; empty if it tests nothing.
+    """The smallest true gains that a run detects, as lines. Empty if it tests nothing.
 
     Args:
         config: The run's.
@@ -87,7 +87,7 @@ def describe_power(config: RunConfig, problems: int) -> list[str]:
 
 
 def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
-    """The smallest gain that a run can detect, and how long it takes, in one line."""
+    """One line: the smallest gain that a run can detect, and how long it takes."""
     said = []
     if tests := _tests(config):
         first, *others = [_gain(problems, samples, DEFAULT_DISCORDANCE, tests) for _, samples in _ways(config)]
@@ -108,7 +108,7 @@ def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
 
 
 def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
-    """The arms by the name that the plan gives them, and layout: all edits of a prompt null are one line."""
+    """The arms by name and layout. All edits of a prompt null are one line."""
     shown: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
         name = "prompt null" if arm.built.condition.edit else arm.built.condition.name
@@ -117,15 +117,15 @@ def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
 
 
 def _tests(config: RunConfig) -> int:
-    """Tests of the run's family; none without a baseline."""
+    """How many tests the run's family has; 0 without a baseline."""
     compared = BASELINE in [condition.name for condition in config.conditions]
     return len(config.tested) * len(config.layouts) if compared else 0
 
 
 def _ways(config: RunConfig) -> list[tuple[str, int]]:
-    """How a filler may move problems, and how many samples a problem then count.
+    """How a filler may move problems, and how many samples per problem then count.
 
-    If it moves whole problems, some up and some down, all samples of a problem say the same, and count as one.
+    If it moves whole problems, some up and some down, all samples of a problem agree and count as one.
     """
     samples = config.samples_per_problem
     if samples == 1:

@@ -17,16 +17,16 @@ from harness.display.visible import visible
 from harness.display.words import MINUS
 
 WIDTH, LEFT, RIGHT, STEP = 460, 128, 64, 27
-"""Of a drawing, of its labels, of its numbers, and the height of a row, in the units that it is drawn in."""
+"""Width of a drawing, of its labels and of its numbers, and the height of a row, in SVG units."""
 PANEL = (230, 150)
 """Width and height of a panel of curves."""
 LETTERS = 17
-"""How much of a name is shown beside a row; the whole is its title."""
+"""Characters of a name that are shown beside a row. The whole name is its tooltip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a drawing; without numbers it is the heading of those below."""
+    """A row of a drawing. Without numbers it is the heading of the rows below."""
 
     label: str
     slot: int = 0
@@ -37,13 +37,13 @@ class Row:
 
     @property
     def is_heading(self) -> bool:
-        """Whether it has a label only."""
+        """Whether it has nothing but a label."""
         return self.value is None and self.low is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Places on an axis."""
+    """From values to places on an axis."""
 
     low: float
     high: float
@@ -55,7 +55,7 @@ class _Scale:
         return f"{self.start + share * (self.stop - self.start):.1f}"
 
     def ticks(self, most: int) -> list[float]:
-        """Round numbers on the axis, at most so many."""
+        """Round numbers on the axis, about `most` of them."""
         rough = (self.high - self.low) / most
         size = 10.0 ** math.floor(math.log10(rough))
         step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -67,14 +67,14 @@ class _Scale:
 def dots(
     rows: Sequence[Row], *, title: str, axis: str, limits: tuple[float, float], band: float | None = None
 ) -> Markup:
-    """Dots with intervals, one a row.
+    """Draw one dot with its interval per row.
 
     Args:
-        rows: What to draw, and headings.
-        title: What a screen reader says.
-        axis: What the axis measures.
-        limits: Of the axis; intervals are cut there.
-        band: Shade from minus this to this and draw a line at zero.
+        rows: Rows and headings.
+        title: Read out by screen readers.
+        axis: Label of the axis.
+        limits: Ends of the axis. Intervals are cut there.
+        band: Shade the axis from -band to band, and draw a line at zero.
     """
     scale = _Scale(low=limits[0], high=limits[1], start=LEFT, stop=WIDTH - RIGHT)
     height = STEP * len(rows) + 8
@@ -93,7 +93,7 @@ def dots(
 
 
 def flips(rows: Sequence[Row], *, title: str) -> Markup:
-    """Problems that went from right to wrong (left: `low`) and from wrong to right (right: `high`), one row each."""
+    """Draw bars of problems that went from right to wrong (`low`, to the left) and from wrong to right (`high`)."""
     most = max([1.0, *(abs(end) for row in rows for end in (row.low or 0, row.high or 0))])
     scale = _Scale(low=-most, high=most, start=LEFT + 8, stop=WIDTH - RIGHT - 32)
     height = STEP * len(rows) + 8
@@ -112,7 +112,7 @@ def flips(rows: Sequence[Row], *, title: str) -> Markup:
 
 
 def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, title: str) -> Markup:
-    """One head's mean curves, with bands."""
+    """Draw one head's mean curves with bands."""
     width, height = PANEL
     last = max([1, *(curve.x[-1] for curve in curves if curve.x)])
     across = _Scale(low=0, high=last, start=38, stop=width - 6)
