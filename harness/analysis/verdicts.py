@@ -1,4 +1,4 @@
-"""Verdicts: better, worse, equivalent or inconclusive; p-values adjusted for several tests; ranks among harmless edits."""
+"""Verdicts: better, worse, equivalent, inconclusive; p-values adjusted for several tests; ranks among edits."""
 
 from __future__ import annotations
 

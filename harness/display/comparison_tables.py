@@ -159,7 +159,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     judged = any(row["p_adjusted"] is not None for row in compared)
     notes = [f"{said}; {_about_family(board, compared)}."]
     if judged:
-        notes.append(f"{verdicts(compared[0]['margin'])}, which is no evidence of no effect.")
+        notes.append(f"{verdicts(compared[0]['margin'])}.")
     if judged and "rank p" in header:
         notes[-1] += " Equivalence and rank p are not adjusted for several: each may err 5 times in 100."
     elif judged:

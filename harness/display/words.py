@@ -110,7 +110,7 @@ def verdicts(margin: float) -> str:
     return (
         f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval lies between "
         f"{MINUS}{margin:g} and +{margin:g} points, of at least {fewest_problems(margin / 100)} problems; otherwise "
-        "inconclusive"
+        "inconclusive: the data neither show an effect nor rule one out"
     )
 
 
