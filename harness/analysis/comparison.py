@@ -12,7 +12,7 @@ import pandas
 from harness.analysis.accuracy import accuracy
 from harness.analysis.intervals import difference_bounds, equivalence_p, score_interval
 from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
-from harness.analysis.power import ALPHA
+from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
 from harness.analysis.verdicts import judge, rank_among_edits
 from harness.errors import ComparisonError
@@ -105,7 +105,10 @@ def compare(
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
     """
-    _check(margin=margin, alpha=alpha)
+    refuse_out_of_range(
+        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
+        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
+    )
     counted = count_outcomes(frame, by=by)
     _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
     if primary is not None and primary not in (family or ()):
@@ -201,13 +204,3 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[s
             f"A condition is either in the family or an edit: expected each named once, got {', '.join(twice)} "
             "again. Take it out of one of them."
         )
-
-
-def _check(*, margin: float, alpha: float) -> None:
-    wants = (
-        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
-        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
-    )
-    for name, value, holds, wanted in wants:
-        if not holds:
-            raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")
