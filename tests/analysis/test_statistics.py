@@ -319,7 +319,8 @@ def test_power_refuses_numbers_out_of_range(values, message):
 
 
 def test_a_power_below_the_level_is_refused():
-    with pytest.raises(ComparisonError, match=r"power: expected a probability above alpha and below 1, usually 0.8, got 1\."):
+    message = r"power: expected a probability above alpha and below 1, usually 0.8, got 1\.0\."
+    with pytest.raises(ComparisonError, match=message):
         minimal_detectable_effect(n=9, discordance=0.1, power=1.0)
 
 

@@ -40,11 +40,11 @@ class Details:
         curves_left_out: Problems whose attention curves had no room.
     """
 
-    index: str
-    blocks: tuple[str, ...]
-    left_out: int
-    curves: int
-    curves_left_out: int
+    index: str = ""
+    blocks: tuple[str, ...] = ()
+    left_out: int = 0
+    curves: int = 0
+    curves_left_out: int = 0
 
 
 def pack(value: Any) -> str:

@@ -71,7 +71,7 @@ def write_report(
     _refuse_foreign(content, attention)
     board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
     parts = _parts(content, attention, board)
-    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
+    bare = _fill({**parts, "details": Details()})
     details = make_details(
         content,
         baseline=baseline,
