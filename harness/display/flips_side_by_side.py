@@ -141,12 +141,11 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
     def shown(text: str) -> Text:
         return spell_out(text, console.encoding)
 
-    style = _STYLES.get(entry.outcome, "")
-    title = Text(entry.outcome.replace("_", " "), style=f"bold {style}")
-    title.append_text(Text("  ").append_text(shown(entry.problem_id)).append(f"  level {entry.level}  "))
-    title.append_text(shown(entry.subject))
-    about = Text("problem  ", style="dim").append_text(Text(style="not dim").append_text(shown(entry.text.strip())))
-    gold = Text("target   ", style="dim").append_text(shown("-" if entry.target is None else entry.target))
+    outcome = entry.outcome.replace("_", " ")
+    level, style = f"  level {entry.level}  ", _STYLES.get(entry.outcome, "")
+    title = Text.assemble(outcome, "  ", shown(entry.problem_id), level, shown(entry.subject), style=f"bold {style}")
+    about = Text.assemble(("problem  ", "dim"), shown(entry.text.strip()))
+    gold = Text.assemble(("target   ", "dim"), shown("-" if entry.target is None else entry.target))
     heads = [_head(side, console.encoding) for side in entry.sides]
     bodies = [_body(side, console.encoding, limit) for side in entry.sides]
     if console.width >= SIDE_BY_SIDE:
@@ -161,25 +160,24 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
 
 def _head(side: Side, encoding: str) -> Text:
     colour = {"correct": "green", None: ""}.get(side.verdict, "red")
-    head = Text().append_text(spell_out(label(side.condition), encoding))
-    head.stylize("bold")
-    head.append(f"  {side.verdict or 'not graded'}", style=colour)
-    head.append("  answer ", style="dim")
-    head.append_text(spell_out("-" if side.answer is None else side.answer, encoding))
-    if side.samples > 1:
-        head.append(f"  (sample {side.sample} of {side.samples}; {side.right} right)", style="dim")
-    return head
+    name = spell_out(label(side.condition), encoding)
+    name.stylize("bold")
+    several = f"  (sample {side.sample} of {side.samples}; {side.right} right)" if side.samples > 1 else ""
+    return Text.assemble(
+        name,
+        (f"  {side.verdict or 'not graded'}", colour),
+        ("  answer ", "dim"),
+        spell_out("-" if side.answer is None else side.answer, encoding),
+        (several, "dim"),
+    )
 
 
 def _body(side: Side, encoding: str, limit: int | None) -> Text:
     if side.completion is None:
         return Text("no completion is recorded", style="dim")
     head, left_out, tail = shorten(side.completion.strip("\n"), limit)
-    body = spell_out(head, encoding)
-    if left_out:
-        body.append(f"\n[{left_out:,} characters left out]\n", style="dim")
-        body.append_text(spell_out(tail, encoding))
-    return body
+    gap = f"\n[{left_out:,} characters left out]\n" if left_out else ""
+    return Text.assemble(spell_out(head, encoding), (gap, "dim"), spell_out(tail, encoding))
 
 
 def _is_plain(character: str, encoding: str) -> bool:
