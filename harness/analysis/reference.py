@@ -109,7 +109,7 @@ def reference_table(
 
     Args:
         comparison: `analysis.compare`, not split any further.
-        audit: `leaderboard.audit_table`, for the study's own rule.
+        audit: `grader_agreement.audit_table`, for the study's own rule.
         reference: The published numbers.
         receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.
