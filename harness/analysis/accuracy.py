@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:
-    """Standard error of the mean of `scores` [problem], each the average of a problem's samples; NaN for one problem.
+    """Standard error of the mean of `scores` [problem], where a score is the mean of a problem's samples.
 
-    Samples of a problem are averaged first, so that repeating a problem does not count as asking another one.
+    Averaging a problem's samples first means that asking a problem again does not count as asking another one. NaN for
+    a single problem.
 
     Source:
         Miller (2024), Adding Error Bars to Evals, arXiv:2411.00640, sections 2.2 and 3.1; the cluster-robust variance
@@ -46,7 +47,7 @@ def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
 
 
 def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Accuracy in percent with its error and interval, and counts of what the rest was, by model, layout and condition.
+    """Accuracy in percent with its error and interval, and counts of other verdicts, by model, layout and condition.
 
     The columns n to accuracy_high are those of `analysis.compare`. Use it for runs that `compare` refuses: without
     the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.

@@ -1,4 +1,4 @@
-"""Every condition against the baseline: the table of differences, with verdicts in words."""
+"""`compare`: every condition against the baseline, with tests, intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pandas
 from harness.analysis.accuracy import accuracy
 from harness.analysis.intervals import difference_bounds, equivalence_p, score_interval
 from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
-from harness.analysis.power import ALPHA
+from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
 from harness.analysis.verdicts import judge, rank_among_edits
 from harness.errors import ComparisonError
 from harness.experiment.conditions import DEFAULT_SEED
 
 MARGIN = 1.0
-"""Differences below so many points count as equivalent unless told otherwise."""
+"""Default of the equivalence margin, in points."""
 
 COLUMNS = {
     "model": "the model's label",
@@ -27,7 +27,7 @@ COLUMNS = {
     "condition": "what stands between instruction and problem",
     "baseline": "the condition that it is compared with",
     "n": "problems",
-    "k": "samples a problem",
+    "k": "samples per problem",
     "accuracy": "percent right: mean over problems of the share of right samples (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
@@ -62,10 +62,10 @@ COLUMNS = {
     "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
     "baseline, prompt null and exploratory are not judged",
 }
-"""What each column of `compare` is. Intervals are of level 1 - alpha, those of equivalence 1 - 2 alpha."""
+"""Meaning of each column of `compare`. Intervals have level 1 - alpha, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "null_edits")
 _NOISE = ("difference", "wrong_to_right", "right_to_wrong", "discordance", "p")
-"""Columns that the baseline against itself has too, as `aa_...`."""
+"""Columns that the second replicate of the baseline gets too, named `aa_...`."""
 
 
 def compare(
@@ -80,7 +80,7 @@ def compare(
     primary: str | None = None,
     edits: Collection[str] = (),
 ) -> pandas.DataFrame:
-    """One row for each model, layout and condition: its accuracy, and its difference from the baseline condition.
+    """Compare every condition with the baseline: one row for each model, layout and condition.
 
     A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are score intervals, which
     keep their level with few flips.
@@ -91,13 +91,13 @@ def compare(
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
         alpha: Level of the tests; intervals are of level 1 - alpha.
-        seed: Of random sign flips, which very many samples need. A row's depend on it and on the row's names, not on
-            other rows.
+        seed: Seed of random sign flips, which only very many samples need. A row's flips depend on the seed and on
+            the row's names, not on other rows.
         by: Further columns to split by, such as subject or level.
         family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
-        primary: That of them which the run is about; it is marked, and tested as the others are.
-        edits: Conditions that are no conditions but harmless edits of the baseline's prompt, the prompt null: they get
-            a row but neither adjustment nor verdict, and every other condition its rank among them.
+        primary: The condition of the family that the run is about. It is marked, and tested as the others are.
+        edits: Conditions that are harmless edits of the baseline's prompt (the prompt null). They get a row without
+            verdict, and every other condition gets its rank among them.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -105,7 +105,10 @@ def compare(
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
     """
-    _check(margin=margin, alpha=alpha)
+    refuse_out_of_range(
+        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
+        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
+    )
     counted = count_outcomes(frame, by=by)
     _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
     if primary is not None and primary not in (family or ()):
@@ -142,7 +145,7 @@ def compare(
 
 
 def _generator(seed: int, one: Outcomes) -> np.random.Generator:
-    """A generator of its own for a row, from the row's names."""
+    """A random generator for one row, seeded with the row's names."""
     digest = hashlib.sha256(f"{seed}, {one.name}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest))
 
@@ -201,13 +204,3 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[s
             f"A condition is either in the family or an edit: expected each named once, got {', '.join(twice)} "
             "again. Take it out of one of them."
         )
-
-
-def _check(*, margin: float, alpha: float) -> None:
-    wants = (
-        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
-        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
-    )
-    for name, value, holds, wanted in wants:
-        if not holds:
-            raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")

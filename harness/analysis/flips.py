@@ -1,4 +1,4 @@
-"""What became of a problem from one condition to another, and the criterion by which problems are chosen."""
+"""Outcomes of a problem from one condition to another, and the criterion by which problems are chosen."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
-"""The outcome of a problem without a verdict in one of the two conditions: it was not asked there."""
+"""The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
 
 
 STRICT = ConfigDict(extra="forbid")
-"""A saved selection with an unknown key is not one of ours."""
+"""Refuses saved selections with unknown keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """What is selected.
+    """Which problems to select.
 
     Attributes:
-        flip: The outcome from `baseline` to `condition`; `changed` for either direction, None for any.
-        baseline, condition: The two conditions that an outcome compares.
+        flip: The outcome from `baseline` to `condition`: one of `FLIPS`, `changed` for either direction, None for any.
+        baseline, condition: The two conditions.
         repeats: What makes a problem with several samples right: its first sample, more than half of the graded ones,
             or any of them.
-        subject, level, ids: Only these.
-        n: So many of what is left, drawn by `seed`; None for all.
-        controls: Add for each flipped problem one that did not flip: see `selection.match_controls`.
+        subject, level, ids: Select only from these; None for all.
+        n: Draw this many at random, with `seed`; None for all.
+        controls: Add a problem that did not flip for each flipped one: see `selection.match_controls`.
 
     Raises:
         ConfigError: a condition compared with itself, n below 1, or controls without a flip.
@@ -79,7 +79,7 @@ class Criterion:
         return "right_to_wrong" if before else "wrong_to_right"
 
     def _is_right(self, prompt: RunPrompt | None) -> bool | None:
-        """None where there is no verdict. What the grader could not settle is not right, as in the tables."""
+        """Whether the problem is right; None without verdicts. What the grader could not settle is not right."""
         right = [verdict == "correct" for verdict in prompt.verdicts] if prompt is not None else []
         if not right:
             return None

@@ -1,4 +1,4 @@
-"""What every grader says of the same completions, and where it is at odds with ours."""
+"""The verdicts of all graders on the same completions, and how often each differs from ours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def audit_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
-    """What every grader says of the same completions, per condition and layout: one column per grader, in percent.
+    """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
-    Beside each stand `..._difference`, points against the baseline as that grader has it, over the problems of which
-    it judged a sample under both; and `..._only_ours` and `..._only_theirs`: samples that only one of the two calls
-    right, without those in which one of them did not end. `boxes_after_first` counts samples with a further box after
-    the first. Replicates of the baseline are left out.
+    Beside each grader's column stand three more. `..._difference` is the difference from the baseline in points, over
+    problems that the grader judged under both. `..._only_ours` and `..._only_theirs` count samples that only one of the
+    two graders calls right; samples where one of them did not end are left out. `boxes_after_first` counts samples with
+    a further box after the first. Replicates of the baseline are left out.
     """
     from harness.analysis.sample_counts import against_baseline
 

@@ -1,4 +1,4 @@
-"""The tables of one run or of many: accuracies, differences with verdicts, what else changed, what graders say."""
+"""All tables of one run or many: the comparison, mediators and graders; and how they are written as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SCHEMA = "mless-table/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Leaderboard:
-    """Everything that the tables of some runs say.
+    """All tables of some runs.
 
     Attributes:
         comparison: `analysis.compare`.
         mediators: `mediators.mediator_table`.
         audit: `grader_agreement.audit_table`.
         baseline: The condition that others are compared with.
-        primary: The condition that the runs are about, named before them; empty if they name none, or not the same.
-        family: Conditions whose tests were named before the runs; None if none were, and all tests are the family.
+        primary: The condition that the runs are about, named before them. Empty if they name none or different ones.
+        family: Conditions whose tests were named before the runs. None if none were; then all tests are the family.
         edits: Conditions that are harmless edits of the prompt (the prompt null).
-        by: What the rows are split by, beside model, layout and condition.
+        by: Columns that the rows are split by, beside model, layout and condition.
         receipt: One entry per run: where it is from, versions, hashes, settings.
-        seed: Of random sign flips.
+        seed: Seed of random sign flips.
     """
 
     comparison: pandas.DataFrame
@@ -62,8 +62,8 @@ def make_leaderboard(
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
-    The tests that the runs registered are one family, over all models. Against another baseline than `wo`, or split,
-    nothing is registered: then all tests are the family, and none is primary.
+    The tests that the runs registered are one family, over all models. Nothing is registered if the baseline is not
+    `wo` or the table is split; then all tests are the family, and none is primary.
 
     Args:
         runs: From `read_run.read_run`.
@@ -109,9 +109,9 @@ def make_leaderboard(
 
 
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
-    """The family that the runs registered between them, and the primary contrast if they all name the same.
+    """The family that all runs together registered, and the primary contrast if all name the same.
 
-    None if a run registered nothing, or ran what another one registered and left it out of its own family.
+    Both are None if a run registered nothing, or left a condition out of its family that it ran and another registered.
     """
     families = [one.facts.get("family") for one in runs]
     ran = [set(one.frame["condition"].unique()) for one in runs]
@@ -125,7 +125,7 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:
-    """Everything as JSON in ASCII; `more` are further tables. The schema is in docs/tables.md."""
+    """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
     return json.dumps(
         {
             "schema": SCHEMA,
@@ -147,17 +147,17 @@ def as_json(board: Leaderboard, **more: Any) -> str:
 
 
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
-    """One table as CSV, words in quotes; the receipt follows in lines that begin with `#`, which no row does."""
+    """One table as CSV with words in quotes. The receipt follows in lines that begin with `#`, as no row does."""
     notes = [f"# {json.dumps(entry, sort_keys=True, default=_plain)}" for entry in board.receipt]
     return "\n".join([table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n"), *notes])
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Rows as mappings, with None for what is missing."""
+    """Rows as mappings, with None for missing values."""
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def _plain(value: Any) -> Any:
-    """A numpy number as Python's own."""
+    """A numpy number as a Python number."""
     return value.item() if hasattr(value, "item") else str(value)

@@ -1,4 +1,4 @@
-"""What else a condition changes: answers without a box, length, loops; and how much of a difference that explains."""
+"""What else a condition changes: missing boxes, length, loops; and how much of the difference comes from format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = {
     "format_difference": "points of the accuracy difference that come from pairs of which only one has a graded answer",
     "answer_difference": "points that come from pairs that both have one; the two add up to the difference",
 }
-"""What each column of `mediator_table` is."""
+"""Meaning of each column of `mediator_table`."""
 
 _STATES = ["no_box", "truncated", "refused", "timed_out"]
 _PARTS = ["format_changed", "format_difference", "answer_difference"]
@@ -39,7 +39,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequenc
     pair lacks a box under one condition may itself be an effect on the answer.
 
     Args:
-        frame: One row a sample, as `sample_frame.read_frame` gives it.
+        frame: One row per sample, as `sample_frame.read_frame` gives it.
         baseline: The condition that others are compared with; without it the last three columns are missing.
         by: Further columns to split by.
     """

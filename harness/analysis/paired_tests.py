@@ -1,4 +1,4 @@
-"""Tests of a paired difference: exact McNemar for one sample a problem, sign flips for several; and the flips."""
+"""Tests of a paired difference: exact McNemar for one sample per problem, sign flips for several; and flip counts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scipy.special import bdtr, gammaln, xlog1py, xlogy
 IntArray = npt.NDArray[np.int64]
 
 DRAWS = 100_000
-"""Random sign flips where the exact distribution would be too long."""
+"""Number of random sign flips where the exact distribution would be too long."""
 EXACT_UP_TO = 20_000
-"""The exact distribution is worked out if all differences together are at most this many samples."""
+"""The exact distribution is used if all differences add up to at most this many samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

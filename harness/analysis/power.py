@@ -1,4 +1,4 @@
-"""What a run can find, worked out before it is made; never evidence about a run that was."""
+"""Power: which differences a planned run can detect. It is no evidence about a run that was made."""
 
 from __future__ import annotations
 
@@ -42,7 +42,14 @@ def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, al
         problem's mean difference in the place of the discordance, and the delta method: van der Vaart (1998),
         Asymptotic Statistics, chapter 3.
     """
-    _check(n=n, k=k, discordance=discordance, alpha=alpha)
+    # samples of one problem that do not know of each other disagree at most half of the time
+    most = 1 if k == 1 else 0.5
+    refuse_out_of_range(
+        ("n", n, n >= 1, "at least 1 problem"),
+        ("k", k, k >= 1, "at least 1 sample per problem"),
+        ("discordance", discordance, 0 < discordance <= most, f"a share above 0 and up to {most:g} with k = {k}"),
+        ("alpha", alpha, 0 < alpha < 1, "a probability between 0 and 1"),
+    )
     size = abs(effect)
     if size > discordance:
         raise ComparisonError(
@@ -62,8 +69,7 @@ def minimal_detectable_effect(
     Raises:
         ComparisonError: a number out of range.
     """
-    if not alpha < power < 1:
-        raise ComparisonError(f"power: expected a probability above alpha and below 1, got {power}. Usual is 0.8.")
+    refuse_out_of_range(("power", power, alpha < power < 1, "a probability above alpha and below 1, usually 0.8"))
 
     def lack(effect: float) -> float:
         return detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha) - power
@@ -110,15 +116,12 @@ def _mcnemar_power(effect: float, n: int, discordance: float, alpha: float) -> f
     return power
 
 
-def _check(*, n: int, k: int, discordance: float, alpha: float) -> None:
-    # samples of one problem that do not know of each other disagree at most half of the time
-    most = 1 if k == 1 else 0.5
-    wants = (
-        ("n", n, n >= 1, "at least 1 problem"),
-        ("k", k, k >= 1, "at least 1 sample a problem"),
-        ("discordance", discordance, 0 < discordance <= most, f"a share above 0 and up to {most:g} with k = {k}"),
-        ("alpha", alpha, 0 < alpha < 1, "a probability between 0 and 1"),
-    )
+def refuse_out_of_range(*wants: tuple[str, float, bool, str]) -> None:
+    """Raise ComparisonError for the first number that is out of range.
+
+    Args:
+        wants: For each number its name, its value, whether it is in range, and the range in words.
+    """
     for name, value, holds, wanted in wants:
         if not holds:
             raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")

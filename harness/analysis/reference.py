@@ -1,4 +1,4 @@
-"""Published numbers beside ours: whether they agree within our interval, and what differs in the set-up."""
+"""Published numbers beside ours: whether they lie in our intervals, and how the set-ups differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = {
     "reference_difference": "the reference's difference from its baseline",
     "difference_agrees": "whether that lies in our interval, give or take twice that error; missing on other data",
 }
-"""What each column of `reference_table` is."""
+"""Meaning of each column of `reference_table`."""
 
 
 class Setup(Strict):
@@ -58,11 +58,11 @@ class Reference(Strict):
     """One table of published numbers.
 
     Attributes:
-        source: Where it stands.
-        exact: Whether it was printed as numbers; else it was read off a figure.
-        uncertainty: Points that rounding or reading may have moved each number.
-        dataset: As run configs name it.
-        setup: How it was made.
+        source: Paper and place in it.
+        exact: Whether it was printed as numbers. If not, it was read off a figure.
+        uncertainty: Points by which rounding or reading may have moved each number.
+        dataset: Its name in run configs.
+        setup: How the numbers were made.
         accuracies: The numbers.
     """
 
@@ -75,10 +75,10 @@ class Reference(Strict):
 
 
 def read_reference(name: str) -> Reference:
-    """The reference numbers of a name in results/reference/, with or without `.yaml`, or of a YAML file.
+    """Read a YAML file of reference numbers, or one in results/reference/ by its name.
 
     Raises:
-        ConfigError: there are none, or the file is not of that form.
+        ConfigError: there is no such file, or it is not of that form.
     """
     shipped = resources.folder("results") / "reference"
     path = Path(name) if Path(name).is_file() else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
@@ -102,14 +102,14 @@ def reference_table(
     receipts: Sequence[Mapping[str, Any]] = (),
     baseline: str = BASELINE,
 ) -> pandas.DataFrame:
-    """The reference's numbers, each beside ours of that model and condition: the columns of `COLUMNS`.
+    """Each number of the reference beside ours for the same model and condition: the columns of `COLUMNS`.
 
-    Models that we have not run are left out, unless we have run none of them: then all stand there alone. Numbers on
-    another dataset neither agree nor differ.
+    Models that we have not run are left out. If we have run none of them, all are kept, without numbers of ours. On
+    another dataset, numbers neither agree nor differ.
 
     Args:
         comparison: `analysis.compare`, not split any further.
-        audit: `leaderboard.audit_table`, for the study's own rule.
+        audit: `grader_agreement.audit_table`, for the study's own rule.
         reference: The published numbers.
         receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.
@@ -153,7 +153,7 @@ def _lies_in(value: Column, low: Column, high: Column, error: float) -> Column:
 
 
 def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:
-    """What differs between the reference's set-up and ours, one sentence each.
+    """Sentences about differences between the reference's set-up and ours.
 
     Args:
         reference: The published numbers.
@@ -194,5 +194,5 @@ def _different(values: Any) -> list[str]:
 
 
 def _bare(model: str) -> str:
-    """A model's name without what spellings differ in."""
+    """A model's name in lower case without punctuation, in which spellings differ."""
     return "".join(letter for letter in model.lower() if letter.isalnum())

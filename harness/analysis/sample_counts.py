@@ -1,4 +1,4 @@
-"""Samples counted: how many of each problem's samples are right under each condition, and whether any are missing."""
+"""Right samples of each problem under each condition, counted, and refusals if samples or problems are missing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """What one condition did in one replicate, problem by problem.
+    """Counts of one condition in one replicate, by problem.
 
     Attributes:
-        setting: Model, layout and what else the table is split by, by column.
-        condition: Its condition.
-        replicate: Which repetition of the condition, from 0.
+        setting: Names and values of the columns that the table is split by, beginning with model and layout.
+        condition: The condition.
+        replicate: Number of the repetition of the condition, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         right: [problem] Right samples.
         samples: [problem] Samples.
@@ -37,18 +37,18 @@ class Outcomes:
 
     @property
     def k(self) -> int:
-        """Samples of each problem; the most, where some are missing."""
+        """Samples per problem; the most of any problem, if some are missing."""
         return int(self.samples.max())
 
     @property
     def name(self) -> str:
-        """For messages: what it is outcomes of."""
+        """Setting, condition and replicate, for messages."""
         words = [f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))]
         return ", ".join([*words, f"replicate {self.replicate}"] if self.replicate else words)
 
 
 def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[Outcomes]:
-    """The outcomes of every model, layout, condition and replicate in a frame of samples, in its own order.
+    """Count the outcomes of every model, layout, condition and replicate, in the frame's order.
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index
@@ -95,11 +95,11 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
 def against_baseline(
     problems: pandas.DataFrame, baseline: str
 ) -> Iterator[tuple[tuple[Any, ...], pandas.DataFrame, pandas.DataFrame]]:
-    """Each arm, its rows, and the baseline's of the same setting; arms without a baseline are left out.
+    """Pair every condition with the baseline of its setting. Yields the key, the condition's rows, the baseline's rows.
 
     Args:
-        problems: Numbers by problem. The index holds model, layout and what else the table is split by, then the
-            condition, then the problem's id.
+        problems: Numbers by problem. The index holds the setting (model, layout and further splits), then the
+            condition, then the problem's id. Settings without a baseline are skipped.
         baseline: The condition that others are compared with.
     """
     keys = problems.index.names[:-1]
@@ -130,15 +130,15 @@ def _refuse_unusable(frame: pandas.DataFrame, keys: list[str]) -> None:
 
 
 def refuse_unpaired(frame: pandas.DataFrame, baseline: Outcomes, other: Outcomes) -> None:
-    """Refuse conditions that differ in their problems, or in the number of samples of one.
+    """Refuse two conditions with different problems or different numbers of samples.
 
     Args:
-        frame: The samples that they were counted from, to find out which are missing.
-        baseline: What is compared with.
-        other: What is compared.
+        frame: The samples that they were counted from, in which the missing ones are looked up.
+        baseline: The one.
+        other: The other.
 
     Raises:
-        ComparisonError: naming the problems or samples that one of them lacks.
+        ComparisonError: one lacks problems or samples, which the message names.
     """
     for one in (baseline, other):
         _refuse_missing_samples(frame, one)

@@ -1,7 +1,7 @@
-"""Which problems are looked at, and why: by flip, subject, level, ids or seeded chance, saved with every prompt's hash.
+"""Choose problems by flip, subject, level, ids or at random, and save the choice with the hash of every prompt.
 
-A problem chosen for its outcome cannot show what a filler does on average: such a selection says so, and can bring
-controls along that did not flip.
+Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
+matched controls: problems that did not flip.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SelectedProblem:
     """One chosen problem.
 
     Attributes:
-        problem_id, subject, level: Which.
-        outcome: From the criterion's baseline to its condition; None where nothing was graded.
-        matched_to: For a control the flipped problem that it stands beside.
+        problem_id, subject, level: Of the problem.
+        outcome: From the criterion's baseline to its condition; None if nothing was graded.
+        matched_to: For a control, the flipped problem that it is matched to.
         prompts: SHA-256 of the prompt's text by condition.
     """
 
@@ -44,20 +44,20 @@ class SelectedProblem:
 
     @property
     def control(self) -> bool:
-        """Whether it is there for comparison only."""
+        """Whether it is a control."""
         return self.matched_to is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Chosen problems, and all that is needed to check that later prompts are these.
+    """Chosen problems, with all that is needed to check that later prompts are the same.
 
     Attributes:
         source, kind, model, layout, metric, fingerprint, prompts_sha256: The source's.
-        criterion: What was asked.
-        on_outcome: Whether problems were chosen by how they were answered.
-        outcomes: How many problems had each outcome before n was drawn; empty where nothing was graded.
-        problems: In the source's order, then the controls.
+        criterion: How they were chosen.
+        on_outcome: Whether they were chosen by how they were answered.
+        outcomes: How many problems had each outcome before n was drawn; empty if nothing was graded.
+        problems: The problems in the source's order, then the controls.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -75,7 +75,7 @@ class Selection:
     problems: tuple[SelectedProblem, ...]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON that people can read.
+        """Write the selection as indented JSON.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -87,10 +87,10 @@ class Selection:
 
     @classmethod
     def load(cls, path: Path) -> Selection:
-        """Read what `save` wrote.
+        """Read a selection that `save` wrote.
 
         Raises:
-            ConfigError: the file is missing, is not JSON, or is not a selection.
+            ConfigError: the file is missing or is not a selection.
         """
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
@@ -103,11 +103,10 @@ class Selection:
 
 
 def select(source: Source, criterion: Criterion) -> Selection:
-    """Choose problems.
+    """Choose problems of a source by a criterion.
 
     Raises:
-        ConfigError: the criterion names what the source does not have, or fewer problems match than were asked for;
-            the message counts the outcomes.
+        ConfigError: the source lacks something that the criterion names, or fewer problems match than were asked for.
     """
     candidates = _candidates(source, criterion)
     graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
@@ -152,11 +151,11 @@ def select(source: Source, criterion: Criterion) -> Selection:
 
 
 def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ...]:
-    """The chosen problems with their prompts, each proven to be the one that was selected.
+    """The chosen problems with their prompts, which are checked by hash.
 
     Raises:
         RunError: a problem or one of its prompts is not in the source.
-        PromptMismatchError: a prompt is another one, or the source has another layout.
+        PromptMismatchError: a prompt differs from the selected one, or the source has another layout.
     """
     if source.layout != selection.layout:
         raise PromptMismatchError(
@@ -210,10 +209,10 @@ def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
-    """Refuse a source that cannot say what flips.
+    """Refuse a source in which flips cannot be told.
 
     Raises:
-        ConfigError: it lacks one of the two conditions, or holds no verdicts.
+        ConfigError: it lacks one of the two conditions, or has no verdicts.
     """
     for name in (criterion.baseline, criterion.condition):
         if name not in source.conditions:
@@ -245,10 +244,10 @@ def _explain_shortage(source: Source, criterion: Criterion, found: int, candidat
 def match_controls(
     flipped: Sequence[Problem], unflipped: Sequence[Problem], outcomes: Mapping[str, str], draw: random.Random
 ) -> list[tuple[Problem, Problem]]:
-    """Pairs of a control and the flipped problem that it stands beside; no control twice.
+    """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    A control has its problem's subject. Of those left it is one that began as its problem did, right or wrong without
-    filler, if there is one, and of these the one of the nearest level; `draw` decides between equally near.
+    Controls with the same verdict without filler are preferred, then those of the nearest level. `draw` decides between
+    equally near ones. Returns pairs of control and flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.

@@ -1,4 +1,4 @@
-"""The verdict on each difference: p-values adjusted for all tests of the family (Holm), and rank among edits."""
+"""Verdicts: better, worse, equivalent, inconclusive; p-values adjusted for several tests; ranks among edits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 from harness.analysis.power import ALPHA
 
 BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
-"""Verdicts of rows that are not judged."""
+"""Verdicts of rows that are not tested."""
 
 Row = dict[str, Any]
-"""A row of `harness.analysis.compare`; one without a difference is a baseline."""
+"""A row of `harness.analysis.compare`. A row without a difference is a baseline."""
 
 
 def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -37,9 +37,9 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha: float = ALPHA) -> str:
-    """Better or worse if the test says so, else equivalent if the interval does, else inconclusive.
+    """Better or worse if the test is significant, else equivalent if within the margin, else inconclusive.
 
-    A difference can be both real and within the margin: then it is called by its direction, and `within_margin` tells.
+    A difference that is both significant and within the margin is called better or worse.
     """
     if p_adjusted < alpha:
         return "better" if difference > 0 else "worse"
@@ -49,13 +49,13 @@ def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha:
 def judge(rows: Sequence[Row], *, family: Collection[str] | None, edits: Collection[str], alpha: float) -> None:
     """Add to each row its family, the p-value adjusted in it, and the verdict.
 
-    There is one family of tests, over all models and layouts, so that all that is called better or worse in a table
-    holds a false finding with probability at most alpha.
+    All models and layouts share one family of tests. So the chance that a table calls anything better or worse by
+    mistake is at most alpha.
 
     Args:
         rows: All rows of a table.
-        family: Conditions that were to be tested, named before the run; all others are exploratory. None: none were
-            named, and all tests are the family.
+        family: Conditions to test, named before the run; all others are exploratory. None if none were named; then
+            all are tested.
         edits: Conditions that are harmless edits of the prompt; they are not tested.
         alpha: Level of the verdicts.
     """
@@ -95,7 +95,7 @@ def prompt_null_p(difference: float, null_differences: npt.ArrayLike) -> float:
 
 
 def rank_among_edits(rows: Sequence[Row], edits: Collection[str]) -> None:
-    """Add to the rows of one model and layout how far each condition stands out from the harmless edits there."""
+    """Add the rank p-value among the harmless edits to the rows of one model and layout."""
     others = [row["difference"] for row in rows if row["condition"] in edits]
     for row in rows:
         if others and row["condition"] not in edits and "difference" in row:

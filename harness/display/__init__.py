@@ -1,4 +1,4 @@
-"""How it is said: numbers and verdicts as tables, figures, one HTML page, and lines while a run goes on."""
+"""Results for people: tables, figures, the HTML report, flips side by side, plans, and progress during a run."""
 
 from harness.faces import lazy_face
 

@@ -1,4 +1,4 @@
-"""The comparison and the leaderboard as people see them: which columns, in which words, and what must be said below."""
+"""The comparison with the baseline as tables, for `mless table`, `mless leaderboard` and the report, with notes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
 
 
 def report_grid(board: Leaderboard, title: str) -> Grid:
-    """The comparison as the report shows it: wider than `mless table` prints it, and every column explained."""
+    """The comparison for the report: more columns than `mless table` prints, each with its meaning."""
     rows = without_edits(board, board.comparison)
 
     def there(name: str) -> bool:
@@ -126,12 +126,12 @@ def report_grid(board: Leaderboard, title: str) -> Grid:
 
 
 def without_edits(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
-    """The rows without those of the prompt null, which stand in a note."""
+    """The rows of a table of the leaderboard, without those of the prompt null, which is a note."""
     return [row for row in records(table) if row["condition"] not in board.edits]
 
 
 def heading(board: Leaderboard) -> tuple[str, list[str]]:
-    """The title, which says what is the same in all rows, and the columns of words for what is not."""
+    """The title, which names what all rows share, and the columns of words for what they do not."""
     found = {name: set(board.comparison[name]) for name in ("model", "layout", "n", "k")}
     same = {name: values.pop() for name, values in found.items() if len(values) == 1}
     said = [str(same[name]) for name in ("model", "layout") if name in same]
@@ -144,7 +144,7 @@ def heading(board: Leaderboard) -> tuple[str, list[str]]:
 
 
 def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
-    """What the numbers under this header are, how they were tested, and the noise that they stand beside."""
+    """Notes for a table with these headings: what the numbers are, how they were tested, and how large the noise is."""
     rows = without_edits(board, board.comparison)
     return [*_about_tests(board, rows, header), *_about_noise(board, rows, header)]
 
@@ -159,7 +159,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     judged = any(row["p_adjusted"] is not None for row in compared)
     notes = [f"{said}; {_about_family(board, compared)}."]
     if judged:
-        notes.append(f"{verdicts(compared[0]['margin'])}, which is no evidence of no effect.")
+        notes.append(f"{verdicts(compared[0]['margin'])}.")
     if judged and "rank p" in header:
         notes[-1] += " Equivalence and rank p are not adjusted for several: each may err 5 times in 100."
     elif judged:
@@ -168,7 +168,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
 
 
 def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
-    """What gives p, over which tests it is adjusted, who chose them, and what that leaves out."""
+    """The test, the family that p is adjusted over, who chose it, and what is outside it."""
     test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
     holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
     count = sum(row["p_adjusted"] is not None for row in compared)
@@ -186,7 +186,7 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
 
 
 def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
-    """The A/A and the prompt null by model and layout; a split table has them in its rows."""
+    """The noise of A/A and of the prompt null, by model and layout. A split table has them in its rows instead."""
     layouts = {row["layout"] for row in rows}
     notes = []
     said: dict[bool, list[str]] = {True: [], False: []}
@@ -208,7 +208,7 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str
 
 
 def _moved(board: Leaderboard, layouts: Collection[str]) -> list[str]:
-    """How far the edits of the prompt move the accuracy, named by model and layout where there are several."""
+    """How far the edits of the prompt move the accuracy, by model and layout if there are several."""
     null: dict[str, list[float]] = {}
     for row in records(board.comparison):
         if row["condition"] in board.edits:
@@ -224,18 +224,18 @@ def _setting(row: Row, layouts: Collection[str]) -> str:
 
 
 def _of(condition: str, column: Column) -> Column:
-    """The column for a line of the leaderboard, which has a row for each condition."""
+    """The column of one condition in the leaderboard, whose lines map conditions to rows."""
     return replace(column, cell=lambda line: column.cell(line[condition]))
 
 
 def _bare(row: Row) -> Cell:
-    """A difference without its interval, strong where it passed its test, in brackets where it had none."""
+    """A difference without interval: strong if its test was passed, in brackets if it had none."""
     text = signed(row["difference"])
     return Cell(text=f"({text})" if row["verdict"] == "exploratory" else text, strong=row["verdict"] in PASSED)
 
 
 def _difference(row: Row) -> str:
-    """A difference; the baseline's is from itself."""
+    """A difference with its interval. For the baseline, the difference between its two replicates."""
     if row["verdict"] == "baseline" and row["aa_p"] is not None:
         return f"A/A {signed(row['aa_difference'])}"
     return difference(row)

@@ -1,18 +1,29 @@
-"""A plan as people read it before a run: what is asked of the model, what the run can show, and what it costs."""
+"""The text of a dry run: what is asked of the model, which effects the run can detect, and how long it takes."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
-from harness.analysis.forecast import describe_outlook, describe_power
+from harness.analysis.forecast import find_speed
+from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
+from harness.display.table_formats import align
 from harness.experiment.conditions import BASELINE
+from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
+
+DISCORDANCES = (0.05, 0.1, 0.2)
+"""Guesses of the discordance: the share of problems where single samples of two conditions disagree."""
+DEFAULT_DISCORDANCE = DISCORDANCES[1]
+"""The guess where there is room for one number only."""
+NONE = "none"
+"""Printed where even the largest effect would not be detected."""
 
 
 def describe_plan(plan: Plan) -> str:
     """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
-    config = plan.config
+    config, problems = plan.config, len(plan.whole.problems[: plan.limit])
     part = f", shard {plan.shard}" if plan.shard else ""
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     extra += [f"prompt null of {config.prompt_null} edits"] if config.prompt_null else []
@@ -21,7 +32,7 @@ def describe_plan(plan: Plan) -> str:
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
         f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else ""),
-        *describe_power(config, len(plan.whole.problems[: plan.limit])),
+        *describe_power(config, problems),
     ]
     rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
     total = 0
@@ -44,20 +55,84 @@ def describe_plan(plan: Plan) -> str:
                 str(max(lengths)),
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += align(rows, [False] * len(rows[0]))
     if total:
         lines.append(f"tokens    {total:,} in prompts, at most {plan.size * config.max_gen_toks:,} generated")
     else:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
-    lines.append(describe_outlook(config, len(plan.whole.problems[: plan.limit]), plan.size))
+    lines.append(describe_outlook(config, problems, plan.size))
     return "\n".join(lines)
 
 
+def describe_power(config: RunConfig, problems: int) -> list[str]:
+    """The smallest true gains that a run detects, as lines. Empty if it tests nothing.
+
+    Args:
+        config: The run's.
+        problems: How many are asked.
+    """
+    tests = _tests(config)
+    if not tests:
+        return []
+    names = [f"{name} (primary)" if name == config.primary_condition else name for name in config.tested]
+    alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+    rows = [("", [f"{100 * discordance:.0f} %" for discordance in DISCORDANCES])]
+    for way, samples in _ways(config):
+        rows.append((way, [_gain(problems, samples, discordance, tests) for discordance in DISCORDANCES]))
+    return [
+        "detects   the least gain in points, if single samples with and without filler disagree on so many problems",
+        f"          ({100 * POWER:.0f} % power, {alpha}; {', '.join(names)}):",
+        *(f"          {way:<42}" + "".join(f"{cell:>7}" for cell in cells) for way, cells in rows),
+    ]
+
+
+def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
+    """One line: the smallest gain that a run can detect, and how long it takes."""
+    said = []
+    if tests := _tests(config):
+        first, *others = [_gain(problems, samples, DEFAULT_DISCORDANCE, tests) for _, samples in _ways(config)]
+        rest = f" (if the filler moves all problems one way; {others[0]} if it moves them both ways)" if others else ""
+        share = f"at {100 * DEFAULT_DISCORDANCE:.0f} % disagreement"
+        gain = first if first == NONE else f"{first} points{rest}"
+        said.append(f"smallest gain this run can detect: {gain}, {share}")
+    speed = find_speed(config)
+    if speed is None:
+        said.append(f"time unknown: no finished run of this model in {config.output}")
+    else:
+        minutes = (requests * speed.tokens_each / speed.tokens_per_second + speed.load_seconds) / 60
+        on = f" on {speed.devices[0]}" if speed.devices else ""
+        number = max(1, math.ceil(minutes * max(1, len(speed.devices))))
+        unit = speed.unit.removesuffix("s") if number == 1 else speed.unit
+        said.append(f"about {number} {unit} (as {speed.source}: {speed.tokens_per_second:,.0f} tokens/s{on})")
+    return "; ".join(said)
+
+
 def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
-    """The arms by the name that the plan gives them, and layout: all edits of a prompt null are one line."""
+    """The arms by name and layout. All edits of a prompt null are one line."""
     shown: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
         name = "prompt null" if arm.built.condition.edit else arm.built.condition.name
         shown.setdefault((name, str(arm.built.layout)), []).append(arm)
     return shown
+
+
+def _tests(config: RunConfig) -> int:
+    """How many tests the run's family has; 0 without a baseline."""
+    compared = BASELINE in [condition.name for condition in config.conditions]
+    return len(config.tested) * len(config.layouts) if compared else 0
+
+
+def _ways(config: RunConfig) -> list[tuple[str, int]]:
+    """How a filler may move problems, and how many samples per problem then count.
+
+    If it moves whole problems, some up and some down, all samples of a problem agree and count as one.
+    """
+    samples = config.samples_per_problem
+    if samples == 1:
+        return [("with 1 sample a problem", 1)]
+    return [(f"{samples} samples, all problems moved one way", samples), ("whole problems moved both ways", 1)]
+
+
+def _gain(problems: int, samples: int, discordance: float, tests: int) -> str:
+    effect = minimal_detectable_effect(n=problems, k=samples, discordance=discordance, alpha=ALPHA / tests)
+    return NONE if math.isnan(effect) else f"{100 * effect:.1f}"

@@ -1,7 +1,7 @@
-"""Problems under two conditions for people to read: both completions side by side, with answers and verdicts.
+"""Problems under two conditions, printed side by side: both completions with answers and verdicts.
 
-What models write is hostile text: it goes to the terminal as plain characters, never as markup, and every character
-that a terminal would obey rather than show (escapes, carriage returns, changes of direction) is spelt out.
+What models write is hostile text. It goes to the terminal as plain characters, never as markup. Every character that
+a terminal would obey rather than show (escapes, carriage returns, changes of direction) is spelt out.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from harness.display.words import label
 from harness.runs.run_prompts import Problem, RunPrompt
 
 SIDE_BY_SIDE = 100
-"""Columns from which the two completions stand beside each other."""
+"""Terminals of at least this width show the two completions beside each other."""
 _STYLES = {"wrong_to_right": "green", "right_to_wrong": "red"}
 _SPELT = "reverse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What a problem's chosen sample did under one condition.
+    """One sample of a problem under one condition.
 
     Attributes:
-        condition: Which.
+        condition: The condition.
         sample: Number of the sample, from 1.
         samples: How many there are.
         right: How many of them are right.
-        verdict, answer, completion: The sample's; None where the source does not say.
+        verdict, answer, completion: The sample's; None where none is recorded.
     """
 
     condition: str
@@ -49,7 +49,7 @@ class Side:
 
     @classmethod
     def of(cls, prompt: RunPrompt, *, right: bool | None) -> Side:
-        """The first sample; or, where the outcome goes by several of them, the first that agrees with `right`."""
+        """Choose the first sample, or the first that is right (or wrong) if `right` says which."""
         agree = [n for n, verdict in enumerate(prompt.verdicts) if right is None or (verdict == "correct") == right]
         chosen = slice(agree[0] if agree else 0, None)
         return cls(
@@ -65,10 +65,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlipEntry:
-    """One problem of the page.
+    """One problem as it is printed.
 
     Attributes:
-        problem_id, subject, level: Which.
+        problem_id, subject, level: Of the problem.
         outcome: One of `flips.FLIPS`, or undecided.
         text: The problem as it was asked.
         target: The gold answer.
@@ -102,12 +102,12 @@ class FlipEntry:
 
 
 def print_page(console: Console, entries: Iterable[FlipEntry], *, limit: int | None) -> None:
-    """Print every entry: two columns where the terminal is wide enough, one under the other where it is not.
+    """Print every entry, in two columns if the terminal is wide enough, else one side under the other.
 
     Args:
-        console: Where to.
-        entries: What.
-        limit: Show about so many characters of a completion, its beginning and its end; None for all.
+        console: The terminal.
+        entries: The problems.
+        limit: Show about this many characters of a completion, its beginning and its end. None shows all.
     """
     for entry in entries:
         console.print()
@@ -116,9 +116,9 @@ def print_page(console: Console, entries: Iterable[FlipEntry], *, limit: int | N
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> Text:
-    """The text as characters that a terminal shows and does not obey; line breaks and tabs alone are kept.
+    """The text without characters that a terminal would obey, except line breaks and tabs.
 
-    What is hidden, and what the terminal's encoding has no letter for, is spelt by number and set off by its style.
+    Hidden characters, and those that the terminal's encoding lacks, are spelt by number in a style of their own.
     """
     shown = Text()
     for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
@@ -130,7 +130,7 @@ def spell_out(text: str, encoding: str = "utf-8") -> Text:
 
 
 def shorten(text: str, limit: int | None) -> tuple[str, int, str]:
-    """Beginning, how many characters are left out, and end; an answer stands at the end as a rule."""
+    """Beginning, number of characters left out, and end, where the answer usually is."""
     if limit is None or len(text) <= limit + 40:
         return text, 0, ""
     head = limit // 2
@@ -141,12 +141,11 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
     def shown(text: str) -> Text:
         return spell_out(text, console.encoding)
 
-    style = _STYLES.get(entry.outcome, "")
-    title = Text(entry.outcome.replace("_", " "), style=f"bold {style}")
-    title.append_text(Text("  ").append_text(shown(entry.problem_id)).append(f"  level {entry.level}  "))
-    title.append_text(shown(entry.subject))
-    about = Text("problem  ", style="dim").append_text(Text(style="not dim").append_text(shown(entry.text.strip())))
-    gold = Text("target   ", style="dim").append_text(shown("-" if entry.target is None else entry.target))
+    outcome = entry.outcome.replace("_", " ")
+    level, style = f"  level {entry.level}  ", _STYLES.get(entry.outcome, "")
+    title = Text.assemble(outcome, "  ", shown(entry.problem_id), level, shown(entry.subject), style=f"bold {style}")
+    about = Text.assemble(("problem  ", "dim"), shown(entry.text.strip()))
+    gold = Text.assemble(("target   ", "dim"), shown("-" if entry.target is None else entry.target))
     heads = [_head(side, console.encoding) for side in entry.sides]
     bodies = [_body(side, console.encoding, limit) for side in entry.sides]
     if console.width >= SIDE_BY_SIDE:
@@ -161,25 +160,24 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
 
 def _head(side: Side, encoding: str) -> Text:
     colour = {"correct": "green", None: ""}.get(side.verdict, "red")
-    head = Text().append_text(spell_out(label(side.condition), encoding))
-    head.stylize("bold")
-    head.append(f"  {side.verdict or 'not graded'}", style=colour)
-    head.append("  answer ", style="dim")
-    head.append_text(spell_out("-" if side.answer is None else side.answer, encoding))
-    if side.samples > 1:
-        head.append(f"  (sample {side.sample} of {side.samples}; {side.right} right)", style="dim")
-    return head
+    name = spell_out(label(side.condition), encoding)
+    name.stylize("bold")
+    several = f"  (sample {side.sample} of {side.samples}; {side.right} right)" if side.samples > 1 else ""
+    return Text.assemble(
+        name,
+        (f"  {side.verdict or 'not graded'}", colour),
+        ("  answer ", "dim"),
+        spell_out("-" if side.answer is None else side.answer, encoding),
+        (several, "dim"),
+    )
 
 
 def _body(side: Side, encoding: str, limit: int | None) -> Text:
     if side.completion is None:
         return Text("no completion is recorded", style="dim")
     head, left_out, tail = shorten(side.completion.strip("\n"), limit)
-    body = spell_out(head, encoding)
-    if left_out:
-        body.append(f"\n[{left_out:,} characters left out]\n", style="dim")
-        body.append_text(spell_out(tail, encoding))
-    return body
+    gap = f"\n[{left_out:,} characters left out]\n" if left_out else ""
+    return Text.assemble(spell_out(head, encoding), (gap, "dim"), spell_out(tail, encoding))
 
 
 def _is_plain(character: str, encoding: str) -> bool:
@@ -191,6 +189,6 @@ def _is_plain(character: str, encoding: str) -> bool:
 
 
 def count_line(outcomes: dict[str, int]) -> str:
-    """How many problems had each outcome, the changes first."""
+    """How many problems had each outcome, with the changes first."""
     rest = [name for name in outcomes if name not in CHANGES and (outcomes[name] or name != "undecided")]
     return ", ".join(f"{name.replace('_', ' ')} {outcomes.get(name, 0)}" for name in (*CHANGES, *rest))

@@ -1,4 +1,4 @@
-"""A table for people: columns, cells that know what they are sorted by, and notes that must stand below."""
+"""A table before it is written in a format: title, columns, cells and notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a cell shows, and what it is sorted by. Only what has passed its test is strong."""
+    """The text of a cell, the key it is sorted by, and whether it is strong, which only a passed test is."""
 
     text: str
     key: float | str = ""
@@ -27,8 +27,8 @@ class Column:
 
     Attributes:
         header: Its heading.
-        cell: Makes the column's cell of a row.
-        meaning: What it holds, if the heading needs a word more.
+        cell: Makes the cell from a row of data.
+        meaning: Explanation for readers, if the heading needs one.
         numeric: Whether it holds numbers, which are set to the right.
     """
 
@@ -40,13 +40,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table for people.
+    """A table before it is written in a format.
 
     Attributes:
-        title: What it is about.
-        columns: Of every row.
-        rows: Cells.
-        notes: What must be said below it.
+        title: Stands above it.
+        columns: The columns.
+        rows: The cells of each row.
+        notes: Sentences that stand below it.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Grid:
 
 
 def make_grid(title: str, columns: Sequence[Column], rows: Iterable[Any], notes: Sequence[str] = ()) -> Grid:
-    """The table that has these columns of these rows."""
+    """Make every column's cell from every row of data."""
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     return Grid(title=title, columns=tuple(columns), rows=cells, notes=tuple(notes))
 
@@ -80,12 +80,12 @@ def word_column(name: str) -> Column:
 
 
 def number_column(header: str, name: str, write: Callable[[Any], str], meaning: str = "") -> Column:
-    """A column of the numbers called `name`, each written by `write`."""
+    """A column of numbers: the field `name` of each row, written by `write`."""
     return row_column(header, name, lambda row: write(row[name]), meaning)
 
 
 def row_column(header: str, name: str, write: Callable[[Row], str], meaning: str = "") -> Column:
-    """A column whose text is made of the whole row, sorted by the number called `name`."""
+    """A column whose text `write` makes from the whole row. It is sorted by the number in the field `name`."""
 
     def cell(row: Row) -> Cell:
         value = row[name]

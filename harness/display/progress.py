@@ -1,4 +1,4 @@
-"""What a person sees while a command works: bars in a terminal, a line now and then in a log."""
+"""Progress of a long command: bars in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 LOG_SECONDS = 30.0
-"""Between two lines in a log."""
+"""Seconds between two lines in a log."""
 
 ALL = "all"
-"""The last row, of all tasks together."""
+"""Name of the last row, which counts all tasks together."""
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time that is left, on stderr; nothing where that is no terminal.
+    """Show a bar with the time left on stderr, if that is a terminal.
 
-    Yields a function to be called with what is done and with what there is to do.
+    Yields a function that takes how much is done and how much there is to do.
     """
     with _bars(TimeRemainingColumn()) as bars:
         row = bars.add_task(title, total=None)
@@ -34,11 +34,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Progress:
-    """What a run has done: of each task and of all the samples, how many are right so far, tokens a second, time left.
+    """Progress of a run, by task and in all: samples made, share right so far, tokens per second, time left.
 
     Args:
-        totals: Samples to have in the end, by task.
-        quiet: Lines for a log instead of bars; also where standard error is no terminal.
+        totals: Samples that each task has in the end.
+        quiet: Print lines for a log instead of bars, as is always done if stderr is no terminal.
     """
 
     def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
@@ -51,7 +51,7 @@ class Progress:
         self._shown = time.monotonic()
 
     def known(self, task: str) -> None:
-        """Count a sample that an earlier session made. Before the bars are started: a run may know a million."""
+        """Count a sample that an earlier session made. Call it before the bars start: there may be a million."""
         self._known.update((task, ALL))
 
     def sample(self, task: str, tokens: int | None) -> None:
@@ -63,12 +63,12 @@ class Progress:
         self._count(task, scored=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
-        """Print a line if there are no bars and it is time for one."""
+        """Print a line if there are no bars and the last line is old enough."""
         if self._bars.disable and time.monotonic() - self._shown >= LOG_SECONDS:
             self.line()
 
     def line(self) -> None:
-        """Print one line for a log, at once."""
+        """Print a line for a log now."""
         self._shown = time.monotonic()
         *tasks, together = self._bars.tasks
         parts = [f"{task.description} {_done(task)} {_accuracy(task)}" for task in tasks]
@@ -82,7 +82,7 @@ class Progress:
             self._bars.update(row, advance=counts.get("made", 0), **added)
 
     def __enter__(self) -> Self:
-        """Start the clock: the model is loaded, and what is known so far took no time."""
+        """Start the clock, once the model is loaded. Samples counted so far took no time."""
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
         self._bars.start()
@@ -102,7 +102,7 @@ class _Counted(ProgressColumn):
 
 
 def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
-    """Bars on stderr, with these columns beside what is done of all; disabled where that is no terminal."""
+    """Bars on stderr with these columns at the end; disabled if stderr is no terminal."""
     console = Console(stderr=True)
     shown = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), *columns)
     return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
@@ -117,9 +117,10 @@ def _accuracy(task: Task) -> str:
 
 
 def _speed(task: Task) -> str:
-    """Tokens a second and the time left, over all the time since the model was loaded.
+    """Tokens per second and the time left, as averages since the model was loaded.
 
-    Not rich's own estimate, which starts at the first sample: those of a batch end long after, and close together.
+    rich's own estimate starts at the first finished sample. The samples of a batch finish late and close together, so
+    that it would promise too much.
     """
     seconds, made = task.finished_time or task.elapsed or 0, task.fields["made"]
     left = f", {timedelta(seconds=round(task.remaining * seconds / made))} left" if made and task.remaining else ""

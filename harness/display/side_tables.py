@@ -1,4 +1,4 @@
-"""The tables beside the comparison: what else changed, what every grader says, published numbers, accuracies alone."""
+"""Tables beside the comparison: mediators (what else changed), all graders, published numbers, accuracies alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mediator_grid(board: Leaderboard) -> Grid:
 
 
 def audit_grid(board: Leaderboard) -> Grid:
-    """Each grader's accuracy of the same completions, and its difference from the baseline."""
+    """Each grader's accuracy on the same completions, and its difference from the baseline."""
     from harness.grading import COLUMNS as GRADERS
 
     rows = without_edits(board, board.audit)
@@ -126,7 +126,7 @@ def reference_grid(table: pandas.DataFrame, reference: Reference, differences: S
 
 
 def plain_grid(table: pandas.DataFrame) -> Grid:
-    """`accuracy.accuracy_table`: accuracies alone, of runs that have no baseline to compare with."""
+    """Accuracies alone, for runs without a baseline. `table` is from `accuracy.accuracy_table`."""
     columns = [
         *map(word_column, ("model", "layout", "condition")),
         row_column(f"accuracy % [{LEVEL}]", "accuracy", accuracy),

@@ -1,4 +1,4 @@
-"""Tables as text, Markdown and LaTeX: cells in, characters out, and nothing in them that could act as markup."""
+"""Tables as text, Markdown and LaTeX. Nothing in a cell can act as markup."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.display.visible import visible
 from harness.display.words import MINUS, NONE
 
 WIDTH = 100
-"""Notes are folded at so many characters; tables are kept below."""
+"""Notes are folded at this many characters, and no table is wider."""
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
-"""A program that is given plain text knows no other minus."""
+"""Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
 _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
-"""What a terminal is told before and after a strong cell."""
+"""Codes that a terminal gets before and after a strong cell."""
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
-"""What Markdown would read as more than itself. A bracket alone is left as it is: intervals are full of them, and it
-takes what follows it to make a link or an image."""
+"""Characters that Markdown could read as markup. A bracket alone is left as it is: intervals are full of them, and
+only what follows it could make it a link or an image."""
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -37,13 +37,13 @@ _LATEX = str.maketrans(
 
 
 def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = (), *, colour: bool = False) -> str:
-    """Tables one below the other, and the footer: the receipt.
+    """Write tables one below the other, then the footer.
 
     Args:
-        grids: The tables. Control characters in their words, which a model's label may hold, are spelt out.
-        form: `text`, `markdown` or `latex`; the others are for programs and know no grids.
-        footer: Lines below all tables.
-        colour: Strong cells in the codes of a terminal (text only).
+        grids: The tables. Control characters, which a model's label may hold, are spelt out.
+        form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
+        footer: Lines below all tables: the receipt.
+        colour: Whether text is for a terminal, which shows strong cells in bold.
     """
     writer = _WRITERS[form]
     bold = writer.bold if colour or form != "text" else "{}"
@@ -63,16 +63,27 @@ def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = ()
     return "\n\n".join(parts)
 
 
-def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Rows as lines with their columns below each other.
+
+    Args:
+        rows: The texts of each row.
+        right: For each column, whether it is set to the right.
+    """
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        texts = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            gap = " " * (width - _width(cell))
+            texts.append(gap + cell if to_right else cell + gap)
+        lines.append("  ".join(texts).rstrip())
+    return lines
 
-    def line(cells: Sequence[str]) -> str:
-        gaps = [" " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
-        padded = [gap + cell if right else cell + gap for cell, gap, right in zip(cells, gaps, numeric, strict=True)]
-        return "  ".join(padded).rstrip()
 
-    rule = line(["-" * width for width in widths])
-    table = "\n".join([_fold([title], hyphens=False), "", line(rows[0]), rule, *map(line, rows[1:])])
+def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
+    rule = ["-" * max(map(_width, column)) for column in zip(*rows, strict=True)]
+    table = "\n".join([_fold([title], hyphens=False), "", *align([rows[0], rule, *rows[1:]], numeric)])
     return f"{table}\n\n{_fold(notes)}" if notes else table
 
 
@@ -128,7 +139,7 @@ def _escape_latex(text: str) -> str:
 
 
 def _fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
-    """Lines of at most WIDTH; names, which may hold hyphens, stay whole where these are no places to break."""
+    """Fold texts into lines of at most WIDTH. `hyphens`: whether a line may end after one; names stay whole without."""
     wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
     return "\n".join(wrapper.fill(_escape_text(text)) for text in texts)
 

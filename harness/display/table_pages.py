@@ -1,4 +1,4 @@
-"""The commands `mless table` and `mless leaderboard`: runs in, a page of tables out."""
+"""The pages that `mless table` and `mless leaderboard` print: from names of runs to text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.runs.receipts import receipt_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Which tables to show beside the comparison; for CSV, which to show instead."""
+    """Tables to show beside the comparison, or instead of it in CSV."""
 
     mediators: bool = False
     audit: bool = False
@@ -45,14 +45,14 @@ def make_table(
     """The page of `mless table`.
 
     Args:
-        runs: See `find_runs.locate`.
-        form: How it is written.
+        runs: Names of runs, as `find_runs.locate` takes them.
+        form: Output format.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that others are compared with.
-        margin: Equivalence margin in points; None is the default.
-        metric: What in the logs of other tasks says right or wrong.
+        margin: Equivalence margin in points; None for the default.
+        metric: The metric that tells right from wrong in logs of other tasks.
         parts: Further tables.
-        lenient: Where the runs have no baseline, show accuracies alone instead of refusing.
+        lenient: If the runs have no baseline, show accuracies alone instead of refusing.
 
     Raises:
         ValueError: there is no such split.
@@ -103,7 +103,7 @@ def make_leaderboard_page(
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:
-    """The page of `mless leaderboard`: all that may stand in one table does, in the order in which they are met.
+    """The page of `mless leaderboard`: one table for all runs that can be compared, and a table for each other dataset.
 
     Args and Raises: see `make_table`.
     """
@@ -127,7 +127,7 @@ def make_leaderboard_page(
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
-    """What each table is called: by the name of its dataset and, where others have the same, by its runs."""
+    """The name of each table: its dataset and, if several tables have the same one, its runs."""
     datasets = []
     for board in boards:
         names = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)

@@ -1,4 +1,4 @@
-"""Text of others as characters that are seen: what a terminal or a browser would obey rather than show is spelt out."""
+"""Spell out characters that a terminal or a browser would obey rather than show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ separators of lines and paragraphs."""
 
 
 def is_hidden(character: str) -> bool:
-    """Whether a character is one that could hide others, turn them around, or give an order to a terminal."""
+    """Whether a character could hide others, turn them around, or give an order to a terminal."""
     return unicodedata.category(character) in HIDDEN
 
 
@@ -20,7 +20,7 @@ def name_character(character: str) -> str:
 
 
 def visible(text: object, *, keep: str = "\n\t") -> str:
-    """Text with every hidden character spelt out but those to `keep`; none are kept where it must stay one line."""
+    """The text with hidden characters spelt out, except those in `keep`. Keep none for text on a single line."""
     shown = str(text)
     if shown.isprintable():  # nearly always
         return shown

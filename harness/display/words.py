@@ -1,6 +1,6 @@
-"""How numbers and verdicts are worded, wherever people read them: tables, figures, the report, `mless flips`.
+"""How numbers and verdicts are written in tables, figures, the report and `mless flips`.
 
-Minus signs and dashes are print's; a writer of plain text has its own for them (`table_formats`).
+Minus signs and dashes are typographic. `table_formats` replaces them in plain text.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from harness.analysis.intervals import fewest_problems
 from harness.analysis.power import ALPHA
 
 NONE = "\N{EN DASH}"
-"""Where there is nothing to show."""
+"""Shown for a missing value."""
 MINUS = "\N{MINUS SIGN}"
 PASSED = ("better", "worse")
-"""Verdicts whose test was passed: the only ones in bold."""
+"""Verdicts that need a significant test. Only these are bold."""
 LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
-"""Of the intervals that are shown."""
+"""Level of the intervals that are shown."""
 NOISE = {
     True: "under greedy decoding this measures only what the engine does not repeat exactly",
     False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
 }
-"""What a second run of the baseline says, by whether it was greedy."""
+"""What a second run of the baseline measures, under greedy decoding (True) and when sampling."""
 
 
 def label(condition: Any) -> str:
-    """What people call a condition."""
+    """The name of a condition for people."""
     return LABELS.get(str(condition), str(condition))
 
 
 def number(value: Any, digits: int = 1) -> str:
-    """A number that has no sign."""
+    """A number without a sign."""
     return NONE if _missing(value) else f"{value:.{digits}f}"
 
 
 def signed(value: Any) -> str:
-    """A number with its sign; what is rounded to zero has none."""
+    """A number with its sign. Zero after rounding has none."""
     if _missing(value):
         return NONE
     text = f"{value:+.1f}"
@@ -47,7 +47,7 @@ def signed(value: Any) -> str:
 
 
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
-    """An interval in brackets; nothing where there is none."""
+    """An interval in brackets; empty if an end is missing."""
     if _missing(low) or _missing(high):
         return ""
     write = signed if sign else number
@@ -60,24 +60,24 @@ def accuracy(row: Mapping[str, Any]) -> str:
 
 
 def difference(row: Mapping[str, Any]) -> str:
-    """A difference in points with its interval, from its value, `low` and `high`."""
+    """A difference in points with its interval."""
     return f"{signed(row['difference'])} {interval(row['low'], row['high'], sign=True)}".rstrip()
 
 
 def count(value: Any) -> str:
-    """A number of problems; a mean over samples, which need not be whole, has a digit after the point then."""
+    """A number of problems. Means over samples need not be whole, and then have a digit after the point."""
     whole = _missing(value) or math.isclose(value, round(value), abs_tol=1e-9)
     return number(value, 0 if whole else 1)
 
 
 def flips(row: Mapping[str, Any], of: str = "") -> str:
-    """Problems from wrong to right and from right to wrong; `aa_`: of the baseline against itself."""
+    """Problems from wrong to right and from right to wrong. `of="aa_"`: of the baseline against itself."""
     up, down = row[f"{of}wrong_to_right"], row[f"{of}right_to_wrong"]
     return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
 
 
 def p_value(value: Any) -> str:
-    """A p-value with three digits after the point, and more where rounding would put it on alpha's other side."""
+    """A p-value with three digits, or more if rounding would move it across alpha."""
     if _missing(value):
         return NONE
     if value < 0.001:
@@ -92,12 +92,12 @@ def points(margin: float) -> str:
 
 
 def plural(noun: str, amount: float) -> str:
-    """The noun as it stands after the amount."""
+    """The noun in singular or plural, as the amount needs it."""
     return noun if amount == 1 else f"{noun}s"
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """The verdict in a word; with the margin where a real difference is smaller than that."""
+    """The verdict in a word. A significant difference within the margin says so."""
     if row["verdict"] == "baseline":
         return NONE
     if row["verdict"] in PASSED and row["within_margin"]:
@@ -106,16 +106,16 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def verdicts(margin: float) -> str:
-    """What the words of verdicts mean."""
+    """Explains the words that `verdict` uses."""
     return (
         f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval lies between "
         f"{MINUS}{margin:g} and +{margin:g} points, of at least {fewest_problems(margin / 100)} problems; otherwise "
-        "inconclusive"
+        "inconclusive: the data neither show an effect nor rule one out"
     )
 
 
 def judgement(row: Mapping[str, Any]) -> str:
-    """The verdict in a sentence, with the margin that it speaks of."""
+    """The verdict for a sentence, with its margin."""
     if row["verdict"] == "equivalent":
         return f"equivalent within {points(row['margin'])}"
     if row["verdict"] in PASSED and row["within_margin"]:

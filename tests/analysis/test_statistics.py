@@ -306,7 +306,7 @@ def test_one_run_of_500_problems_cannot_find_what_the_study_reports():
     ("values", "message"),
     [
         ({"n": 0, "discordance": 0.1}, r"n: expected at least 1 problem, got 0\. Change it"),
-        ({"n": 9, "k": 0, "discordance": 0.1}, "k: expected at least 1 sample a problem, got 0"),
+        ({"n": 9, "k": 0, "discordance": 0.1}, "k: expected at least 1 sample per problem, got 0"),
         ({"n": 9, "discordance": 0}, "discordance: expected a share above 0 and up to 1 with k = 1, got 0"),
         ({"n": 9, "k": 5, "discordance": 0.6}, "a share above 0 and up to 0.5 with k = 5, got 0.6"),
         ({"n": 9, "discordance": 0.1, "alpha": 5}, "alpha: expected a probability between 0 and 1, got 5"),
@@ -319,7 +319,8 @@ def test_power_refuses_numbers_out_of_range(values, message):
 
 
 def test_a_power_below_the_level_is_refused():
-    with pytest.raises(ComparisonError, match=r"power: expected a probability above alpha and below 1, got 1\."):
+    message = r"power: expected a probability above alpha and below 1, usually 0.8, got 1\.0\."
+    with pytest.raises(ComparisonError, match=message):
         minimal_detectable_effect(n=9, discordance=0.1, power=1.0)
 
 

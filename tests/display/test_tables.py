@@ -91,7 +91,7 @@ def test_verdicts_in_words_and_only_what_passed_is_bold():
     assert "adjusted by Holm over the 3 tests registered beforehand (w/ Mless, w/ Mful, Random sentence)" in text
     assert "; *: the primary contrast." in text and "exploratory" not in text
     assert "of at least 299 problems" in text and "Equivalence is not adjusted for several" in text
-    assert "inconclusive, which is no evidence of no effect" in text
+    assert "inconclusive: the data neither show an effect nor rule one out." in text
     line = next(line for line in make_table([str(GREEDY_RUN)], form="markdown").splitlines() if "w/ Mless" in line)
     assert "equivalent" in line and "**" not in line, "no better, no bold"
 

@@ -1,6 +1,6 @@
-"""A report: one HTML file about one run or several, which needs nothing else to be read.
+"""The report: one self-contained HTML file about one run or several.
 
-    run folders -> Content (samples, prompts, receipts) -> tables, words, drawings, packed details -> one page
+    run folders -> Content (samples, prompts, receipts) -> tables, summary, drawings, packed details -> one page
 
 What models wrote is hostile text. The template escapes everything, the script builds nodes and never markup, and the
 page's own policy forbids every script but ours and every connection.

@@ -1,4 +1,4 @@
-"""Attention curves as a report takes them: plain numbers and words, made by the package that measures them."""
+"""Attention curves for the report: plain numbers and words, which the attention probe makes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MeanCurve:
 
     Attributes:
         head: Its label, counted from 1, such as `Layer 1 Head 12`.
-        condition: Which.
+        condition: The condition.
         x: Positions of the original tokens.
         mean: Share of a query's attention at each of them.
         low: Lower end of the band; None at a position without one, or everywhere.
@@ -35,13 +35,12 @@ class PromptCurves:
     """The curves of one prompt.
 
     Attributes:
-        problem_id: Which problem.
-        condition: Under which condition.
-        prompt_sha256: Hash of the prompt's text, by which the run's own prompt is found.
+        problem_id, condition: Of the prompt.
+        prompt_sha256: Hash of the prompt's text. It finds the same prompt in the run.
         tokens: The tokens' texts.
         roles: The tokens' roles, such as `filler`.
-        original_pos: The tokens' positions in the prompt without filler; -1 for what it has not.
-        values: One tuple a head of the file, one weight a token; None where it is not defined.
+        original_pos: The tokens' positions in the prompt without filler; -1 for tokens that it lacks.
+        values: [head][token] Attention weights; None where undefined.
     """
 
     problem_id: str
@@ -55,14 +54,14 @@ class PromptCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFile:
-    """What a report shows of one folder of traces.
+    """The curves of one folder of traces.
 
     Attributes:
         name: The file's name.
         model: The model's name, as in the run's receipt.
         layout: How the prompts were built.
         heads: Labels of the heads, in the order of the values.
-        notes: What a reader must be told of all its curves, in sentences.
+        notes: Sentences that a reader must know about all its curves.
         means: Curves over all its prompts.
         prompts: Curves of single prompts.
         receipt: How the file was made.

@@ -47,8 +47,9 @@ def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | Non
     models = tuple(str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in read)
     samples: list[Mapping[str, Any]] = []
     for run, model in zip(read, models, strict=True):
+        texts = records(run.read_texts())  # first, since it says more of what is missing
         prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.read_prompts()}
-        for row in records(run.read_texts()):
+        for row in texts:
             prompt = prompts[row["layout"], row["condition"], row["problem_id"]]
             samples.append({**row, "prompt": prompt, "loaded": model})
     return Content(

@@ -1,7 +1,7 @@
-"""What the page unpacks only when it is asked for: prompts, completions, grades and curves, compressed into blocks.
+"""Prompts, completions, grades and curves, compressed into blocks that the page unpacks on demand.
 
-A block is JSON, deflated, in base64: letters that no parser of HTML can mistake for markup. Samples of one problem are
-in one block, side by side, since they repeat each other.
+A block is JSON, deflated, in base64, which no parser of HTML can mistake for markup. Samples of one problem are in one
+block, since they repeat each other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from harness.display.report.content import Content
 from harness.grading import COLUMNS as GRADERS
 
 BLOCK = 1 << 18
-"""Characters of JSON in a block, about; a browser unpacks one in some milliseconds."""
+"""A block holds about this many characters of JSON. A browser unpacks one in some milliseconds."""
 SNIPPET = 90
-"""How much of a problem's text the list shows."""
+"""Characters of a problem's text that the list shows."""
 UNIT = 1e-6
-"""Of attention weights in a block: integers, rounded to three digits, which compress well."""
+"""Attention weights are stored as integers in this unit, rounded to three digits, which compresses well."""
 
 Places = dict[str, list[Mapping[str, Any]]]
 """A problem's samples by setting and condition, such as `0 wo`: 0 is the number of the model and layout."""
@@ -30,32 +30,32 @@ Places = dict[str, list[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """Everything for the browser of samples.
+    """All that the page needs to browse samples.
 
     Attributes:
-        index: The packed list of problems, which is unpacked when the page opens.
-        blocks: Packed details; the index says which problem is in which.
+        index: The packed list of problems, with the place of each in the blocks. It is unpacked when the page opens.
+        blocks: Packed details.
         left_out: Problems whose details had no room.
         curves: Prompts with attention curves.
         curves_left_out: Problems whose attention curves had no room.
     """
 
-    index: str
-    blocks: tuple[str, ...]
-    left_out: int
-    curves: int
-    curves_left_out: int
+    index: str = ""
+    blocks: tuple[str, ...] = ()
+    left_out: int = 0
+    curves: int = 0
+    curves_left_out: int = 0
 
 
 def pack(value: Any) -> str:
-    """Any JSON value as one word without a character that HTML could read."""
+    """Compress a JSON value into one word that HTML cannot mistake for markup."""
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     return base64.b64encode(squeeze.compress(text) + squeeze.flush()).decode()
 
 
 def unpack(word: str) -> Any:
-    """What was packed."""
+    """The value that was packed."""
     return json.loads(zlib.decompress(base64.b64decode(word), -zlib.MAX_WBITS))
 
 
@@ -67,13 +67,13 @@ def make_details(
     attention: Sequence[AttentionFile],
     room: int,
 ) -> Details:
-    """Pack details, changed problems first, until the room is full.
+    """Pack details until the room is full, first those of problems that changed.
 
     Args:
         content: The runs.
         baseline: The condition that the others are compared with.
-        conditions: Name, label and colour (`slot`) of each, in the page's order; samples of others are left out.
-        attention: Curves; they go to the prompts with their hashes, and come last.
+        conditions: Name, label and colour (`slot`) of each, in the page's order. Samples of others are left out.
+        attention: Curves, packed last. Each goes to the prompt that has its hash.
         room: Characters that index and blocks may take together.
     """
     known = {one["name"] for one in conditions}
@@ -120,7 +120,7 @@ def make_details(
 
 
 class _Blocks:
-    """Packs values one after another until the room is full; remembers in which block, and where in it, each is."""
+    """Packs values until the room is full, and remembers the block and the place of each."""
 
     def __init__(self, room: int) -> None:
         self.words: list[str] = []
@@ -145,7 +145,7 @@ class _Blocks:
 
 
 def _count_right(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Right samples and samples of the first replicate."""
+    """Number of right samples and of all samples, in the first replicate."""
     first = [row["correct"] for row in rows if row["replicate"] == 0]
     return int(sum(first)), len(first)
 
@@ -157,7 +157,7 @@ def _has_changed(right: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def _list_entry(name: str, places: Places, right: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """What the list shows and filters by."""
+    """An entry of the list of problems: what it shows and what it is filtered by."""
     row = next(iter(places.values()))[0]
     prompt = row["prompt"]
     text = next((prompt.doc[field] for field in ("problem", "question") if field in prompt.doc), prompt.text)
@@ -195,7 +195,7 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_curves(problems: Mapping[str, Places], attention: Sequence[AttentionFile]) -> dict[str, list[dict[str, Any]]]:
-    """Curves by problem, each with the setting and condition of the prompt that has its hash."""
+    """Curves by problem, each with the setting and condition of its prompt, which is found by hash."""
     known: dict[tuple[str, str, str], list[str]] = {}
     for name, places in problems.items():
         for place, rows in places.items():

@@ -7,7 +7,7 @@ the dashes of lines too. `Markup.format` escapes whatever is put in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -17,16 +17,16 @@ from harness.display.visible import visible
 from harness.display.words import MINUS
 
 WIDTH, LEFT, RIGHT, STEP = 460, 128, 64, 27
-"""Of a drawing, of its labels, of its numbers, and the height of a row, in the units that it is drawn in."""
+"""Width of a drawing, of its labels and of its numbers, and the height of a row, in SVG units."""
 PANEL = (230, 150)
 """Width and height of a panel of curves."""
 LETTERS = 17
-"""How much of a name is shown beside a row; the whole is its title."""
+"""Characters of a name that are shown beside a row. The whole name is its tooltip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a drawing; without a value it is the heading of those below."""
+    """A row of a drawing. Without numbers it is the heading of the rows below."""
 
     label: str
     slot: int = 0
@@ -35,10 +35,15 @@ class Row:
     high: float | None = None
     text: str = ""
 
+    @property
+    def is_heading(self) -> bool:
+        """Whether it has nothing but a label."""
+        return self.value is None and self.low is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Places on an axis."""
+    """From values to places on an axis."""
 
     low: float
     high: float
@@ -50,7 +55,7 @@ class _Scale:
         return f"{self.start + share * (self.stop - self.start):.1f}"
 
     def ticks(self, most: int) -> list[float]:
-        """Round numbers on the axis, at most so many."""
+        """Round numbers on the axis, about `most` of them."""
         rough = (self.high - self.low) / most
         size = 10.0 ** math.floor(math.log10(rough))
         step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -62,14 +67,14 @@ class _Scale:
 def dots(
     rows: Sequence[Row], *, title: str, axis: str, limits: tuple[float, float], band: float | None = None
 ) -> Markup:
-    """Dots with intervals, one a row.
+    """Draw one dot with its interval per row.
 
     Args:
-        rows: What to draw, and headings.
-        title: What a screen reader says.
-        axis: What the axis measures.
-        limits: Of the axis; intervals are cut there.
-        band: Shade from minus this to this and draw a line at zero.
+        rows: Rows and headings.
+        title: Read out by screen readers.
+        axis: Label of the axis.
+        limits: Ends of the axis. Intervals are cut there.
+        band: Shade the axis from -band to band, and draw a line at zero.
     """
     scale = _Scale(low=limits[0], high=limits[1], start=LEFT, stop=WIDTH - RIGHT)
     height = STEP * len(rows) + 8
@@ -77,43 +82,37 @@ def dots(
     if band is not None:
         edge = f'<rect class="band" x="{scale(-band)}" y="4" width="{float(scale(band)) - float(scale(-band)):.1f}" '
         marks += [Markup(f'{edge}height="{height - 8}"/>'), _rule(scale(0), height)]
-    for place, row in enumerate(rows):
-        y = STEP * place + STEP / 2 + 4
-        marks.append(_name(row, y))
-        if row.value is None:
-            continue
+
+    def draw(row: Row, y: float) -> Iterator[Markup]:
         if row.low is not None and row.high is not None:
-            marks.append(Markup(f'<path class="whisker s{row.slot}" d="M{scale(row.low)} {y}H{scale(row.high)}"/>'))
-        marks += [_dot(float(scale(row.value)), y, row.slot), _number(row.text, y)]
-    return _frame(title, [*marks, *_axis(scale, height, axis)], height + 40)
+            yield Markup(f'<path class="whisker s{row.slot}" d="M{scale(row.low)} {y}H{scale(row.high)}"/>')
+        if row.value is not None:
+            yield _dot(float(scale(row.value)), y, row.slot)
+
+    return _frame(title, [*marks, *_lines(rows, draw), *_axis(scale, height, axis)], height + 40)
 
 
 def flips(rows: Sequence[Row], *, title: str) -> Markup:
-    """Problems that went from right to wrong (left: `low`) and from wrong to right (right: `high`), one row each."""
+    """Draw bars of problems that went from right to wrong (`low`, to the left) and from wrong to right (`high`)."""
     most = max([1.0, *(abs(end) for row in rows for end in (row.low or 0, row.high or 0))])
     scale = _Scale(low=-most, high=most, start=LEFT + 8, stop=WIDTH - RIGHT - 32)
     height = STEP * len(rows) + 8
-    marks = []
-    for place, row in enumerate(rows):
-        y = STEP * place + STEP / 2 + 4
-        marks.append(_name(row, y))
-        if row.low is None or row.high is None:
-            continue
-        for name, value in (("lost", -row.low), ("gained", row.high)):
+
+    def draw(row: Row, y: float) -> Iterator[Markup]:
+        for name, value in (("lost", -(row.low or 0)), ("gained", row.high or 0)):
             x, zero = float(scale(value)), float(scale(0))
             box = f'x="{min(x, zero):.1f}" y="{y - 8}" width="{abs(x - zero):.1f}" height="16"'
-            marks.append(Markup(f'<rect class="{name}" {box}/>'))
-        marks.append(_number(row.text, y))
-    marks.append(_rule(scale(0), height))
+            yield Markup(f'<rect class="{name}" {box}/>')
+
     ends = [
         Markup(f'<text x="{scale(sign * most / 2)}" y="{height + 14}" text-anchor="middle">{words}</text>')
         for sign, words in ((-1, "right to wrong"), (1, "wrong to right"))
     ]
-    return _frame(title, [*marks, *ends], height + 22)
+    return _frame(title, [*_lines(rows, draw), _rule(scale(0), height), *ends], height + 22)
 
 
 def panel(curves: Sequence[MeanCurve], slots: dict[str, int], *, top: float, title: str) -> Markup:
-    """One head's mean curves, with bands."""
+    """Draw one head's mean curves with bands."""
     width, height = PANEL
     last = max([1, *(curve.x[-1] for curve in curves if curve.x)])
     across = _Scale(low=0, high=last, start=38, stop=width - 6)
@@ -145,19 +144,19 @@ def _frame(title: str, marks: Iterable[Markup], height: float, *, width: float =
     return start + Markup("").join(marks) + Markup("</svg>")
 
 
-def _name(row: Row, y: float) -> Markup:
-    """The row's label; a heading has the whole width."""
-    heading = row.value is None and row.low is None
-    most = 60 if heading else LETTERS
-    label = visible(row.label)
-    short = label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-    place = f'class="{"head" if heading else "name"}" x="0" y="{y}" dy="4.5"'
-    text = Markup(f"<text {place}><title>{{}}</title>{{}}</text>")
-    return text.format(label, short)
-
-
-def _number(text: str, y: float) -> Markup:
-    return Markup(f'<text x="{WIDTH}" y="{y}" dy="4.5" text-anchor="end">{{}}</text>').format(visible(text))
+def _lines(rows: Sequence[Row], draw: Callable[[Row, float], Iterable[Markup]]) -> Iterator[Markup]:
+    """Each row's name, what is drawn of it at its height, and its number; a heading has the whole width."""
+    for place, row in enumerate(rows):
+        y = STEP * place + STEP / 2 + 4
+        most = 60 if row.is_heading else LETTERS
+        label = visible(row.label)
+        short = label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+        kind = "head" if row.is_heading else "name"
+        text = Markup(f'<text class="{kind}" x="0" y="{y}" dy="4.5"><title>{{}}</title>{{}}</text>')
+        yield text.format(label, short)
+        if not row.is_heading:
+            yield from draw(row, y)
+            yield Markup(f'<text x="{WIDTH}" y="{y}" dy="4.5" text-anchor="end">{{}}</text>').format(visible(row.text))
 
 
 def _rule(x: str, height: float) -> Markup:

@@ -1,4 +1,4 @@
-"""The page itself: content, tables, words, drawings and details put into the template, and written whole."""
+"""Write the report: fill the template with tables, summary, drawings and details."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from harness.runs.receipts import git_revision, versions
 from harness.runs.stored_files import clear_messages, write_whole
 
 LIMIT = 5_000_000
-"""Bytes of a page; above it details of unchanged problems are left out, curves first, which the page says."""
+"""Greatest size of a page in bytes. What does not fit is left out, which the page says: see `make_details`."""
 SLOTS = 8
-"""How many colours the style sheet has; the first are those of `figures.COLOURS`."""
+"""Number of colours in the style sheet. The first are those of `figures.COLOURS`."""
 
 
 def write_report(
@@ -52,12 +52,12 @@ def write_report(
 
     Args:
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
-        output: The file.
+        output: The HTML file.
         attention: Attention curves of prompts of these runs.
         baseline: The condition that the others are compared with.
         margin: Equivalence margin, points; None is the default.
-        metric: What in the logs of other tasks says right or wrong.
-        limit: Bytes that the file may have.
+        metric: The metric that tells right from wrong in logs of other tasks.
+        limit: Greatest size of the file in bytes.
 
     Returns:
         Its size in bytes.
@@ -71,7 +71,7 @@ def write_report(
     _refuse_foreign(content, attention)
     board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
     parts = _parts(content, attention, board)
-    bare = _fill({**parts, "details": Details(index="", blocks=(), left_out=0, curves=0, curves_left_out=0)})
+    bare = _fill({**parts, "details": Details()})
     details = make_details(
         content,
         baseline=baseline,
@@ -87,7 +87,7 @@ def write_report(
 
 
 def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderboard) -> dict[str, Any]:
-    """What the template shows, but for the details of samples."""
+    """All that the template shows except the details of samples."""
     rows = without_edits(board, board.comparison)
     margin = float(rows[0]["margin"])
     slots = {one["name"]: one["slot"] for one in _conditions(rows)}
@@ -118,7 +118,7 @@ def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderbo
 
 
 def _fill(parts: Mapping[str, Any]) -> str:
-    """The template filled in. Text that is no text (lone surrogates) becomes question marks."""
+    """Fill the template. Lone surrogates, which no file can hold, become question marks."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
@@ -142,7 +142,7 @@ def _hash(text: str) -> str:
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Name, label and colour of each condition; the named ones have the same colour in every report."""
+    """Name, label and colour of each condition. The study's conditions have the same colour in every report."""
     names = list(dict.fromkeys(str(row["condition"]) for row in rows))
     spare = [slot for slot in range(len(COLOURS), SLOTS)]
     others = [name for name in names if name not in COLOURS]
@@ -152,7 +152,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
-    """What else changed, the audit, and the comparison by level and by subject."""
+    """Mediators, all graders, and the comparison by level and by subject."""
     found = [mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
@@ -162,7 +162,7 @@ def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[G
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin: float) -> list[dict[str, Any]]:
-    """Accuracies, differences and flips."""
+    """Drawings of accuracies, differences and flips, with captions."""
     several = len({(row["model"], row["layout"]) for row in rows}) > 1
     accuracies: list[Row] = []
     differences: list[Row] = []
@@ -198,7 +198,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
 
 
 def _attention(one: AttentionFile, slots: dict[str, int]) -> dict[str, Any]:
-    """What is shown of a file of curves: one panel a head, all on one scale."""
+    """The curves of one file: one panel per head, all on one scale."""
     peaks = [value for curve in one.means for value in (*curve.mean, *(curve.high or ())) if value is not None]
     top = max(peaks, default=1.0) * 1.02 or 1.0
     panels = [
@@ -229,11 +229,11 @@ _FACTS = {
     "seed": ("seed",),
     "git revision": ("git_revision",),
 }
-"""What a reader asks for first of how a run was made, and the facts that say it: the first that a run has."""
+"""Facts about how a run was made, as title and keys. The first key that a run has is shown."""
 
 
 def _receipt(name: str, facts: Mapping[str, Any], receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of how a run was made: `_FACTS`, and all of it."""
+    """How a run was made: `_FACTS`, and the whole receipt as JSON."""
     if facts.get("greedy"):
         facts = {**facts, "sampling": "greedy"}
     found = {title: [facts[key] for key in keys if facts.get(key) not in (None, "")] for title, keys in _FACTS.items()}
@@ -245,7 +245,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
-    """Curves of other prompts or another model than the runs' say nothing about them."""
+    """Raise RunError if curves are of another model or of prompts that no run has."""
     known = {row["prompt"].sha256 for row in content.samples}
     for one in attention:
         if one.model not in content.models:

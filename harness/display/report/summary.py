@@ -1,4 +1,4 @@
-"""The summary: what the table of comparisons says, in sentences and with no word more than its tests allow."""
+"""The report's summary: the table of comparisons in sentences that claim no more than its tests allow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from harness.display.words import NOISE, count, interval, judgement, label, numb
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()) -> list[str]:
-    """Sentences over all comparisons.
+    """Sentences about all comparisons together.
 
     Args:
-        rows: Those of `analysis.compare`, with None for what is missing.
+        rows: The rows of `analysis.compare`, with None for missing values.
         greedy: Models that decoded greedily.
     """
     tested = [row for row in rows if row["verdict"] != "baseline"]
@@ -37,7 +37,7 @@ _FAMILIES = {
 
 
 def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many verdicts of each kind."""
+    """A sentence that counts the verdicts of each kind."""
     counts = Counter(str(row["verdict"]) for row in rows)
     spoken = {
         "better": "{} better",
@@ -54,7 +54,7 @@ def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence a condition of one model and layout, the baseline first."""
+    """One sentence per condition of one model and layout, the baseline first."""
     base = next(row for row in rows if row["verdict"] == "baseline")
     samples = "one sample each" if base["k"] == 1 else f"{base['k']} samples each"
     found = [
