@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.report import Figures, row, section
 from benchmarks.runs import CONDITIONS, CONFIG, base_overrides, work_folder, write_json
+from harness.experiment.sample_key import sample_key
 from harness.verification.processes import run_logged, say
 
 SIZES = (1_000, 10_000, 100_000)
@@ -145,7 +146,7 @@ def plan_requests(count: int) -> dict[str, Any]:
     requests = list(plan.requests(sampling))
     made = time.perf_counter()
     setting = identity.hash_setting()
-    keys = {request.key(setting) for request in requests}
+    keys = {sample_key(request, setting) for request in requests}
     return {"requests": len(keys), "seconds": made - started, "key_seconds": time.perf_counter() - made}
 
 

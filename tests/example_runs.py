@@ -16,7 +16,9 @@ import yaml
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.requests import Request, hash_prompts
+from harness.experiment.prompt import hash_prompts
+from harness.experiment.requests import Request
+from harness.experiment.sample_key import sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.records import SESSION, Sample
@@ -88,7 +90,7 @@ def write_run(
         opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
             text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(request, request.key(setting), text, tokens=len(text) // 4, reason=reason)
+            sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
             opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
 

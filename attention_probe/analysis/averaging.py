@@ -10,6 +10,7 @@ Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); S
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import DRAWS, SEED, Curve, bootstrap_band, leaves_out_first_token
+from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.choices import View
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
+
+DRAWS, SEED, BAND = 2000, 1234, 0.95
 
 _OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
 
@@ -236,3 +239,30 @@ def _sharing_one_region(
         )
     sharing = [problem_id for problem_id in chosen if spans[problem_id] == span]
     return sharing, None if span is None else (span[0] - 0.5, span[1] - 0.5)
+
+
+def bootstrap_band(
+    table: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Percentile bootstrap band of the columns' means, rows (prompts) resampled whole.
+
+    Args:
+        table: [prompt, x]; NaN where a prompt has no value.
+        draws: How often the prompts are drawn anew.
+        seed: Seed of the draws.
+
+    Returns:
+        Lower and upper end [x], NaN where fewer than two prompts have a value.
+    """
+    there = np.isfinite(table)
+    size = len(table)
+    weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
+    counts = weights @ there
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice encountered")
+        means = (weights @ np.where(there, table, 0.0)) / counts
+        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
+    low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
+    few = there.sum(axis=0) < 2
+    low[few] = high[few] = np.nan
+    return low, high

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     import pandas
 
     from attention_probe.traces import TraceHeader
-
-DRAWS, SEED, BAND = 2000, 1234, 0.95
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
 """Families whose first token takes most of the attention; the study leaves it out."""
@@ -78,33 +75,6 @@ class Curve:
         """[n] whether each position lies in what is to be shaded."""
         start, stop = self.filler_region or (0, 0)
         return (self.x > start) & (self.x < stop)
-
-
-def bootstrap_band(
-    table: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile bootstrap band of the columns' means, rows (prompts) resampled whole.
-
-    Args:
-        table: [prompt, x]; NaN where a prompt has no value.
-        draws: How often the prompts are drawn anew.
-        seed: Seed of the draws.
-
-    Returns:
-        Lower and upper end [x], NaN where fewer than two prompts have a value.
-    """
-    there = np.isfinite(table)
-    size = len(table)
-    weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=draws).astype(np.float64)
-    counts = weights @ there
-    with np.errstate(invalid="ignore"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "All-NaN slice encountered")
-        means = (weights @ np.where(there, table, 0.0)) / counts
-        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)  # some draws have no prompt here
-    low, high = ends.reshape(2, -1)  # also without any position, where numpy gives one axis only
-    few = there.sum(axis=0) < 2
-    low[few] = high[few] = np.nan
-    return low, high
 
 
 _COLUMNS = (

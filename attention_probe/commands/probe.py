@@ -9,7 +9,8 @@ import typer
 
 from attention_probe.choices import Dtype
 from attention_probe.commands.options import Averaged, parse_indices, split_words
-from harness.choices import Choice, Repeats
+from harness.choices import Choice
+from harness.commands.options import DrawCount, DrawSeed, LayoutName, Level, Metric, RightBy, Subject
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
@@ -24,16 +25,16 @@ def probe(
     logs: Annotated[
         list[str] | None, typer.Option("--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric to read verdicts from in the logs.")] = None,
+    metric: Metric = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
     random_weights: Annotated[
-        Path | None, typer.Option("--random-weights", metavar="ARCH", help="An architecture's YAML, weights drawn.")
+        Path | None, typer.Option("--random-weights", metavar="ARCH", help="An architecture's YAML: random weights.")
     ] = None,
     layers: Annotated[str, typer.Option(help="Indices from 0, such as 0,1,2 or 0-2.")] = "0",
     heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
-    layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
+    layout: LayoutName = None,
     select: Annotated[Path | None, typer.Option(help="A selection file instead of the options below.")] = None,
     save_selection: Annotated[Path | None, typer.Option(help="Write the selection here.")] = None,
     flip: Annotated[
@@ -41,13 +42,13 @@ def probe(
     ] = None,
     baseline: Annotated[str, typer.Option(help="Condition before the flip.")] = "wo",
     condition: Annotated[str, typer.Option(help="Condition after the flip.")] = "mless",
-    repeats: Annotated[Repeats, typer.Option(help="What makes a problem with several samples right.")] = "first",
+    repeats: RightBy = "first",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
-    subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
-    level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
+    subject: Subject = None,
+    level: Level = None,
     ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 1234,
+    n: DrawCount = None,
+    seed: DrawSeed = 1234,
     queries: Annotated[
         Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
     ] = "prompt",

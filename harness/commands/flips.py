@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.choices import Choice, Repeats
+from harness.choices import Choice
+from harness.commands.options import DrawCount, DrawSeed, LayoutName, Level, Metric, RightBy, Subject
 
 if TYPE_CHECKING:
     import pandas
@@ -29,16 +30,16 @@ def flips(
     baseline: Annotated[str, typer.Option("--from", help="Condition before the change.")] = "wo",
     condition: Annotated[str, typer.Option("--to", help="Condition after the change.")] = "mless",
     direction: Annotated[Choice, typer.Option(help="Outcome to show; `changed`: either direction.")] = "changed",
-    subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
-    level: Annotated[int | None, typer.Option(help="Only this level.")] = None,
-    repeats: Annotated[Repeats, typer.Option(help="What makes a problem with several samples right.")] = "first",
-    n: Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = 1234,
+    subject: Subject = None,
+    level: Level = None,
+    repeats: RightBy = "first",
+    n: DrawCount = None,
+    seed: DrawSeed = 1234,
     controls: Annotated[
         bool, typer.Option("--controls", help="Save a matched unchanged problem with each; controls are not printed.")
     ] = False,
-    layout: Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric to read verdicts from in sample logs.")] = None,
+    layout: LayoutName = None,
+    metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
     form: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
     save: Annotated[

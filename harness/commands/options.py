@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Format, Split
+from harness.choices import Format, Repeats, Split
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -20,6 +20,12 @@ FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")]
 Baseline = Annotated[str, typer.Option(help="Condition that the others are compared with.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
+LayoutName = Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")]
+RightBy = Annotated[Repeats, typer.Option(help="What makes a problem with several samples right.")]
+Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
+Level = Annotated[int | None, typer.Option(help="Only this level.")]
+DrawCount = Annotated[int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")]
+DrawSeed = Annotated[int, typer.Option(help="Seed of the random draw.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a config value; dotted keys, repeatable.")
 ]

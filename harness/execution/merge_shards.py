@@ -12,7 +12,7 @@ from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.experiment.plan import Shard
-from harness.experiment.requests import hash_prompts
+from harness.experiment.prompt import hash_prompts
 from harness.runs.folder import (
     RunFolder,
     count_expected,

@@ -22,6 +22,7 @@ from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan
 from harness.experiment.prompt import PROMPT_VERSION
+from harness.experiment.sample_key import sample_key
 from harness.experiment.sampling import Sampling
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -199,7 +200,7 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
         JournalError: the journal holds samples that the plan has no place for.
     """
     setting = identity.hash_setting()
-    keyed = [(request, request.key(setting)) for request in plan.requests(sampling)]
+    keyed = [(request, sample_key(request, setting)) for request in plan.requests(sampling)]
     lines = plan.lines
     tasks = {key: lines[request.task] for request, key in keyed}
     if strange := folder.sample_keys - tasks.keys():
@@ -242,7 +243,7 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
                     for request, done in finished:
                         sample = Sample.of(
                             request,
-                            request.key(setting),
+                            sample_key(request, setting),
                             done.text,
                             tokens=done.completion_tokens,
                             reason=done.finish_reason,

@@ -15,6 +15,7 @@ from harness.experiment.condition_schema import as_condition, draw_sentences, dr
 from harness.experiment.conditions import BASELINE, DEFAULT_SEED, first_edits
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
+from harness.experiment.sample_key import fixed_arguments
 from harness.experiment.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
 from harness.experiment.yaml_settings import Strict, explain, read_values
 
@@ -61,14 +62,6 @@ class ModelConfig(Strict):
         return self.label or self.name.rstrip("/").rpartition("/")[2]
 
 
-FREE_ARGUMENTS = frozenset(
-    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
-    "distributed_executor_backend numa_bind".split()
-)
-"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
-is done at once."""
-
 _SECRET_NAMES = re.compile(
     r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
 )
@@ -90,12 +83,6 @@ def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
     elif isinstance(value, str) and value not in _NO_SECRETS:
         if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
             yield where
-
-
-def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
-    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
-    return {name: value for name, value in arguments.items() if name not in free}
 
 
 class DatasetConfig(Strict):

@@ -14,8 +14,8 @@ from harness.experiment.conditions import BASELINE, first_edits
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import Model, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.prompt import Layout
-from harness.experiment.requests import Request, hash_prompts
+from harness.experiment.prompt import Layout, hash_prompts
+from harness.experiment.requests import Request
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
 from harness.experiment.tokens import encode

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
@@ -184,3 +185,9 @@ def _insert_at_random(
         Segment(role=segment.role, text=segment.text[at:]),
     ]
     return ([*parts, *head[1:]], tail) if segment is head[0] else (head, parts)
+
+
+def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:
+    """Hash over the texts and token ids of all prompts, in order; rows as `prompts.jsonl` has them."""
+    hashes = (f"{row['prompt_sha256']} {row['prompt_token_sha256']}" for row in prompts)
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()

@@ -12,8 +12,7 @@ from filelock import FileLock, Timeout
 
 from harness import resources
 from harness.errors import JournalError, RunError
-from harness.experiment.prompt import hash_text
-from harness.experiment.requests import hash_prompts
+from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
     Journal,
     changed_settings,

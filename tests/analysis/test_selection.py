@@ -20,6 +20,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
+from harness.experiment.sample_key import sample_key
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
@@ -59,7 +60,7 @@ def repeated(tmp_path_factory):
             texts = (wrong if spoilt else first, f"\\boxed{{{targets[request.problem_id]}}}", wrong)
             sample = Sample.of(
                 request,
-                request.key(setting),
+                sample_key(request, setting),
                 texts[request.sample_index],
                 tokens=9,
                 reason="stop",

@@ -10,12 +10,13 @@ from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.averaging import (
     aligned_curve,
+    bootstrap_band,
     chosen_problems,
     difference_curve,
     full_curve,
     shared_problems,
 )
-from attention_probe.analysis.curve import Curve, as_frame, bootstrap_band
+from attention_probe.analysis.curve import Curve, as_frame
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 from tests.example_traces import make_trace, write_traces

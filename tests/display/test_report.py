@@ -22,8 +22,7 @@ from harness.analysis import compare
 from harness.display.report import write_report
 from harness.display.report.details import unpack
 from harness.errors import ComparisonError, JournalError, RunError
-from harness.experiment.prompt import hash_text
-from harness.experiment.requests import hash_prompts
+from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.sample_frame import load_run
 from tests.chromium import find_chromium, open_chromium
 from tests.example_runs import GREEDY_RUN, ROOT

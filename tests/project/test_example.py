@@ -14,7 +14,7 @@ from harness.display.table_pages import make_table
 from harness.experiment.conditions import is_edit
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.requests import hash_prompts
+from harness.experiment.prompt import hash_prompts
 from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint

@@ -29,8 +29,8 @@ from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import Shard, make_plan
-from harness.experiment.prompt import hash_text
-from harness.experiment.requests import hash_prompts
+from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.sample_key import sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -113,7 +113,7 @@ def filled(plan, folder):
         opened.begin_session(_session(plan))
         for request in plan.requests(sampling):
             sample = recorded[request.task, request.problem_id]
-            assert sample.key == request.key(setting), "the example was made with these very settings"
+            assert sample.key == sample_key(request, setting), "the example was made with these very settings"
             opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
 
@@ -148,10 +148,10 @@ def test_another_format_is_refused_by_its_number(tmp_path, name, number, got):
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
     sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
     request = next(iter(plan.requests(sampling)))
-    key = request.key(setting)
+    key = sample_key(request, setting)
     moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
     assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
-    assert dataclasses.replace(request, task="demo_other").key(setting) == key, "the condition's name"
+    assert sample_key(dataclasses.replace(request, task="demo_other"), setting) == key, "the condition's name"
     arguments = {**identity.config["model"], "arguments": {"dtype": "bfloat16"}}
     others = [
         replace(identity, prompt_version=2),
@@ -169,8 +169,8 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"replicate": 1},
         {"intervention": {"layer": 0}},
     )
-    keys = [request.key(other.hash_setting()) for other in others]
-    keys += [dataclasses.replace(request, **change).key(setting) for change in changes]
+    keys = [sample_key(request, other.hash_setting()) for other in others]
+    keys += [sample_key(dataclasses.replace(request, **change), setting) for change in changes]
     assert len({key, *keys}) == 1 + len(others) + len(changes)
 
 
@@ -200,7 +200,7 @@ def test_greedy_replicates_have_keys_of_their_own():
     plan = make_plan(config, limit=4)
     requests = list(plan.requests(config.resolve_sampling({})))
     assert {(one.replicate, one.seed) for one in requests} == {(0, None), (1, None)}
-    assert len({one.key("setting") for one in requests}) == plan.size == 4 * (4 + 1)
+    assert len({sample_key(one, "setting") for one in requests}) == plan.size == 4 * (4 + 1)
 
 
 def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp_path):
