@@ -17,7 +17,7 @@ TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text
 
 
 class Architecture(Strict):
-    """What a model is built from, with nothing of what it learnt.
+    """The shape of a model, without its weights.
 
     Attributes:
         name: The model's name, as figures show it.

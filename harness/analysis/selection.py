@@ -209,7 +209,7 @@ def _candidates(source: Source, criterion: Criterion) -> list[Problem]:
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
-    """Refuse a source in which flips cannot be told.
+    """Refuse a source in which flips cannot be found.
 
     Raises:
         ConfigError: it lacks one of the two conditions, or has no verdicts.

@@ -13,7 +13,7 @@ from lm_eval.api.registry import register_model
 
 from harness.engines.vllm import VLLMEngine
 from harness.errors import ConfigError
-from harness.experiment.documents import MAX_GEN_TOKS, Model
+from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import Request
 from harness.experiment.sampling import from_lm_eval, sample_seed
@@ -60,7 +60,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
         self, *, seed: int = 1234, sampled: bool = True, max_gen_toks: int = MAX_GEN_TOKS, **arguments: Any
     ) -> None:
         super().__init__()
-        model = Model.from_arguments(arguments)
+        model = ModelTokenizer.from_arguments(arguments)
         if model is None:
             raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name. Add it to --model_args.")
         self._model = model

@@ -339,7 +339,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Chatter goes; whoever set a level keeps it."""
+    """Silence the libraries' logs, except where the user has set a level."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

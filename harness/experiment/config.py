@@ -206,7 +206,7 @@ class RunConfig(Strict):
 
     @property
     def folder(self) -> Path:
-        """Where the run goes unless told otherwise."""
+        """Where the run goes by default."""
         return self.output / self.name
 
     @property

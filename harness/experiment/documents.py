@@ -29,7 +29,7 @@ _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ModelTokenizer:
     """A model's tokenizer and context length: all that its prompts depend on.
 
     Attributes:
@@ -43,7 +43,7 @@ class Model:
     context_length: int | None
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Model | None:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
         """The model that lm-eval's model arguments name, None where they name none that can be loaded here.
 
         `tokenizer` and `pretrained` are loaded or refused. A bare `model` (the API backends) counts only if it is a
@@ -140,7 +140,7 @@ def build_checked_prompts(
     dataset: Dataset,
     conditions: Iterable[Condition],
     layout: Layout,
-    model: Model | None,
+    model: ModelTokenizer | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
     instruction: str | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE, first_edits
 from harness.experiment.config import RunConfig
-from harness.experiment.documents import Model, build_checked_prompts, make_document
+from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import Layout, hash_prompts
 from harness.experiment.requests import Request
@@ -74,7 +74,7 @@ class Plan:
     config: RunConfig
     dataset: Dataset
     whole: Dataset
-    model: Model | None
+    model: ModelTokenizer | None
     arms: tuple[Arm, ...]
     limit: int | None = None
     shard: Shard | None = None
@@ -173,7 +173,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
         if not problems:
             raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
     dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
-    model = Model.from_arguments(config.model_arguments())
+    model = ModelTokenizer.from_arguments(config.model_arguments())
     conditions = (*config.conditions, *first_edits(config.prompt_null))
     arms = [
         Arm(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from harness.errors import HarnessError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.documents import Model
+from harness.experiment.documents import ModelTokenizer
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import PromptBuilder
@@ -23,7 +23,7 @@ def check_tasks(name: str) -> tuple[list[str], bool]:
     Raises:
         HarnessError: the tokenizer or the problems cannot be had.
     """
-    model = Model.from_arguments({"pretrained": name})
+    model = ModelTokenizer.from_arguments({"pretrained": name})
     assert model is not None
     dataset = load_math500()
     problems = {problem.id: problem.problem for problem in dataset.problems}

@@ -15,7 +15,7 @@ import datasets
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import ConditionConfig
 from harness.experiment.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, named_condition
-from harness.experiment.documents import MAX_GEN_TOKS, Model, build_checked_prompts, make_document
+from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
@@ -106,7 +106,7 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
 
 def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_published: bool = False) -> Documents:
     dataset = load_math500()
-    model = Model.from_arguments(metadata)
+    model = ModelTokenizer.from_arguments(metadata)
     layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
@@ -119,7 +119,7 @@ def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_publishe
     return {"test": datasets.Dataset.from_list(documents)}
 
 
-def _layouts(metadata: Mapping[str, Any], model: Model | None) -> tuple[Layout, ...]:
+def _layouts(metadata: Mapping[str, Any], model: ModelTokenizer | None) -> tuple[Layout, ...]:
     """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
     if model is None:
         return (Layout.RAW,)

@@ -305,6 +305,6 @@ def _unwritable(path: Path, error: OSError) -> JournalError:
 
 
 def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """What differs between settings, in words, of that what both say; empty if nothing does."""
+    """The settings that two runs both record and in which they differ, in words; empty if there are none."""
     both = ours.keys() & theirs.keys()
     return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, is_edit, named_conditions
-from harness.experiment.documents import Model, build_checked_prompts
+from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, refuse_other_text
 from harness.runs.find_filler import insert, split_plain
@@ -135,7 +135,7 @@ def build_source(
     """
     chosen = Layout(layout)
     name = tokenizer.name_or_path or "this model"
-    model = Model(name=name, tokenizer=tokenizer, context_length=None)
+    model = ModelTokenizer(name=name, tokenizer=tokenizer, context_length=None)
     prompts = [
         RunPrompt(
             condition=built.condition.name,

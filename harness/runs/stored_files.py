@@ -115,7 +115,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def write_atomic(path: Path) -> Iterator[Path]:
-    """Where to write a file that, once this ends well, lies at `path`; otherwise nothing is left."""
+    """Yield a path to write to. The file becomes `path` if the block ends well, and is removed otherwise."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     part = path.with_name(f"{path.name}.part")
