@@ -15,7 +15,7 @@ from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.tokens import load_tokenizer
+from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.prompt_source import BASELINE, Source
 
 if TYPE_CHECKING:

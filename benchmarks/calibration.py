@@ -29,10 +29,10 @@ from scipy.special import ndtri
 from benchmarks import calibration_page, report
 from benchmarks.bootstrap import bootstrap_interval
 from benchmarks.runs import ROOT
-from harness.analysis.intervals import difference_bounds, equivalence_p, score_statistic
+from harness.analysis.intervals import difference_bounds, score_statistic
 from harness.analysis.paired_tests import mcnemar_test, sign_flip_test
 from harness.analysis.power import minimal_detectable_effect
-from harness.analysis.verdicts import holm
+from harness.analysis.verdicts import equivalence_p, holm
 from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]

@@ -136,6 +136,7 @@ def plan_requests(count: int) -> dict[str, Any]:
     from harness.execution.run import run_identity
     from harness.experiment.config import load_config
     from harness.experiment.plan import make_plan
+    from harness.experiment.requests import make_requests
 
     repeats = -(-count // (500 * len(CONDITIONS)))
     settings = ["sampling={temperature: 0.7, top_p: 0.95}", f"samples_per_problem={repeats}"]
@@ -143,7 +144,7 @@ def plan_requests(count: int) -> dict[str, Any]:
     sampling = plan.config.resolve_sampling(None)
     identity = run_identity(plan, sampling)
     started = time.perf_counter()
-    requests = list(plan.requests(sampling))
+    requests = list(make_requests(plan, sampling))
     made = time.perf_counter()
     setting = identity.hash_setting()
     keys = {sample_key(request, setting) for request in requests}

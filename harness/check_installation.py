@@ -29,7 +29,7 @@ from harness import resources
 from harness.engines.gpus import NEEDED_DRIVER, describe_gpu_processes, gpu_processes, gpus
 from harness.errors import HarnessError
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, load_math500
-from harness.experiment.tokens import explain_hub_error, load_tokenizer, refuse_missing_folder
+from harness.experiment.tokenizer import explain_hub_error, load_tokenizer, refuse_missing_folder
 from harness.runs.receipts import package_version
 
 NEEDED_CORES = 4

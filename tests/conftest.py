@@ -188,7 +188,7 @@ def any_tokenizer(request: pytest.FixtureRequest):
 def demo_tokenizer():
     """The bundled model's tokenizer."""
     from harness import resources
-    from harness.experiment.tokens import load_tokenizer
+    from harness.experiment.tokenizer import load_tokenizer
 
     return load_tokenizer(str(resources.demo_model()))
 

@@ -17,7 +17,7 @@ from harness.execution.run import _generation_config, _session, execute, run_ide
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
-from harness.experiment.requests import Request
+from harness.experiment.requests import Request, make_requests
 from harness.experiment.sample_key import sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
@@ -88,7 +88,7 @@ def write_run(
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
-        for request in plan.requests(sampling):
+        for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
             opened.journal.append(sample)

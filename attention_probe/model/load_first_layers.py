@@ -23,7 +23,7 @@ from attention_probe.model.architectures import read_architecture
 from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.errors import ConfigError, ModelError
-from harness.experiment.tokens import explain_hub_error, refuse_missing_folder
+from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -10,11 +10,11 @@ import numpy as np
 import pandas
 
 from harness.analysis.accuracy import accuracy
-from harness.analysis.intervals import difference_bounds, equivalence_p, score_interval
+from harness.analysis.intervals import difference_bounds, score_interval
 from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
 from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
-from harness.analysis.verdicts import judge, rank_among_edits
+from harness.analysis.verdicts import equivalence_p, judge, rank_among_edits
 from harness.errors import ComparisonError
 from harness.experiment.conditions import DEFAULT_SEED
 

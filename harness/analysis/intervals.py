@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -76,37 +76,6 @@ def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: tuple[float, 
     """
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
     return _statistic(distinct, counts, mean, bounds)
-
-
-def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, float]) -> float:
-    """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
-
-    It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are
-    `fewest_problems`. The latter is for what no interval sees: if a share `margin` of all problems changes wholly and
-    no other does, n problems hold none of these with probability (1 - margin)^n, and p is never below that.
-
-    Args:
-        values: Each problem's difference.
-        margin: Difference that would matter, in the same unit.
-        bounds: As for `score_interval`.
-
-    Source:
-        Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`;
-        what n problems may miss: the rule of three, Hanley and Lippman-Hand (1983),
-        doi:10.1001/jama.1983.03330370053031.
-    """
-    above = ndtr(-score_statistic(values, -margin, bounds=bounds))
-    below = ndtr(score_statistic(values, margin, bounds=bounds))
-    missed = (1 - margin) ** np.size(values)
-    return float(max(above, below, missed))
-
-
-def fewest_problems(margin: float, alpha: float = 0.05) -> int:
-    """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most alpha.
-
-    About 3 / margin at 5 percent, the rule of three: see `equivalence_p`.
-    """
-    return math.ceil(math.log(alpha) / math.log1p(-margin))
 
 
 def _statistic(distinct: FloatArray, counts: IntArray, mean: float, bounds: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""Verdicts: better, worse, equivalent, inconclusive; p-values adjusted for several tests; ranks among edits."""
+"""Verdicts: better, worse, equivalent, inconclusive. Equivalence tests, p-values adjusted for several tests, ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
+from harness.analysis.intervals import score_statistic
 from harness.analysis.power import ALPHA
 
 BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
@@ -100,3 +102,34 @@ def rank_among_edits(rows: Sequence[Row], edits: Collection[str]) -> None:
     for row in rows:
         if others and row["condition"] not in edits and "difference" in row:
             row |= {"null_p": prompt_null_p(row["difference"], others), "null_edits": len(others)}
+
+
+def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, float]) -> float:
+    """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
+
+    It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are
+    `fewest_problems`. The latter is for what no interval sees: if a share `margin` of all problems changes wholly and
+    no other does, n problems hold none of these with probability (1 - margin)^n, and p is never below that.
+
+    Args:
+        values: Each problem's difference.
+        margin: Difference that would matter, in the same unit.
+        bounds: As for `score_interval`.
+
+    Source:
+        Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`;
+        what n problems may miss: the rule of three, Hanley and Lippman-Hand (1983),
+        doi:10.1001/jama.1983.03330370053031.
+    """
+    above = ndtr(-score_statistic(values, -margin, bounds=bounds))
+    below = ndtr(score_statistic(values, margin, bounds=bounds))
+    missed = (1 - margin) ** np.size(values)
+    return float(max(above, below, missed))
+
+
+def fewest_problems(margin: float, alpha: float = 0.05) -> int:
+    """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most alpha.
+
+    About 3 / margin at 5 percent, the rule of three: see `equivalence_p`.
+    """
+    return math.ceil(math.log(alpha) / math.log1p(-margin))

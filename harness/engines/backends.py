@@ -12,11 +12,12 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm import Finished, VLLMEngine, stopped
+from harness.engines.vllm import Finished, VLLMEngine
+from harness.engines.watchdog import stopped
 from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
 from harness.experiment.sampling import sample_seed
-from harness.experiment.tokens import refuse_missing_folder
+from harness.experiment.tokenizer import refuse_missing_folder
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

@@ -13,11 +13,12 @@ from lm_eval.api.registry import register_model
 
 from harness.engines.vllm import VLLMEngine
 from harness.errors import ConfigError
+from harness.experiment.chat_template import apply_chat_template
 from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import Request
 from harness.experiment.sampling import from_lm_eval, sample_seed
-from harness.experiment.tokens import apply_chat_template, encode, hash_token_ids
+from harness.experiment.tokenizer import encode, hash_token_ids
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from harness.engines.gpus import describe_gpu_processes
-from harness.experiment.tokens import explain_hub_error
+from harness.experiment.tokenizer import explain_hub_error
 
 KEPT_BYTES = 2**18
 QUOTED = 500

@@ -13,19 +13,17 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import count
 from operator import attrgetter
-from queue import SimpleQueue
 from typing import Any
 
 from harness.engines.gpus import gpus
 from harness.engines.lifetime import OWNER_VARIABLE, PLUGIN, TOLD_BY_WORKERS, WORKER_EXTENSION, known, process_identity
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu, refuse_unknown
+from harness.engines.watchdog import CONTINUE, WatchedCalls
 from harness.errors import EngineError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
 
@@ -35,19 +33,8 @@ QUEUE_PER_SEQUENCE = 2
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
 
-LOOK_SECONDS = 1.0
-"""While we wait for the engine, we look this often whether its process lives."""
-
-STALL_FACTOR = 2
-"""The engine hangs if it gives no answer for this many times VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. That is vLLM's own
-limit for one step of its workers (300 s), so where vLLM enforces it, vLLM's error comes first. No step of ours takes as
-long: the longest are the first ones, in which kernels are compiled. NCCL gives up after 600 s too."""
-
 CLOSE_SECONDS = 2.0
 """The engine may take this long to end by itself; then it is killed. Nothing in it is wanted any more."""
-
-CONTINUE = "Everything finished is in the journal: run the same command again to continue."
-"""The end of an error in the middle of a run."""
 
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
@@ -126,7 +113,7 @@ class VLLMEngine:
             fit_to_cpu(given, sampled=sampled)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", WORKER_EXTENSION)
-        self._stall_seconds = STALL_FACTOR * envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
         self._errors = ChildErrors()
         others = set(multiprocessing.active_children())
         try:
@@ -137,9 +124,8 @@ class VLLMEngine:
             said = self._errors.close()
             raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
         self._errors.forget()  # messages of the start explain no later death
-        self._processes = [p for p in multiprocessing.active_children() if p not in others]
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+        started = [process for process in multiprocessing.active_children() if process not in others]
+        self._calls = WatchedCalls(started, step_seconds, self._died)
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -168,7 +154,7 @@ class VLLMEngine:
                     )
                 self._add(str(number), token_ids, sampling_parameters(request))
                 running[str(number)] = request
-            finished, aborted = read_outputs(self._call(self._engine.step))
+            finished, aborted = read_outputs(self._calls.call(self._engine.step))
             yield [(running.pop(done.request_id), done) for done in finished]
             if aborted:
                 raise self._died()
@@ -177,7 +163,7 @@ class VLLMEngine:
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
-        self._call(lambda: self._engine.add_request(request_id, prompt, parameters))
+        self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def first_logprobs(self, prompt_token_ids: Sequence[int], top: int) -> dict[int, float]:
         """Log-probabilities of the `top` most likely first tokens of a completion; nothing else may be in the engine.
@@ -188,47 +174,9 @@ class VLLMEngine:
         from vllm import SamplingParams
 
         self._add("logprobs", prompt_token_ids, SamplingParams(temperature=0, max_tokens=1, logprobs=top))
-        while not (outputs := [output for output in self._call(self._engine.step) if output.finished]):
+        while not (outputs := [output for output in self._calls.call(self._engine.step) if output.finished]):
             pass
         return {token: entry.logprob for token, entry in outputs[0].outputs[0].logprobs[0].items()}
-
-    def _call(self, method: Callable[[], Any]) -> Any:
-        """Have the engine's thread call a method of vLLM's, and wait for the answer.
-
-        vLLM's client (0.24 to 0.33) waits for ever if its process dies or hangs, and only a signal to the main thread
-        could interrupt it. So another thread waits there, and callers in any thread wait here.
-
-        Raises:
-            EngineError: the engine process has died or hangs, or vLLM raised an error.
-        """
-        answer: Future[Any] = Future()
-        self._calls.put((method, answer))
-        for looks in count(1):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
-            if wait([answer], timeout=LOOK_SECONDS).done:
-                break
-            if any(not process.is_alive() for process in self._processes):
-                raise self._died()
-            if looks * LOOK_SECONDS > self._stall_seconds:
-                raise EngineError(
-                    f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: a hung "
-                    f"GPU, driver or connection between GPUs (look into `dmesg` for Xid). {CONTINUE} If steps "
-                    "really take that long, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; this limit is "
-                    f"{STALL_FACTOR} times it."
-                )
-        error = answer.exception()
-        if error is None:
-            return answer.result()
-        if type(error).__name__ == "EngineDeadError":
-            raise self._died() from error
-        raise stopped("vLLM", error) from error
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            method, answer = call
-            try:
-                answer.set_result(method())
-            except Exception as error:
-                answer.set_exception(error)
 
     def _died(self) -> EngineError:
         cause = known_cause(self._errors.last()) or (
@@ -245,7 +193,7 @@ class VLLMEngine:
         config = self._engine.vllm_config
         workers: list[dict[str, Any]] = []
         with suppress(Exception):  # a worker class of the user's own may have no such method
-            workers = self._call(lambda: self._engine.collective_rpc("mless_facts"))
+            workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
         first = workers[0] if workers else {}
         facts: dict[str, Callable[[], Any]] = {
             "device": device_type,
@@ -265,7 +213,7 @@ class VLLMEngine:
     def close(self) -> None:
         """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
         with _undisturbed():
-            self._calls.put(None)
+            self._calls.close()
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
         for name, value in self._before.items():  # another engine in this process may be asked for otherwise
@@ -273,12 +221,6 @@ class VLLMEngine:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def stopped(program: str, error: BaseException) -> EngineError:
-    """The error for a program that answered a request with an error of its own."""
-    told = " ".join(str(error).split())[:400].rstrip(".")
-    return EngineError(f"{program} stopped: {type(error).__name__}: {told}. Mend the cause. {CONTINUE}")
 
 
 def device_type() -> str | None:

@@ -22,6 +22,7 @@ from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan
 from harness.experiment.prompt import PROMPT_VERSION
+from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
 from harness.experiment.sampling import Sampling
 from harness.runs import receipts
@@ -200,7 +201,7 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
         JournalError: the journal holds samples that the plan has no place for.
     """
     setting = identity.hash_setting()
-    keyed = [(request, sample_key(request, setting)) for request in plan.requests(sampling)]
+    keyed = [(request, sample_key(request, setting)) for request in make_requests(plan, sampling)]
     lines = plan.lines
     tasks = {key: lines[request.task] for request, key in keyed}
     if strange := folder.sample_keys - tasks.keys():
@@ -309,7 +310,7 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
     """
     from transformers import GenerationConfig
 
-    from harness.experiment.tokens import explain_hub_error
+    from harness.experiment.tokenizer import explain_hub_error
 
     name = str(config.model_arguments().get("pretrained") or "")
     try:

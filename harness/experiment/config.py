@@ -15,8 +15,7 @@ from harness.experiment.condition_schema import as_condition, draw_sentences, dr
 from harness.experiment.conditions import BASELINE, DEFAULT_SEED, first_edits
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
-from harness.experiment.sample_key import fixed_arguments
-from harness.experiment.sampling import Sampling, refuse_repeated_greedy, resolve_sampling
+from harness.experiment.sampling import Sampling, resolve_sampling
 from harness.experiment.yaml_settings import Strict, explain, read_values
 
 
@@ -62,6 +61,14 @@ class ModelConfig(Strict):
         return self.label or self.name.rstrip("/").rpartition("/")[2]
 
 
+FREE_ARGUMENTS = frozenset(
+    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
+    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
+    "distributed_executor_backend numa_bind".split()
+)
+"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
+is done at once."""
+
 _SECRET_NAMES = re.compile(
     r"(^|[_-])((api|access|auth|hf|use_auth)[_-]?(key|token)|password|secret)$|^authorization$|^token$"
 )
@@ -83,6 +90,12 @@ def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
     elif isinstance(value, str) and value not in _NO_SECRETS:
         if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
             yield where
+
+
+def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
+    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
+    return {name: value for name, value in arguments.items() if name not in free}
 
 
 class DatasetConfig(Strict):
@@ -319,3 +332,13 @@ def _weights(values: Any) -> list[Any]:
         values = values.get(key) if isinstance(values, dict) else None
     names = ("pretrained", "model", "revision", "peft", "lora_local_path", "delta")
     return [values.get(name) for name in names] if isinstance(values, dict) else []
+
+
+def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
+    """Raise ConfigError where several greedy samples of one problem are asked for: they would all be the same."""
+    if samples > 1 and sampling.greedy:
+        own = "the model's own settings are greedy" if sampling.source == "model_default" else "the sampling is greedy"
+        raise ConfigError(
+            f"samples_per_problem is {samples}, and {own}: every repeat would be the same. Use 1, or sample, for "
+            "instance with `sampling: {temperature: 0.7, top_p: 0.95}`."
+        )

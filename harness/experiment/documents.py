@@ -15,7 +15,7 @@ from harness.experiment.conditions import Condition
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import Layout, Prompt, Segment
 from harness.experiment.token_checks import ConditionPrompts, PromptBuilder, check_context
-from harness.experiment.tokens import context_length, load_tokenizer
+from harness.experiment.tokenizer import context_length, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ import yaml
 
 from harness.errors import ConfigError, ModelError
 from harness.experiment.config import RunConfig
-from harness.experiment.tokens import explain_hub_error
+from harness.experiment.tokenizer import explain_hub_error
 
 
 def fetch(config: RunConfig, *, pin: Path | None = None) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from harness.errors import ConfigError
@@ -14,11 +12,8 @@ from harness.experiment.conditions import BASELINE, first_edits
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.prompt import Layout, hash_prompts
-from harness.experiment.requests import Request
-from harness.experiment.sampling import Sampling, sample_seed
+from harness.experiment.prompt import hash_prompts
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
-from harness.experiment.tokens import encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +105,7 @@ class Plan:
                 "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
             }
-            for arm, problem, prompt in self._rows
+            for arm, problem, prompt in self.rows
         ]
 
     @cached_property
@@ -118,46 +113,11 @@ class Plan:
         """Hash over all prompts, texts and token ids."""
         return hash_prompts(self.prompts)
 
-    def requests(self, sampling: Sampling) -> Iterator[Request]:
-        """All requests in the order in which they are scheduled.
-
-        The first sample of every problem comes before the second of any, and the conditions of a problem stand
-        together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
-        come last, each in an order of its own, so that they share batches with other prompts than the first time.
-        """
-        seeded = not sampling.greedy and self.config.model.takes_seeds
-        for replicate in range(max(arm.replicates for arm in self.arms)):
-            rows = [row for row in self._rows if row[0].replicates > replicate]
-            if replicate:
-                random.Random(f"{self.config.seed}:{replicate}").shuffle(rows)
-            for index, (arm, problem, prompt) in product(range(self.config.samples_per_problem), rows):
-                chat_api = arm.built.layout is Layout.CHAT and self.config.model.templates_itself
-                yield Request(
-                    task=arm.task,
-                    problem_id=problem.id,
-                    sample_index=index,
-                    replicate=replicate,
-                    seed=sample_seed(self.config.seed, problem.id, index, replicate) if seeded else None,
-                    prompt=prompt.text,
-                    prompt_token_ids=prompt.token_ids,
-                    prompt_sha256=prompt.sha256,
-                    prompt_token_sha256=prompt.token_sha256,
-                    sampling=sampling,
-                    turns=tuple(prompt.prompt.messages) if chat_api else None,
-                    replay=self._replay(problem),
-                )
-
     @property
-    def _rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
+    def rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
         """Every prompt with its arm and problem: problems outside, arms inside."""
         problems = enumerate(self.dataset.problems)
         return [(arm, problem, arm.built.prompts[place]) for place, problem in problems for arm in self.arms]
-
-    def _replay(self, problem: Problem) -> tuple[int, ...] | None:
-        """The reference solution as tokens, if the config asks the engine to replay these."""
-        if self.model is None or not self.config.model.arguments.get("replay_solutions"):
-            return None
-        return encode(problem.solution or problem.answer, self.model.tokenizer)[0]
 
 
 def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:

@@ -119,7 +119,7 @@ def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
 def _from_hub() -> Dataset:
     import datasets
 
-    from harness.experiment.tokens import explain_hub_error
+    from harness.experiment.tokenizer import explain_hub_error
 
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)

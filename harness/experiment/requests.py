@@ -1,12 +1,18 @@
-"""What is asked of a model: one request per completion."""
+"""What is asked of a model: one request per completion, in the order in which they are scheduled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from harness.experiment.sampling import Sampling
+from harness.experiment.plan import Plan
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import Layout
+from harness.experiment.sampling import Sampling, sample_seed
+from harness.experiment.tokenizer import encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +48,40 @@ class Request:
     intervention: Mapping[str, Any] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     replay: tuple[int, ...] | None = None
+
+
+def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
+    """All requests in the order in which they are scheduled.
+
+    The first sample of every problem comes before the second of any, and the conditions of a problem stand
+    together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
+    come last, each in an order of its own, so that they share batches with other prompts than the first time.
+    """
+    seeded = not sampling.greedy and plan.config.model.takes_seeds
+    for replicate in range(max(arm.replicates for arm in plan.arms)):
+        rows = [row for row in plan.rows if row[0].replicates > replicate]
+        if replicate:
+            random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
+        for index, (arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
+            chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
+            yield Request(
+                task=arm.task,
+                problem_id=problem.id,
+                sample_index=index,
+                replicate=replicate,
+                seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
+                prompt=prompt.text,
+                prompt_token_ids=prompt.token_ids,
+                prompt_sha256=prompt.sha256,
+                prompt_token_sha256=prompt.token_sha256,
+                sampling=sampling,
+                turns=tuple(prompt.prompt.messages) if chat_api else None,
+                replay=_replay(plan, problem),
+            )
+
+
+def _replay(plan: Plan, problem: Problem) -> tuple[int, ...] | None:
+    """The reference solution as tokens, if the config asks the engine to replay these."""
+    if plan.model is None or not plan.config.model.arguments.get("replay_solutions"):
+        return None
+    return encode(problem.solution or problem.answer, plan.model.tokenizer)[0]

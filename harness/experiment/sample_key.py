@@ -1,4 +1,4 @@
-"""What can change a sample, and the key that is made of it: a stored sample answers every request with its key."""
+"""The key of a sample, made of all that can change it: a stored sample answers every request with its key."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.experiment.requests import Request
-
-FREE_ARGUMENTS = frozenset(
-    "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
-    "distributed_executor_backend numa_bind".split()
-)
-"""Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much
-is done at once."""
 
 
 def sample_key(request: Request, setting: str) -> str:
@@ -49,17 +41,11 @@ def hash_setting(
     Args:
         prompt_version: `prompt.PROMPT_VERSION` of the prompts.
         model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
-        arguments: The model arguments that can change a sample: see `fixed_arguments`.
+        arguments: The model arguments that can change a sample: see `config.fixed_arguments`.
         engine: The engine's name, its version and the type of device.
     """
     content = model.get("sha256") or model
     return hash_json({"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine})
-
-
-def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The model arguments that could change a sample; `load_format: dummy` is one, as its weights are random."""
-    free = FREE_ARGUMENTS - ({"load_format"} if arguments.get("load_format") == "dummy" else set())
-    return {name: value for name, value in arguments.items() if name not in free}
 
 
 def hash_json(value: Any) -> str:

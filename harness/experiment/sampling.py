@@ -141,16 +141,6 @@ def resolve_sampling(
     return Sampling(source=source, **filled, **limits, from_model=own, switched_off={})
 
 
-def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
-    """Raise ConfigError where several greedy samples of one problem are asked for: they would all be the same."""
-    if samples > 1 and sampling.greedy:
-        own = "the model's own settings are greedy" if sampling.source == "model_default" else "the sampling is greedy"
-        raise ConfigError(
-            f"samples_per_problem is {samples}, and {own}: every repeat would be the same. Use 1, or sample, for "
-            "instance with `sampling: {temperature: 0.7, top_p: 0.95}`."
-        )
-
-
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
     """A sample's own seed, below 2**31: from problem and sample index, never from the condition.
 

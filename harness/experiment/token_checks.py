@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from harness.errors import PromptMismatchError
+from harness.experiment.chat_template import find_segments, has_system_turn, render
 from harness.experiment.conditions import BASELINE, Condition, Filler, Sentence, named_condition
 from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
-from harness.experiment.tokens import encode, find_segments, fit_filler, has_system_turn, hash_token_ids, render
+from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

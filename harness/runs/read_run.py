@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from harness.experiment.conditions import BASELINE, is_edit
+from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
-from harness.experiment.sample_key import fixed_arguments, hash_json
+from harness.experiment.sample_key import hash_json
 from harness.experiment.sampling import Sampling
 from harness.runs.folder import (
     JOURNAL,

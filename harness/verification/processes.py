@@ -22,6 +22,7 @@ from typing import Any
 from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Plan, make_plan
+from harness.experiment.requests import make_requests
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 LOG_BYTES = 2000
@@ -130,7 +131,7 @@ def _generate_raw(plan: Plan) -> dict[str, Any]:
     from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu
 
     sampling = plan.config.resolve_sampling(None)
-    requests = list(plan.requests(sampling))
+    requests = list(make_requests(plan, sampling))
     given = engine_arguments(plan.config.model_arguments())
     if device_type() == "cpu":
         fit_to_cpu(given, sampled=not sampling.greedy)
@@ -158,7 +159,7 @@ def _read_logprobs(plan: Plan) -> dict[str, Any]:
     from harness.engines.vllm import VLLMEngine
     from harness.verification.logit_check import read_logprobs
 
-    requests = list(plan.requests(plan.config.resolve_sampling({})))[: plan.limit]
+    requests = list(make_requests(plan, plan.config.resolve_sampling({})))[: plan.limit]
     arguments = plan.config.model_arguments()
     prompts = [request.prompt_token_ids or () for request in requests]
     with closing(VLLMEngine(arguments, sampled=False)) as engine:

@@ -20,6 +20,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
+from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
@@ -53,7 +54,7 @@ def repeated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repeated") / "run"
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
-        for request in plan.requests(sampling):
+        for request in make_requests(plan, sampling):
             first = recorded[request.task.removesuffix("_chat"), request.problem_id]
             spoilt = request.problem_id in list(targets)[::2]
             wrong = "\\boxed{-1234}"

@@ -17,7 +17,7 @@ from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import SEPARATOR as GAP
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.tokens import encode, hash_token_ids
+from harness.experiment.tokenizer import encode, hash_token_ids
 from harness.runs.prompt_source import build_source, read_source
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.conftest import build_tokenizer, load_vocabulary

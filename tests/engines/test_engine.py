@@ -115,7 +115,7 @@ def test_truncated_is_told_from_no_box(our_run):
 def test_the_engine_ran_the_checked_token_ids(our_run, demo_tokenizer):
     from harness.experiment.prompt import build_prompt
     from harness.experiment.token_checks import measure
-    from harness.experiment.tokens import fit_filler, hash_token_ids
+    from harness.experiment.tokenizer import fit_filler, hash_token_ids
 
     frame = load_run(our_run[0])
     for layout in (Layout.RAW, Layout.CHAT):

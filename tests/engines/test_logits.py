@@ -14,7 +14,7 @@ from harness.experiment.conditions import named_condition
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
-from harness.experiment.tokens import fit_filler
+from harness.experiment.tokenizer import fit_filler
 from harness.verification.logit_check import LARGEST, MEAN, TOP, LogitCheck, read_logprobs
 
 DEMO = str(resources.demo_model())

@@ -14,7 +14,8 @@ from harness.errors import ConfigError
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
-from harness.experiment.tokens import encode
+from harness.experiment.requests import make_requests
+from harness.experiment.tokenizer import encode
 
 RUNS = resources.folder("configs") / "runs"
 pytestmark = pytest.mark.usefixtures("demo_tokenizer")  # while calls are counted, importing transformers takes a minute
@@ -43,7 +44,7 @@ def planned(name, *changes, limit):
     """A plan that was shown, and all its requests."""
     plan = make_plan(load_config(RUNS / name, changes), limit=limit)
     assert plan.prompts and describe_plan(plan)
-    return plan, list(plan.requests(plan.config.resolve_sampling({})))
+    return plan, list(make_requests(plan, plan.config.resolve_sampling({})))
 
 
 def test_every_prompt_is_built_and_tokenised_once():

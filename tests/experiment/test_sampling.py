@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from harness.engines.vllm import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
+from harness.experiment.config import refuse_repeated_greedy
 from harness.experiment.requests import Request
-from harness.experiment.sampling import Sampling, from_lm_eval, refuse_repeated_greedy, resolve_sampling, sample_seed
+from harness.experiment.sampling import Sampling, from_lm_eval, resolve_sampling, sample_seed
 from tests.conftest import needs_vllm
 
 SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}

@@ -11,7 +11,7 @@ from harness.experiment.conditions import Condition, Edit, Filler, Placement, Se
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import PromptBuilder, check_context, measure
-from harness.experiment.tokens import fit_filler
+from harness.experiment.tokenizer import fit_filler
 
 PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
     "digit": "2",

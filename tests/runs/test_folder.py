@@ -30,6 +30,7 @@ from harness.execution.run import _generation_config, _session, execute, finish,
 from harness.experiment.config import load_config
 from harness.experiment.plan import Shard, make_plan
 from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
@@ -111,7 +112,7 @@ def filled(plan, folder):
     recorded = {(s.task, s.problem_id): s for s in read_samples(GREEDY_RUN)}
     with RunFolder(folder, identity, plan.prompts) as opened:
         opened.begin_session(_session(plan))
-        for request in plan.requests(sampling):
+        for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
             assert sample.key == sample_key(request, setting), "the example was made with these very settings"
             opened.journal.append(sample)
@@ -147,7 +148,7 @@ def test_another_format_is_refused_by_its_number(tmp_path, name, number, got):
 
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
     sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
-    request = next(iter(plan.requests(sampling)))
+    request = next(iter(make_requests(plan, sampling)))
     key = sample_key(request, setting)
     moved = replace(identity, model=replace(identity.model, name="elsewhere"), config={**identity.config, "seed": 5})
     assert moved.hash_setting() == setting, "the folder's name, and settings that each request holds itself"
@@ -190,7 +191,7 @@ def test_a_sample_finds_its_prompt_whether_all_samples_share_it_or_each_has_its_
 def test_first_samples_of_all_problems_come_before_second_ones():
     config = load_config(CONFIG, ["sampling={temperature: 0.7}", "samples_per_problem=3"])
     plan = make_plan(config, limit=4)
-    asked = [(one.sample_index, one.problem_id, one.task) for one in plan.requests(config.resolve_sampling({}))]
+    asked = [(one.sample_index, one.problem_id, one.task) for one in make_requests(plan, config.resolve_sampling({}))]
     prompts = [(row["doc"]["id"], row["task"]) for row in plan.prompts]
     assert asked == [(index, *prompt) for index in range(3) for prompt in prompts]
 
@@ -198,7 +199,7 @@ def test_first_samples_of_all_problems_come_before_second_ones():
 def test_greedy_replicates_have_keys_of_their_own():
     config = load_config(CONFIG, ["replicates=2"])
     plan = make_plan(config, limit=4)
-    requests = list(plan.requests(config.resolve_sampling({})))
+    requests = list(make_requests(plan, config.resolve_sampling({})))
     assert {(one.replicate, one.seed) for one in requests} == {(0, None), (1, None)}
     assert len({sample_key(one, "setting") for one in requests}) == plan.size == 4 * (4 + 1)
 

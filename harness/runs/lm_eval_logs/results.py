@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
-from harness.experiment.sample_key import fixed_arguments
+from harness.experiment.config import fixed_arguments
 from harness.runs.records import Word, fit, printable
 
 LAST_SECOND = 253_402_300_799

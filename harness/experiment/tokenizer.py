@@ -1,41 +1,19 @@
-"""Tokenizers: chat templates, token ids, fillers of an exact length, and segments found again in a template."""
+"""A model's tokenizer: loaded or refused, its token ids, and fillers of an exact length."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.conditions import Condition, Sentence
-from harness.experiment.prompt import SEPARATOR, Layout, Prompt, Role
+from harness.experiment.prompt import SEPARATOR
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PINNED_DATE = date(2024, 7, 26)
-"""The date that chat templates print instead of today's, so that a prompt does not depend on the day it was run.
-
-It is the date that Llama 3.1's own template falls back to.
-"""
-_CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]
-"""Every format code of `strftime`. Flags such as that of `%-d` are GNU's."""
-
-# `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
-_PINNED_CODES = {"%%": "\0", **{code: PINNED_DATE.strftime(code) for code in _CODES}, "\0": "%"}
-"""The text of each format code on the pinned date, in the order in which they are replaced."""
-
-# Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers provides
-# the function itself, and from 5.22 on it turns every function that a caller passes into a string. So a macro of that
-# name is set before the template. `trim_blocks` removes the macro's last newline: the template still begins a line.
-_PINNED_CLOCK = (
-    "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
-    "{% for code, text in pinned_codes.items() %}{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
-    "{{ pinned.text }}{% endmacro %}\n"
-)
 
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
@@ -107,112 +85,11 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     return f"{name} cannot be loaded: {said[:400]}"
 
 
-def apply_chat_template(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-) -> str:
-    """Render a chat by the model's template, with PINNED_DATE as today's date.
-
-    Use it wherever a chat is rendered, so that no prompt depends on the day.
-
-    Raises:
-        ModelError: the model has no chat template, or the template fails on these turns.
-    """
-    name = tokenizer.name_or_path or "This model"
-    if not tokenizer.chat_template:
-        raise ModelError(
-            f"{name} has no chat template, and the layout `chat` needs one. Use `layouts: [raw]` for a base model, or "
-            "name its chat version."
-        )
-    try:
-        text = tokenizer.apply_chat_template(
-            list(turns),
-            chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            date_string=PINNED_DATE.strftime("%d %b %Y"),
-            pinned_codes=_PINNED_CODES,
-        )
-    except Exception as error:  # jinja's own errors, and any that a template makes Python raise
-        raise ModelError(
-            f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]} "
-            f"Expected it to render the turns {', '.join(turn['role'] for turn in turns)}. Mend the template, or use "
-            "`layouts: [raw]`."
-        ) from error
-    assert isinstance(text, str)
-    return text
-
-
-def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
-    """Whether the chat template shows a system turn: some templates refuse one, and some drop it silently."""
-    if tokenizer is None or not tokenizer.chat_template:
-        return True
-    mark = "A-SYSTEM-TURN"
-    try:
-        turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
-        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False)
-    except ModelError:
-        return False
-
-
-def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prompt as the model gets it, templated if the layout is `chat`.
-
-    Raises:
-        ModelError: the layout is `chat`, and the model has no chat template or the template fails.
-    """
-    return apply_chat_template(tokenizer, prompt.messages) if layout is Layout.CHAT else prompt.text
-
-
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """Token ids, and the characters (start, end) that each covers. A text that begins with BOS gets no second one."""
     bos = tokenizer.bos_token
     encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not (bos and text.startswith(bos)))
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
-
-
-def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
-    """Role and half-open character span of each segment in the templated text. What lies between them is template.
-
-    All segments of a turn are searched for as one stretch, so that a short problem such as "2" is not mistaken for a
-    digit elsewhere. Templates may trim a turn's outer blanks. A turn is therefore searched for as it is, then without
-    them, and a separator that was trimmed away is left out.
-
-    Raises:
-        PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
-    """
-    spans: list[tuple[Role, tuple[int, int]]] = []
-    search_from, untemplated = 0, text == prompt.text
-    for turn in (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :]):
-        whole = "".join(segment.text for segment in turn)
-        if not whole.strip() and not untemplated:
-            continue
-        body = whole if text.find(whole, search_from) >= 0 else whole.strip()
-        found = search_from if untemplated else _find_turn(body, text, search_from, last=bool(spans))
-        search_from = found + len(body)
-        at = found - whole.index(body)
-        for segment in turn:
-            low, high = max(at, found), min(at + len(segment.text), found + len(body))
-            if low < high or segment.role != "separator":
-                spans.append((segment.role, (low, high)))
-            at += len(segment.text)
-    return spans
-
-
-def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
-    """Where a turn begins: at its first or last occurrence from `start` on, if possible not within a word.
-
-    Raises:
-        PromptMismatchError: there is no occurrence.
-    """
-    before = r"(?<![^\W_])" if body[0].isalnum() else ""
-    after = r"(?![^\W_])" if body[-1].isalnum() else ""
-    for pattern in (before + re.escape(body) + after, re.escape(body)):
-        if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
-            return places[-1 if last else 0]
-    raise PromptMismatchError(
-        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-        "prompt. Use the layout `raw`, or a template that keeps turns as they are."
-    )
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:

@@ -7,20 +7,11 @@ import copy
 import pytest
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
+from harness.experiment.chat_template import PINNED_DATE, apply_chat_template, find_segments, has_system_turn, render
 from harness.experiment.conditions import Condition, Filler, named_conditions
 from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
 from harness.experiment.token_checks import measure
-from harness.experiment.tokens import (
-    PINNED_DATE,
-    apply_chat_template,
-    encode,
-    explain_hub_error,
-    find_segments,
-    fit_filler,
-    has_system_turn,
-    load_tokenizer,
-    render,
-)
+from harness.experiment.tokenizer import encode, explain_hub_error, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]
