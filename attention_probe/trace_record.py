@@ -121,6 +121,12 @@ class TraceHeader:
     random_weights: bool = False
     on_outcome: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
+            raise ValueError(f"layers must be ascending indices from 0, got {self.layers}")
+        if self.head_count < 1:
+            raise ValueError(f"head_count must be at least 1, got {self.head_count}")
+
     @property
     def stamps(self) -> tuple[str, ...]:
         """What must be said wherever numbers of these traces are shown."""

@@ -36,12 +36,12 @@ def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **optio
         traces: Where from.
         condition: Whose prompts are averaged.
         head: Index from 0.
-        options: Of `average_curves`; `layer` is needed.
+        options: `layer`, and what else `average_curves` takes but `view` and `baseline`.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    return average_curves(traces, conditions=[condition], heads=[head], **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], view="aligned", baseline=None, **options)[0]
 
 
 def full_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
@@ -51,7 +51,7 @@ def full_curve(traces: AttentionTraces, *, condition: str, head: int, **options:
         ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
             of the prompts.
     """
-    return average_curves(traces, conditions=[condition], heads=[head], view="full", **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], view="full", baseline=None, **options)[0]
 
 
 def difference_curve(traces: AttentionTraces, *, condition: str, baseline: str, head: int, **options: Any) -> Curve:
@@ -60,7 +60,7 @@ def difference_curve(traces: AttentionTraces, *, condition: str, baseline: str, 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces.
     """
-    return average_curves(traces, conditions=[condition], heads=[head], baseline=baseline, **options)[0]
+    return average_curves(traces, conditions=[condition], heads=[head], view="aligned", baseline=baseline, **options)[0]
 
 
 def average_curves(

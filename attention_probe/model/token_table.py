@@ -126,6 +126,6 @@ def per_token(output: Tensor, tokens: Shaped[Tensor, "batch seq"]) -> Float[Tens
     if output.shape[:-1].numel() != tokens.numel():
         raise ModelError(
             f"A module of the first layer gives {list(output.shape)} for {list(tokens.shape)} tokens, expected one "
-            "vector for each. Leave out --activations for this model, and use no token table."
+            "vector for each. Leave out --activations for this model."
         )
     return output.reshape(*tokens.shape, -1)

@@ -98,8 +98,9 @@ class Selection:
             raise ConfigError(f"{path} cannot be read: {error.strerror}. Expected a saved selection.") from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            raise ConfigError(f"{path} is not a selection: {where}: {first['msg']}. Select again.") from None
+            where = "".join(f"{step}." for step in first["loc"])[:-1]
+            message = ": ".join(filter(None, [where, first["msg"]]))
+            raise ConfigError(f"{path} is not a selection: {message}. Select again.") from None
 
 
 def select(source: Source, criterion: Criterion) -> Selection:

@@ -59,7 +59,7 @@ def _end_with(owner: str) -> None:
     try:
         end = select.poll()
         end.register(os.pidfd_open(int(owner.partition(":")[0])), select.POLLIN)
-    except (OSError, AttributeError):  # already gone; or no Linux, a kernel before 5.3, a sandbox that forbids it
+    except (OSError, AttributeError):  # already gone; or a kernel before 5.3, or a sandbox that forbids it
         end = None
     # The identity is read after the descriptor was opened, so that the descriptor is proven to be the owner's.
     while process_identity(int(owner.partition(":")[0])) == owner:

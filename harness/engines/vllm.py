@@ -145,7 +145,8 @@ class VLLMEngine:
         while waiting or running:
             while waiting and len(running) < QUEUE_PER_SEQUENCE * self.max_num_seqs:
                 number, request = waiting.popleft()
-                token_ids = request.prompt_token_ids or ()
+                token_ids = request.prompt_token_ids
+                assert token_ids, "the plan of a run with vLLM has the tokens of every prompt"
                 if len(token_ids) + request.sampling.max_tokens > self.max_model_len:
                     raise EngineError(
                         f"Problem {request.problem_id} of {request.task} has {len(token_ids)} prompt tokens, and with "

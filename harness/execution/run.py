@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.display.progress import Progress
-from harness.errors import JournalError, ModelError, RunError, RunInterrupted
+from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
@@ -233,6 +233,8 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
                 collect()  # the workers must not wait until all are read
         last = started = time.monotonic()
         if missing:
+            if intervened := next((request.task for request in missing if request.intervention is not None), None):
+                raise ConfigError(f"{intervened} asks for an intervention, and no engine can make one. Leave it out.")
             scorer.start()
             with _open_backend(plan, sampling) as backend, progress:
                 timing["load_seconds"] = round(time.monotonic() - started, 1)

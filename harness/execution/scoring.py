@@ -33,9 +33,7 @@ class Scorer:
         key = sample.key
         if key in self._scores.keys or key in self._half:
             return
-        place = self._places.find(sample)
-        assert place is not None
-        row = self._prompts[place]
+        row = self._prompts[self._places.find(sample)]
         doc, completion = row["doc"], sample.completion
         self._half[key] = {}
         self._pool.submit(

@@ -11,6 +11,7 @@ The life of a worker, by the states of `State` and the methods of `GraderPool`:
     _add_worker    STARTING   the worker loads sympy
     _take_message  IDLE       it has said that it is ready
     _dispatch      WORKING    it has a job: one comparison, or an audit, of which it reports every step
+    _take_message  LOADING    it loads the other graders before its first audit, and says when it has
     _take_message  IDLE       its last reply was read, and _finish hands out the result
     _lose                     _keep_deadlines found it late, or _receive found it gone: it is killed
 """
@@ -72,6 +73,7 @@ class State(Enum):
 
     STARTING = "not ready after"
     IDLE = "idle for"  # without a limit
+    LOADING = "other graders not loaded after"
     WORKING = "over"  # each step of an audit has a clock of its own
 
 
@@ -142,7 +144,8 @@ class _Worker:
             code = 0
         if code >= 0:
             return f"the grader ended with exit code {code}"
-        return f"the grader was killed by signal {-code} ({signal.Signals(-code).name})"
+        names = {one.value: f" ({one.name})" for one in signal.Signals}  # real-time signals have no name
+        return f"the grader was killed by signal {-code}{names.get(-code, '')}"
 
     def kill(self) -> str:
         """Kill and reap the process, and return the last line that it wrote to its standard error."""
@@ -346,8 +349,10 @@ class GraderPool:
             case State.STARTING, {"ready": True}:
                 self._failed_starts = 0
                 worker.enter(State.IDLE)
-            case State.WORKING, {"loading": bool(is_loading)}:
-                worker.enter(State.WORKING, STARTING_S if is_loading else self._deadline_s)
+            case State.WORKING, {"loading": True}:
+                worker.enter(State.LOADING, STARTING_S)
+            case State.LOADING, {"loading": False}:
+                worker.enter(State.WORKING, self._deadline_s)
             case State.WORKING, {"verdict": _} | {"step": _} if worker.job is not None:
                 worker.job.take(message)
                 if worker.job.result is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,6 +135,8 @@ def read_identity(path: Path) -> Identity:
         RunError: there is none, or it is damaged or of another format.
     """
     header = read_header(path / JOURNAL)
+    if not header:
+        raise JournalError(f"{path / JOURNAL} is empty, or its first line is torn. Restore it from a copy.")
     refuse_other_format(header, path / JOURNAL)
     return fit(Identity, header, path / JOURNAL, "Restore it from a copy.")
 
@@ -229,18 +232,33 @@ def read_scored_by(path: Path) -> ScoredBy | None:
 
 
 class PromptPlaces:
-    """Finds the prompt of a sample among a run's prompts, by task, problem and, where samples differ, sample."""
+    """Finds the prompt of a sample among a run's prompts, by task, problem and, where samples differ, sample.
 
-    def __init__(self, prompts: Sequence[Mapping[str, Any]]) -> None:
+    Args:
+        prompts: The run's prompts.
+        where: Their file, for the message.
+    """
+
+    def __init__(self, prompts: Sequence[Mapping[str, Any]], where: object = PROMPTS) -> None:
+        self._where = where
         self._places = {
             (row["task"], row["doc"]["id"], row.get("sample_index")): place for place, row in enumerate(prompts)
         }
 
-    def find(self, sample: Sample) -> int | None:
-        """The prompt's row; None if there is none."""
+    def find(self, sample: Sample) -> int:
+        """The prompt's row.
+
+        Raises:
+            RunError: there is none.
+        """
         place = self._places.get((sample.task, sample.problem_id, None))
         if place is None:
             place = self._places.get((sample.task, sample.problem_id, sample.sample_index))
+        if place is None:
+            raise RunError(
+                f"{self._where}: the prompt of problem {sample.problem_id}, {sample.task}, is missing. Restore the "
+                "file from a copy."
+            )
         return place
 
 
@@ -281,6 +299,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         with open_stored(path / PROMPTS) as stream:
             rows = [parse(line) for line in stream]
         whole = all(hash_text(row["prompt"]) == row["prompt_sha256"] for row in rows)
+        whole = whole and all(row["task"] in begun.arms for row in rows)
         if whole and hash_prompts(rows) == begun.prompts_sha256:
             for number, row in enumerate(rows, start=1):
                 fit(Prompt, row, f"{path / PROMPTS}, line {number}", "Restore it from a copy.")
@@ -318,9 +337,9 @@ def _make(path: Path) -> None:
 
 def set_old_scores_aside(path: Path) -> None:
     """Keep scores of another version under another name; every sample is graded again."""
-    found = read_scored_by(path)
-    if found not in (None, scored_now()):
-        (path / SCORES).replace(path / f"scores-grader-{found.grader_version}.jsonl")
+    if read_scored_by(path) not in (None, scored_now()):
+        names = (path / f"old-scores-{number}.jsonl" for number in count(1))
+        (path / SCORES).replace(next(name for name in names if not is_stored(name)))
 
 
 def pack(path: Path) -> None:

@@ -219,7 +219,9 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
 
     It names what the user changed; what follows from that (hashes, generation arguments) only if there is nothing else.
     """
-    named = [change for change in changes if change.startswith(("config.", "limit", "shard"))] or changes
+    users = ("config.", "limit", "shard", "contrasts", "primary")
+    named = [change for change in changes if change.startswith(users)] or changes
+    named = [change.replace("contrasts: ", "family: ", 1) for change in named]
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(
         f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add "

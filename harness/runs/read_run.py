@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.experiment.conditions import BASELINE, is_edit
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.sample_key import hash_json
-from harness.experiment.sampling import Sampling
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
@@ -59,8 +56,8 @@ def _read_folder(path: Path) -> Run:
     names = list(dict.fromkeys(row["condition"] for row in prompts))
     arguments = receipt["config"]["model"]["arguments"]
     identity = read_identity(path)
-    first = next(iter(receipt["arms"].values()))  # a config has one sampling for all its conditions
-    sampling = msgspec.convert(first["sampling"], Sampling)
+    sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
+    tested = [condition for condition, baseline in identity.contrasts if baseline == BASELINE]
     facts = {
         "source": "run",
         "run": receipt["run"],
@@ -81,8 +78,8 @@ def _read_folder(path: Path) -> Run:
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version} on {device}".format(**receipt["engine"]),
-        "primary": identity.primary and identity.primary[0],
-        "family": [condition for condition, baseline in identity.contrasts if baseline == BASELINE],
+        "primary": identity.primary[0] if identity.primary and identity.primary[1] == BASELINE else None,
+        "family": tested,
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],

@@ -269,7 +269,7 @@ class Identity(Struct, kw_only=True):
     prompts_sha256: str
     contrasts: list[Contrast]
     primary: Contrast | None
-    arms: dict[str, Arm]
+    arms: Annotated[dict[str, Arm], Meta(min_length=1)]
     model: Fingerprint
     engine: Engine
 
@@ -286,7 +286,7 @@ class Identity(Struct, kw_only=True):
 class ScoredBy(Struct, kw_only=True):
     """The first line of `scores.jsonl`: what made the scores.
 
-    Another scorer's scores have a file of their own, `scores-NAME.jsonl`.
+    Another scorer will have a file of its own, `scores-NAME.jsonl`.
 
     Attributes:
         format: `FORMAT`.
@@ -370,20 +370,21 @@ def as_json(record: Struct) -> dict[str, Any]:
     return read
 
 
-def refuse_other_format(record: object, where: object) -> None:
+def refuse_other_format(record: object, where: object, expected: int = FORMAT) -> None:
     """Refuse what was written in another format than this mless reads.
 
     Args:
         record: A journal's first line, or a receipt. What is no mapping is left to `fit`.
         where: Its file, for the message.
+        expected: The format that this mless reads.
 
     Raises:
         RunError: naming both formats.
     """
-    if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
+    if isinstance(record, dict) and (found := record.get("format")) != expected:
         raise RunError(
-            f"{where}: expected format {FORMAT}, got {'none' if found is None else found}. Read it with the mless that "
-            "wrote it, or run its config again into a new --output."
+            f"{where}: expected format {expected}, got {'none' if found is None else found}. Read it with the mless "
+            "that wrote it, or make it again elsewhere."
         )
 
 

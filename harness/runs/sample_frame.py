@@ -19,6 +19,7 @@ from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import (
     JOURNAL,
+    PROMPTS,
     RECEIPT,
     PromptPlaces,
     doubled,
@@ -179,14 +180,14 @@ def match_records(
     Raises:
         RunError: a sample is there twice, or lacks its prompt or its score.
     """
-    places = PromptPlaces(prompts)
+    places = PromptPlaces(prompts, folder / PROMPTS)
     seen = bytearray(len(rows))
     for sample in samples:
         place, score = places.find(sample), rows.get(sample.key)
-        if place is None or score is None:
+        if score is None:
             raise RunError(
-                f"{folder}: the {'prompt' if place is None else 'score'} of problem {sample.problem_id}, "
-                f"{sample.task}, is missing. Run `mless regrade` on the folder, or restore its files."
+                f"{folder}: the score of problem {sample.problem_id}, {sample.task}, is missing. Run `mless regrade` "
+                "on the folder."
             )
         if seen[score]:
             raise doubled(folder, sample)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from harness.errors import RunError
+from harness.runs.records import refuse_other_format
 from harness.runs.stored_files import write_whole
 
 RECORD, PAGE = "verify.json", "README.md"
+FORMAT = 2
+"""Goes up when the record, or a file that a step writes, has another form."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ class Record(msgspec.Struct, kw_only=True):
         started, finished: Times; `finished` is None until every step was tried.
         steps: The outcome of each step by its name.
         files: SHA-256 of each file of the folder.
-        format: Changes with the format of this file.
+        format: `FORMAT`.
     """
 
     settings: Settings
@@ -93,7 +96,7 @@ class Record(msgspec.Struct, kw_only=True):
     finished: str | None
     steps: dict[str, Outcome]
     files: dict[str, str]
-    format: Literal[1] = 1
+    format: int
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -108,12 +111,11 @@ def read_record(folder: Path) -> Record:
         RunError: there is no verification, or one of another format.
     """
     try:
-        return msgspec.json.decode((folder / RECORD).read_bytes(), type=Record)
-    except (OSError, msgspec.DecodeError) as error:
-        raise RunError(
-            f"{folder} holds no verification: {RECORD} cannot be read ({error}). Check the path, or verify again if "
-            "another version of mless wrote it."
-        ) from None
+        read = msgspec.json.decode((folder / RECORD).read_bytes())
+        refuse_other_format(read, folder / RECORD, FORMAT)
+        return msgspec.convert(read, Record)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RunError(f"{folder} holds no verification: {RECORD} cannot be read ({error}). Check the path.") from None
 
 
 def write_page(record: Record) -> str:

@@ -22,7 +22,17 @@ from harness.runs.journal import differences
 from harness.runs.stored_files import hash_stored, write_whole
 from harness.verification.model_under_test import Bench, open_bench
 from harness.verification.processes import read_json, say
-from harness.verification.record import PAGE, RECORD, Outcome, Record, Settings, read_record, write_page, write_record
+from harness.verification.record import (
+    FORMAT,
+    PAGE,
+    RECORD,
+    Outcome,
+    Record,
+    Settings,
+    read_record,
+    write_page,
+    write_record,
+)
 from harness.verification.steps import STEPS, Step
 
 LIMIT_MB = 10
@@ -73,7 +83,9 @@ def _begin(folder: Path, settings: Settings, device: str | None) -> Record:
         **{name: number for name, number in receipts.versions().items() if number},
         "git revision": receipts.git_revision(),
     }
-    wanted = Record(settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={})
+    wanted = Record(
+        format=FORMAT, settings=settings, machine=machine, started=_now(), finished=None, steps={}, files={}
+    )
     if (folder / RECORD).is_file():
         begun = read_record(folder)
         old, new = (msgspec.to_builtins({"settings": one.settings, "machine": one.machine}) for one in (begun, wanted))

@@ -572,7 +572,7 @@ def test_files_that_are_no_selection_are_refused(demo, tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory. Expected a saved selection"):
         Selection.load(path)
     path.write_text("{")
-    with pytest.raises(ConfigError, match=r"is not a selection: it: Invalid JSON"):
+    with pytest.raises(ConfigError, match=r"is not a selection: Invalid JSON"):
         Selection.load(path)
     select(demo, Criterion(n=1)).save(path)
     rewrite_whole = json.loads(path.read_text())

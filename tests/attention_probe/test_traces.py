@@ -353,6 +353,10 @@ def test_wrong_shapes_and_undocumented_measures_are_refused():
         make_trace(measures={"bais": np.zeros((2, 3), dtype=np.float32)})
     with pytest.raises(ValueError, match="mass_filler has the shape"):
         make_trace(measures={"mass_filler": np.zeros(3, dtype=np.float32)})
+    with pytest.raises(ValueError, match="layers must be ascending"):
+        make_header(layers=(1, 0))
+    with pytest.raises(ValueError, match="head_count must be at least 1"):
+        make_header(head_count=0)
 
 
 def test_reading_and_adding_hold_one_record_in_memory(tmp_path):

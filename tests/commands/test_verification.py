@@ -185,9 +185,9 @@ def test_findings_that_were_turned_or_cut_out_are_named(copy):
 
 def test_a_record_of_another_format_is_refused(copy):
     text = (copy / "verify.json").read_text()
-    assert text.count('"format": 1') == 1
-    (copy / "verify.json").write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(RunError, match=r"holds no verification: verify.json cannot be read \(.*`\$.format`\)"):
+    assert text.count('"format": 2') == 1
+    (copy / "verify.json").write_text(text.replace('"format": 2', '"format": 3'))
+    with pytest.raises(RunError, match=r"verify.json: expected format 2, got 3\. Read it with the mless that wrote it"):
         check(copy)
 
 

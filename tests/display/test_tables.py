@@ -29,7 +29,7 @@ from harness.runs.comparable import join
 from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
 from harness.runs.sample_frame import load_run
-from tests.example_runs import GREEDY_RUN, ROOT, drawn, evaluation, right, with_stop, write_run
+from tests.example_runs import GREEDY_RUN, ROOT, add_stop, drawn, evaluation, right, write_run
 
 REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -424,7 +424,6 @@ def test_logs_of_several_task_versions_are_refused(tmp_path):
         make_table([str(tmp_path)])
 
 
-SAMPLED = with_stop(json.loads((GREEDY_RUN / "run.json").read_text())["arms"])
 BAD = [
     (
         {"task_version": 1.0},
@@ -436,7 +435,6 @@ BAD = [
         r"another dataset .* expected 09e2316ab347..., got 000000000000...",
     ),
     ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Leave one out, or make two tables"),
-    ({"arms": SAMPLED}, r"the same model's label, but other sampling, than"),
     ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
 ]
 
@@ -447,6 +445,13 @@ def test_what_does_not_belong_together_is_refused(demo_run, changes, message):
     shutil.copytree(demo_run, other)
     edited(other, "run.json", **changes)
     with pytest.raises(ComparisonError, match=message):
+        make_table([str(demo_run), str(other)])
+
+
+def test_runs_of_other_sampling_under_one_label_are_refused(demo_run):
+    other = shutil.copytree(demo_run, demo_run.parent / "other")
+    add_stop(other)
+    with pytest.raises(ComparisonError, match=r"the same model's label, but other sampling, than"):
         make_table([str(demo_run), str(other)])
 
 

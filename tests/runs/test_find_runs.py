@@ -11,7 +11,7 @@ import pytest
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.find_runs import locate, locate_one
-from tests.example_runs import GREEDY_RUN, right, with_stop, write_run
+from tests.example_runs import GREEDY_RUN, add_stop, right, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 
@@ -126,9 +126,7 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     shutil.rmtree(results / "stock")
     shutil.copytree(GREEDY_RUN, results / "again")
     shutil.copytree(GREEDY_RUN, results / "sampled")
-    receipt = json.loads((GREEDY_RUN / "run.json").read_text())
-    receipt["arms"] = with_stop(receipt["arms"])
-    (results / "sampled" / "run.json").write_text(json.dumps(receipt))
+    add_stop(results / "sampled")
     page = make_leaderboard_page([str(results)])
     blocks = [" ".join(block.split()) for block in page.split("\n\n")]  # a long path folds its title
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]

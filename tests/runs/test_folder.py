@@ -129,9 +129,7 @@ def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
     assert identity.contrasts == [("mless", "wo"), ("mful", "wo"), ("random", "wo")]
     begun(tmp_path / "run", identity, plan)
     other = replace(identity, contrasts=[("mless", "wo")])
-    with pytest.raises(
-        JournalError, match=r"begun with other settings. Changed: contrasts: .* -> \[\[\"mless\", \"wo\""
-    ):
+    with pytest.raises(JournalError, match=r"begun with other settings. Changed: family: .* -> \[\[\"mless\", \"wo\""):
         RunFolder(tmp_path / "run", other, plan.prompts)
 
 
@@ -144,6 +142,42 @@ def test_another_format_is_refused_by_its_number(tmp_path, name, number, got):
     (run / name).write_text(json.dumps({**json.loads(first), "format": number}) + "\n" + rest)
     with pytest.raises(RunError, match=rf"{name}: expected format 1, got {got}. Read it with the mless that wrote it"):
         regrade(run) if name == SCORES else load_run(run)
+
+
+def test_a_first_line_that_is_torn_or_lacks_an_arm_is_named(tmp_path):
+    run = small_run(tmp_path / "run")
+    first, rest = (run / JOURNAL).read_text().split("\n", 1)
+    header = json.loads(first)
+    header["arms"].pop("demo_wo")
+    (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest)
+    with pytest.raises(
+        JournalError, match=r"prompts.jsonl is missing or damaged: it does not hold the prompts of the jo"
+    ):
+        load_run(run)
+    (run / JOURNAL).write_text("")
+    with pytest.raises(
+        JournalError, match=r"journal.jsonl is empty, or its first line is torn. Restore it from a copy"
+    ):
+        load_run(run)
+
+
+def test_a_sample_without_its_prompt_ends_in_one_line(tmp_path):
+    run = small_run(tmp_path / "run")
+    text = (run / JOURNAL).read_text()
+    (run / JOURNAL).write_text(text.replace('"problem_id":"demo/number_theory/0.json"', '"problem_id":"x"'))
+    for read in (load_run, regrade):
+        with pytest.raises(RunError, match=r"prompts.jsonl: the prompt of problem x, demo_\w+, is missing. Restore"):
+            read(run)
+
+
+@needs_vllm
+def test_an_intervention_that_no_engine_can_make_is_refused(plan, tmp_path, monkeypatch):
+    def intervened(*arguments):
+        return [dataclasses.replace(one, intervention={"layer": 0}) for one in make_requests(*arguments)]
+
+    monkeypatch.setattr("harness.execution.run.make_requests", intervened)
+    with pytest.raises(ConfigError, match=r"demo_wo asks for an intervention, and no engine can make one"):
+        execute(plan, output=tmp_path / "run", quiet=True)
 
 
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
@@ -182,7 +216,10 @@ def test_a_sample_finds_its_prompt_whether_all_samples_share_it_or_each_has_its_
     drawn = [{**row, "sample_index": index} for row in rows for index in range(2)]
     place = PromptPlaces(drawn).find(replace(sample, sample_index=1))
     assert (drawn[place]["task"], drawn[place]["sample_index"]) == (sample.task, 1)
-    assert PromptPlaces(drawn).find(replace(sample, sample_index=2)) is None
+    with pytest.raises(
+        RunError, match=r"prompts.jsonl: the prompt of problem .* is missing. Restore the file from a c"
+    ):
+        PromptPlaces(drawn).find(replace(sample, sample_index=2))
     identity = read_identity(tmp_path / "run")
     twice = replace(identity, arms={task: replace(arm, samples=2) for task, arm in identity.arms.items()})
     assert count_expected(drawn, twice) == [1] * len(drawn) and count_expected(rows, twice) == [2] * len(rows)
@@ -402,7 +439,7 @@ def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path
     (tmp_path / "run" / SCORES).unlink()
     Journal(tmp_path / "run" / SCORES, {**as_json(scored_now()), "grader_version": 1}).close()
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
-    assert (tmp_path / "run" / "scores-grader-1.jsonl").exists()
+    assert (tmp_path / "run" / "old-scores-1.jsonl").exists()
 
 
 @needs_vllm
@@ -414,6 +451,10 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     assert regrade(own_run).endswith("0 verdicts changed")
     assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
     assert (own_run / JOURNAL).read_text() == before
+    monkeypatch.setattr(resources, "task_version", lambda: 100.0)
+    regrade(own_run)
+    old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
+    assert [header["task_version"] for header in old] == [3, 99], "no scores are lost"
 
 
 def test_a_journal_of_which_only_the_torn_header_is_left_begins_again_with_its_own_prompts(plan, identity, tmp_path):

@@ -16,7 +16,7 @@ from harness.runs.comparable import by_table, join
 from harness.runs.folder import read_prompts
 from harness.runs.lm_eval_logs.sample_log import find_logs, read_log
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, evaluation, right, with_stop, write_run
+from tests.example_runs import GREEDY_RUN, add_stop, evaluation, right, write_run
 
 DATE = "2026-01-0{}T00-00-00.0"
 
@@ -341,7 +341,9 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
         ):
             join([ours, second(**change)])
     with pytest.raises(ComparisonError, match=r"other sampling, .*\. Leave one out, or make two tables"):
-        join([ours, second(arms=with_stop(receipt["arms"]))])
+        add_stop(path.parent)
+        join([ours, second()])
+    shutil.copy(GREEDY_RUN / "journal.jsonl", path.parent)
     with pytest.raises(ComparisonError, match="occurs more than once"):
         make_leaderboard(
             [ours, second(model={"arguments": {**receipt["config"]["model"]["arguments"], "device": "x"}})]

@@ -21,7 +21,7 @@ class Content:
         runs: What is compared.
         names: Of the runs, for people.
         models: The names that the runs' models were loaded by.
-        samples: One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `AskedPrompt`,
+        samples: One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`,
             and `loaded` the name that its model was loaded by.
     """
 
