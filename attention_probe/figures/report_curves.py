@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +22,34 @@ _EXPLAINED = {
 }
 
 
-def read_attention(path: Path, *, definition: Definition = "common") -> AttentionFile:
-    """The curves of all heads of the first recorded layer, of single prompts and averaged.
+def read_attention(
+    path: Path, *, layer: int | None = None, heads: Sequence[int] | None = None, definition: Definition = "common"
+) -> AttentionFile:
+    """The curves of some heads of one layer, of single prompts and averaged.
 
     Means are over the problems that all conditions have. Controls are in no mean.
 
     Args:
         path: The folder of traces.
+        layer: Index from 0; by default the first that was recorded.
+        heads: Indices from 0; all by default.
         definition: Which queries the average is over.
 
     Raises:
         JournalError: there is no such folder, or it is damaged.
-        ConfigError: no problem has traces under all conditions.
+        ConfigError: no such layer or head, or no problem has traces under all conditions.
     """
     with AttentionTraces.open(path) as traces:
         header = traces.header
         left_out = leaves_out_first_token(header)
+        layer = header.layers[0] if layer is None else layer
+        index = header.layer_index(layer)
+        chosen = [header.check_head(head) for head in (range(header.head_count) if heads is None else heads)]
         curves = average_curves(
             traces,
             conditions=traces.conditions,
-            layer=header.layers[0],
-            heads=range(header.head_count),
+            layer=layer,
+            heads=chosen,
             definition=definition,
             exclude_first=left_out,
             problem_ids=chosen_problems(traces, traces.conditions),
@@ -52,9 +59,9 @@ def read_attention(path: Path, *, definition: Definition = "common") -> Attentio
             model=str(header.fingerprint.get("name", header.model)),
             layout=header.layout,
             heads=tuple(dict.fromkeys(curve.label for curve in curves)),
-            notes=tuple(_notes(header, definition, left_out)),
+            notes=tuple(_notes(header, layer, definition, left_out)),
             means=tuple(map(_mean, curves)),
-            prompts=tuple(_prompt(trace, definition, left_out) for trace in traces.select()),
+            prompts=tuple(_prompt(trace, index, chosen, definition, left_out) for trace in traces.select()),
             receipt=traces.receipt,
         )
 
@@ -73,9 +80,9 @@ def _mean(curve: Curve) -> MeanCurve:
     )
 
 
-def _prompt(trace: Trace, definition: Definition, left_out: bool) -> PromptCurves:
-    """One prompt's curves, without its first token if that is left out."""
-    weights = (trace.mean_common if definition == "common" else trace.mean_all)[0]
+def _prompt(trace: Trace, index: int, heads: Sequence[int], definition: Definition, left_out: bool) -> PromptCurves:
+    """One prompt's curves in the layer of this place, without the first token if that is left out."""
+    weights = (trace.mean_common if definition == "common" else trace.mean_all)[index, heads]
     shown = np.where(left_out & (trace.original_pos == 0), np.nan, weights)
     return PromptCurves(
         problem_id=trace.problem_id,
@@ -93,14 +100,14 @@ def _to_numbers(values: NDArray[np.floating]) -> tuple[float | None, ...]:
     return tuple(None if value != value else float(value) for value in values.tolist())
 
 
-def _notes(header: TraceHeader, definition: Definition, left_out: bool) -> Iterator[str]:
+def _notes(header: TraceHeader, layer: int, definition: Definition, left_out: bool) -> Iterator[str]:
     """Sentences that a reader of these curves needs."""
     yield _EXPLAINED["completion" if header.queries == "completion" else definition]
     if left_out:
         yield "The first token, which takes most of this model's attention, is left out; nothing is rescaled."
     if len(header.layers) > 1:
         recorded = ", ".join(str(number + 1) for number in header.layers)
-        yield f"Recorded were the layers {recorded}; shown is Layer {header.layers[0] + 1}."
+        yield f"Recorded were the layers {recorded}; shown is Layer {layer + 1}."
     if header.random_weights:
         yield "Random weights: these curves say nothing about a trained model."
     if header.on_outcome:

@@ -1,8 +1,7 @@
-"""All that a run will do, settled before any weight is loaded: arms, checked prompts, requests."""
+"""All that a run will do, settled before any weight is loaded: arms and checked prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -146,22 +145,4 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             dataset, conditions, layout, model, max_gen_toks=config.max_gen_toks, instruction=config.instruction
         )
     ]
-    _refuse_equal_prompts(arms)
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
-
-
-def _refuse_equal_prompts(arms: Sequence[Arm]) -> None:
-    """Refuse two conditions that ask the model the same: one sample would stand for both.
-
-    Raises:
-        ConfigError: naming the two.
-    """
-    first: dict[tuple[int, object], Arm] = {}
-    for arm in arms:
-        for place, prompt in enumerate(arm.built.prompts):
-            other = first.setdefault((place, prompt.token_sha256 or (prompt.sha256, arm.built.layout)), arm)
-            if other is not arm:
-                raise ConfigError(
-                    f"{other.task} and {arm.task} give the model the same prompt. Expected conditions that differ: "
-                    "leave one out, or set `replicates: 2` to run the baseline twice."
-                )

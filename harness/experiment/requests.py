@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -24,6 +25,7 @@ class Request:
         problem_id: Which problem of the dataset.
         sample_index: Which of the samples of this problem, from 0.
         replicate: Which repetition of the whole condition, from 0.
+        again: How many requests of the run, under other conditions, ask the very same before this one.
         seed: The sample's own seed; None where nothing is drawn.
         prompt: The prompt as text, templated.
         prompt_token_ids: The prompt as the engine gets it; None where the model's tokenizer is not known.
@@ -39,6 +41,7 @@ class Request:
     problem_id: str
     sample_index: int = 0
     replicate: int = 0
+    again: int = 0
     seed: int | None = None
     prompt: str
     prompt_token_ids: tuple[int, ...] | None
@@ -62,13 +65,17 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         rows = [row for row in plan.rows if row[0].replicates > replicate]
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
+        asked: Counter[tuple[int, str, object]] = Counter()
         for index, (arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
             chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
+            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.built.layout)
+            asked[same] += 1
             yield Request(
                 task=arm.task,
                 problem_id=problem.id,
                 sample_index=index,
                 replicate=replicate,
+                again=asked[same] - 1,
                 seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,

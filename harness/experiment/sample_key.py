@@ -29,6 +29,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.problem_id,
         request.sample_index,
         request.replicate,
+        request.again,
     )
     return hash_json(parts)
 

@@ -31,6 +31,7 @@ from harness.runs.folder import (
 from harness.runs.journal import read_records
 from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable, refuse_other_format
 from harness.runs.repetition import loops
+from harness.runs.stored_files import find_stored
 
 if TYPE_CHECKING:
     import pandas
@@ -94,6 +95,11 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
             doubled.
     """
     folder = Path(path)
+    if not (folder / RECEIPT).is_file() and find_stored(folder, "samples_*.jsonl"):
+        raise RunError(
+            f"{folder} holds lm-eval's logs, and load_run reads a folder of `mless run`. Use "
+            f"harness.read_run(Path({str(folder)!r})).read_texts(), or `mless export`."
+        )
     frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.averaging import (
     aligned_curve,
+    average_curves,
     bootstrap_band,
     chosen_problems,
     difference_curve,
@@ -130,7 +131,7 @@ def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
     against_nothing = difference_curve(traces, condition="mless", baseline="wo", layer=0, head=2)
     assert "softmax guarantees it, whatever is inserted" in against_nothing.note
     with pytest.raises(ConfigError, match="expected the aligned view, got full"):
-        difference_curve(traces, condition="mless", baseline="wo", layer=0, head=2, view="full")
+        average_curves(traces, conditions=["mless"], baseline="wo", layer=0, heads=[2], view="full")
 
 
 def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):

@@ -25,6 +25,7 @@ from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.sample_frame import load_run
 from tests.chromium import find_chromium, open_chromium
+from tests.commands.test_cli import here, refused
 from tests.example_runs import GREEDY_RUN, ROOT
 from tests.example_traces import make_trace, write_traces
 
@@ -427,6 +428,20 @@ def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
     known = next(one for one in file.prompts if one.problem_id == probed[0]["id"] and one.condition == "wo").values[0]
     assert weights == [None if value is None else pytest.approx(value, rel=6e-3, abs=1e-6) for value in known]
     assert "Selected on outcome" not in page and page.count("<svg") >= 6
+
+
+def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, capsys, monkeypatch):
+    path, page = write_traced(tmp_path / "some.traces"), tmp_path / "page.html"
+    with AttentionTraces.open(path) as traces:
+        layer = traces.header.layers[-1]
+    asked = ["--traces", str(path), "--layer", str(layer), "--head", "2", "-o", str(page)]
+    done = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked)
+    assert done.returncode == 0, done.stderr
+    assert f"Layer {layer + 1} Head 3" in page.read_text() and "Head 1<" not in page.read_text()
+    refused(
+        here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked[:4], "--head", "9"),
+        "head 9 (Head 10) does not exist",
+    )
 
 
 def test_curves_of_other_prompts_or_models_are_refused(tmp_path):

@@ -145,7 +145,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
 def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
     flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
-    flags += ["conditions=[wo, mless, mful, random]"]
+    flags += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
     done = mless(
         *("run", "demo.yaml", "--limit", "25", "--output", str(tmp_path / "run"), "--quiet"),
         *(part for flag in flags for part in ("--set", flag)),
@@ -158,6 +158,8 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     assert frame["seed"].nunique() == 125
     several = frame.groupby(["condition", "problem_id"], observed=True)["completion"].nunique()
     assert (several > 1).mean() > 0.1, "samples of one problem differ, for a model that is so sure of itself"
+    places = frame.set_index(["condition", "problem_id", "sample_index"])["completion"].sort_index()
+    assert places["twin"].equals(places["mless"]), "the same prompt under the same seed"
     sampling = read_identity(tmp_path / "run").arms["demo_wo"].sampling
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
     logged = next((tmp_path / "run").glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()

@@ -10,11 +10,11 @@ import pytest
 
 from harness import resources
 from harness.display.describe_plan import describe_plan
-from harness.errors import ConfigError
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
 from harness.experiment.requests import make_requests
+from harness.experiment.sample_key import sample_key
 from harness.experiment.tokenizer import encode
 
 RUNS = resources.folder("configs") / "runs"
@@ -75,11 +75,9 @@ def test_the_token_ids_that_were_checked_are_those_that_run(demo_tokenizer):
         assert encode(request.prompt, demo_tokenizer)[0] == request.prompt_token_ids
 
 
-@pytest.mark.parametrize("tokenizer", [True, False])
-def test_two_conditions_with_the_same_prompt_are_refused(tokenizer):
-    model = [] if tokenizer else ["model={backend: local-chat-completions, arguments: {model: m, base_url: x}}"]
-    layouts = [] if tokenizer else ["layouts=[chat]"]
-    path = RUNS / "demo.yaml"
-    config = load_config(path, [*model, *layouts, "conditions=[wo, mless, {name: twin, unit: /}]"])
-    with pytest.raises(ConfigError, match=r"demo_mless\w* and demo_twin\w* give the model the same prompt. Expected"):
-        make_plan(config, limit=2)
+def test_conditions_that_share_some_prompts_have_a_sample_each():
+    places = "conditions=[wo, mless, {name: anywhere, unit: /, placement: random}]"
+    _, requests = planned("demo.yaml", places, limit=60)
+    assert len({sample_key(request, "setting") for request in requests}) == len(requests) == 3 * 60
+    shared = [request for request in requests if request.again]
+    assert 0 < len(shared) < 60 and {request.task for request in shared} == {"demo_anywhere"}

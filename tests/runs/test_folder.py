@@ -202,6 +202,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"problem_id": "x"},
         {"sample_index": 1},
         {"replicate": 1},
+        {"again": 1},
         {"intervention": {"layer": 0}},
     )
     keys = [sample_key(request, other.hash_setting()) for other in others]
@@ -423,7 +424,7 @@ def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
 
 def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
-    other = replace(identity, config={**identity.config, "max_gen_toks": 7}, arms={})
+    other = replace(identity, config={**identity.config, "max_gen_toks": 7})
     with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
         RunFolder(tmp_path / "run", other, plan.prompts)
     assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
