@@ -264,11 +264,12 @@ class PromptPlaces:
 
 def count_expected(prompts: Sequence[Mapping[str, Any]], identity: Identity) -> list[int]:
     """How many samples each prompt has in a finished run."""
-    each = {task: (arm.replicates, arm.samples) for task, arm in identity.arms.items()}
-    return [
-        replicates * (samples if row.get("sample_index") is None else 1)
-        for row, (replicates, samples) in ((row, each[row["task"]]) for row in prompts)
-    ]
+    expected = []
+    for row in prompts:
+        arm = identity.arms[row["task"]]
+        samples = arm.samples if row.get("sample_index") is None else 1
+        expected.append(arm.replicates * samples)
+    return expected
 
 
 def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:
