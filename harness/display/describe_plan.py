@@ -12,11 +12,14 @@ from harness.display.table_formats import align
 from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
+from harness.experiment.problems import Problem
+from harness.grading import describe_gold
 
 DISCORDANCES = (0.05, 0.1, 0.2)
 """Guesses of the discordance: the share of problems where single samples of two conditions disagree."""
 DEFAULT_DISCORDANCE = DISCORDANCES[1]
 """The guess where there is room for one number only."""
+GOLDS_SHOWN = 5
 NONE = "none"
 """Printed where even the largest effect would not be detected."""
 
@@ -30,6 +33,7 @@ def describe_plan(plan: Plan) -> str:
     lines = [
         f"model     {config.model.display_name} through {config.model.backend}",
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
+        *describe_golds(plan.dataset.problems),
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
         f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else ""),
         *describe_power(config, problems),
@@ -62,6 +66,19 @@ def describe_plan(plan: Plan) -> str:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
     lines.append(describe_outlook(config, problems, plan.size))
     return "\n".join(lines)
+
+
+def describe_golds(problems: Sequence[Problem]) -> list[str]:
+    """The gold answers with which the grader can compare nothing but the same text, as lines. Empty without any."""
+    found = [f"{one.id}: {reason}" for one in problems if (reason := describe_gold(one.answer))]
+    if not found:
+        return []
+    more = [f"          and {len(found) - GOLDS_SHOWN} more"] if len(found) > GOLDS_SHOWN else []
+    return [
+        f"golds     {len(found)} of {len(problems)} gold answers are matched only by the same text:",
+        *(f"          {line:.110}" for line in found[:GOLDS_SHOWN]),
+        *more,
+    ]
 
 
 def describe_power(config: RunConfig, problems: int) -> list[str]:

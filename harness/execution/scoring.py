@@ -11,6 +11,22 @@ from harness.runs.journal import Journal
 from harness.runs.records import Sample, Score
 
 
+def grade_job(prompt: Mapping[str, Any], sample: Sample) -> GradeJob:
+    """What the grader gets of a sample: its completion after what the prompt had begun of it.
+
+    An answer prefix, as in `... is \\boxed{`, is read together with what completes it. In a think block that the
+    template opened, no box is an answer before `</think>`.
+
+    Args:
+        prompt: A row of the prompts file: see `harness.runs.records.Prompt`.
+        sample: One of its samples.
+    """
+    begun = "<think>" * prompt.get("thinking_opened", False) + prompt.get("answer_prefix", "")
+    return GradeJob(
+        completion=begun + sample.completion, target=prompt["doc"]["answer"], finish_reason=sample.finish_reason
+    )
+
+
 class Scorer:
     """Grades samples in worker processes and files the scores. Only `finish` waits for a worker.
 
@@ -33,18 +49,18 @@ class Scorer:
         key = sample.key
         if key in self._scores.keys or key in self._half:
             return
-        row = self._prompts[self._places.find(sample)]
-        doc, completion = row["doc"], sample.completion
+        prompt = self._prompts[self._places.find(sample)]
+        job = grade_job(prompt, sample)
         self._half[key] = {}
-        self._pool.submit(
-            (key, "grade"),
-            GradeJob(completion=completion, target=doc["answer"], finish_reason=sample.finish_reason),
-        )
+        self._pool.submit((key, "grade"), job)
         if self._audit:
-            job = AuditJob(
-                prompt=row["prompt"], completion=completion, target=doc["answer"], solution=doc["solution"] or ""
+            audit = AuditJob(
+                prompt=prompt["prompt"].removesuffix(prompt.get("answer_prefix", "")),
+                completion=job.completion,
+                target=job.target,
+                solution=prompt["doc"]["solution"] or "",
             )
-            self._pool.submit((key, "audit"), job)
+            self._pool.submit((key, "audit"), audit)
         else:
             self._half[key]["audit"] = Audit(reason="not asked for")
 

@@ -10,7 +10,7 @@ from harness.grading.audit import (
     as_text,
     column,
 )
-from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, grade
+from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, describe_gold, grade
 from harness.grading.pool import GraderPool
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "as_record",
     "as_text",
     "column",
+    "describe_gold",
     "grade",
 ]

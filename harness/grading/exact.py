@@ -1,7 +1,7 @@
 """Exact values: quotients of polynomials over the rationals in letters, \\pi, i and the square roots of primes.
 
 Two such values are equal exactly if cross-multiplication gives the same polynomial. So equality *and* difference are
-proved, without sympy. Work is counted, and `TooLarge` is raised before there is too much of it.
+proved. Work is counted, and `TooLarge` is raised before there is too much of it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from harness.grading.formula import TooLarge, Unreadable
+
 Monomial = tuple[tuple[str, int], ...]
 """Generators such as `x`, `pi`, `i` and `√2` with their exponents, sorted."""
 Polynomial = dict[Monomial, Fraction]
 
-MOST_PRODUCTS, MOST_BITS, MOST_POWER = 20_000, 20_000, 2_000
+MOST_PRODUCTS, MOST_BITS, MOST_POWER = 20_000, 2**15, 2_000
 ONE: Polynomial = {(): Fraction(1)}
-
-
-class TooLarge(Exception):
-    """The value would take too much work to write out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +36,21 @@ class Quotient:
 
 @dataclass(slots=True, kw_only=True)
 class Arithmetic:
-    """Adds, multiplies, inverts and takes roots within a budget of products of terms."""
+    """The `Numbers` of a formula that is compared exactly, within a budget of products of terms.
+
+    Functions, powers that are no numbers, and roots of letters are `Unreadable` to it.
+    """
 
     products_left: int = MOST_PRODUCTS
 
-    def number(self, value: Fraction | int) -> Quotient:
+    def number(self, value: Fraction) -> Quotient:
         """A rational number."""
-        return Quotient(numerator={(): Fraction(value)} if value else {})
+        return Quotient(numerator={(): value} if value else {})
 
-    def generator(self, name: str) -> Quotient:
-        """A letter or constant."""
+    def letter(self, name: str) -> Quotient:
+        """A letter or constant; a degree is pi/180."""
+        if name == "\\degree":
+            return Quotient(numerator={(("\\pi", 1),): Fraction(1, 180)})
         return Quotient(numerator={((name, 1),): Fraction(1)})
 
     def add(self, a: Quotient, b: Quotient) -> Quotient:
@@ -79,28 +82,51 @@ class Arithmetic:
         inverse = _reduced({name: -exponent for name, exponent in monomial}, 1 / coefficient)
         return Quotient(numerator=self._times(dict([inverse]), a.denominator))
 
-    def power(self, a: Quotient, exponent: int) -> Quotient:
-        """The value raised to a whole exponent, by squaring.
-
-        Raises:
-            TooLarge: the exponent is too large.
-        """
-        if abs(exponent) > MOST_POWER * (5 if a.rational() is not None else 1):
+    def power(self, base: Quotient, exponent: Quotient) -> Quotient:
+        """The value raised to a whole number, or a rational number raised to half of one."""
+        number = exponent.rational()
+        if number is None:
+            raise Unreadable("power that is no number")
+        if number.denominator == 2:
+            base = self.function("sqrt", base, self.number(Fraction(2)))
+        elif number.denominator != 1:
+            raise Unreadable("root of more than a number")
+        if abs(number.numerator) > MOST_POWER * (5 if base.rational() is not None else 1):
             raise TooLarge("power too large")
-        base, result = (self.invert(a) if exponent < 0 else a), Quotient(numerator=ONE)
-        for bit in bin(abs(exponent))[2:]:
+        base, result = (self.invert(base) if number < 0 else base), Quotient(numerator=ONE)
+        for bit in bin(abs(number.numerator))[2:]:  # by squaring
             result = self.multiply(result, result)
             if bit == "1":
                 result = self.multiply(result, base)
         return result
 
-    def square_root(self, value: Fraction) -> Quotient | None:
-        """The root of a rational number: a rational times roots of distinct primes. None: it is hard to factor."""
+    def function(self, name: str, *arguments: Quotient) -> Quotient:
+        """Square roots, factorials, binomials, bars and roundings of rational numbers."""
+        values = [value for argument in arguments if (value := argument.rational()) is not None]
+        if len(values) < len(arguments):
+            raise Unreadable(f"{name} of more than a number")
+        value = values[0]
+        if name == "sqrt" and values[1] == 2:
+            return self.square_root(value)
+        if name == "abs":
+            return self.number(abs(value))
+        if name in ("lfloor", "lceil"):
+            return self.number(Fraction(math.floor(value) if name == "lfloor" else math.ceil(value)))
+        if name in ("!", "binom") and min(values) >= 0 and all(one.denominator == 1 for one in values):
+            n, k = int(value), int(values[-1])
+            factors = n if name == "!" else min(k, n - k)
+            if factors * n.bit_length() > MOST_BITS:
+                raise TooLarge("factorial too large")
+            return self.number(Fraction(math.factorial(n) if name == "!" else math.comb(n, k)))
+        raise Unreadable(f"{name} of a number")
+
+    def square_root(self, value: Fraction) -> Quotient:
+        """The root of a rational number: a rational times roots of distinct primes. Unreadable if hard to factor."""
         rest, outside, inside = abs(value.numerator * value.denominator), 1, []
         if rest == 0:
-            return self.number(0)
+            return self.number(Fraction(0))
         if rest.bit_length() > 128:
-            return None
+            raise Unreadable("root of a large number")
         for prime in _SMALL_PRIMES:
             while rest % (prime * prime) == 0:
                 rest //= prime * prime
@@ -112,7 +138,7 @@ class Arithmetic:
             outside, rest = outside * math.isqrt(rest), 1
         if rest > 1:
             if rest > _SMALL_PRIMES[-1] ** 2:  # otherwise rest is prime
-                return None
+                raise Unreadable("root of a number that is hard to factor")
             inside.append(rest)
         names = sorted([f"√{prime}" for prime in inside] + ["i"] * (value < 0))
         return Quotient(numerator={tuple((name, 1) for name in names): Fraction(outside, value.denominator)})
@@ -121,12 +147,13 @@ class Arithmetic:
         """Whether a and b are the same value."""
         return self._times(a.numerator, b.denominator) == self._times(b.numerator, a.denominator)
 
-    def proportional(self, a: Quotient, b: Quotient) -> bool:
-        """Whether a is a rational multiple of b and neither is 0, so that `a = 0` and `b = 0` are the same equation."""
+    def ratio(self, a: Quotient, b: Quotient) -> Fraction | None:
+        """The rational number that a is of b; None if there is none, or one of them is 0."""
         left, right = self._times(a.numerator, b.denominator), self._times(b.numerator, a.denominator)
         if not left or left.keys() != right.keys():
-            return False
-        return len({left[monomial] / right[monomial] for monomial in left}) == 1
+            return None
+        ratios = {left[monomial] / right[monomial] for monomial in left}
+        return ratios.pop() if len(ratios) == 1 else None
 
     def _times(self, a: Polynomial, b: Polynomial) -> Polynomial:
         if a is ONE or b is ONE:
@@ -141,15 +168,19 @@ class Arithmetic:
                 for name, exponent in monomial_b:
                     exponents[name] = exponents.get(name, 0) + exponent
                 monomial, coefficient = _reduced(exponents, coefficient_a * coefficient_b)
-                if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MOST_BITS:
-                    raise TooLarge("number too large")
-                result[monomial] = result.get(monomial, 0) + coefficient
+                result[monomial] = _checked(result.get(monomial, Fraction(0)) + _checked(coefficient))
         return {monomial: coefficient for monomial, coefficient in result.items() if coefficient}
 
 
 def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
-    totals = {monomial: a.get(monomial, Fraction(0)) + b.get(monomial, Fraction(0)) for monomial in a | b}
+    totals = {monomial: _checked(a.get(monomial, Fraction(0)) + b.get(monomial, Fraction(0))) for monomial in a | b}
     return {monomial: total for monomial, total in totals.items() if total}
+
+
+def _checked(coefficient: Fraction) -> Fraction:
+    if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MOST_BITS:
+        raise TooLarge("number too large")
+    return coefficient
 
 
 def _reduced(exponents: dict[str, int], coefficient: Fraction) -> tuple[Monomial, Fraction]:
@@ -166,14 +197,3 @@ def _reduced(exponents: dict[str, int], coefficient: Fraction) -> tuple[Monomial
 
 
 _SMALL_PRIMES = [n for n in range(2, 1000) if all(n % divisor for divisor in range(2, math.isqrt(n) + 1))]
-
-
-def factorial(n: int) -> int:
-    """The factorial of a number that is not negative.
-
-    Raises:
-        TooLarge: the number is above 1,000.
-    """
-    if n > 1000:
-        raise TooLarge("factorial too large")
-    return math.factorial(n)

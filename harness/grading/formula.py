@@ -1,6 +1,7 @@
-"""Reads a formula in plain notation as an exact value, by recursive descent. Nothing is evaluated as code.
+"""Reads a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-Functions, roots of letters and bars are left to `harness.grading.symbolic`: on them the reader raises `Unreadable`.
+The reader knows how formulas are written, and the `Numbers` that it is given know what they are worth: exactly
+(`harness.grading.exact`), or at one point to many digits (`harness.grading.numeric`). So there is one reader for both.
 """
 
 from __future__ import annotations
@@ -8,14 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Generic, Protocol, TypeVar
 
-from harness.grading.exact import Arithmetic, Quotient, TooLarge, factorial
+Value = TypeVar("Value")
 
 DEEPEST = 40
+MOST_DIGITS = 2000
 # \infty is not among them: a letter cancels, and \infty-\infty would be 0
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi ell".split()
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi ell degree".split()
+)
+"""Commands that are letters. A degree sign is one too, with the value pi/180."""
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc log ln lg exp".split()
 )
 _SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+|\d+/\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
@@ -24,24 +31,17 @@ _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 _MIXED = re.compile(r"\\frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{\\]")
+_ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
+_STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
+_STARTS_ARGUMENT = re.compile(rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))")
 
 
-def as_number(plain: str) -> Fraction | None:
-    """The number that a plain text is: digits with a sign, decimals, or a fraction of integers. None: no number."""
-    match = _SIMPLE.fullmatch(plain)
-    if match is None:
-        return None
-    sign, number, top, bottom = match.groups()
-    try:
-        value = Fraction(number or f"{top}/{bottom}")
-    except ZeroDivisionError:
-        return None
-    return -value if sign == "-" else value
+class TooLarge(Exception):
+    """The value would take too much work to write out."""
 
 
 class Unreadable(Exception):
-    """Not a formula of the four operations, whole powers and square roots of numbers."""
+    """The formula, or its value, is beyond the reader or the numbers that it was given."""
 
 
 class Broken(Unreadable):
@@ -52,186 +52,247 @@ class Ambiguous(Broken):
     """Two readers would read two values: `1/2x` is a half x to one, and one over 2x to another."""
 
 
-_DIVISOR = rf"\d+(?:\.\d+)?|[A-Za-z]|\([^()]*\)|\\sqrt\{{[^{{}}]*\}}|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z]) ?"
-_AMBIGUOUS = re.compile(
-    rf"/-?(?:{_DIVISOR})(?:\^(?:\d|\{{[^{{}}]*\}}))?(?=[\dA-Za-z(\[{{]|\\(?!rfloor|rceil|degree|text|\}}))"
-)
+class Numbers(Protocol[Value]):
+    """What the reader computes with.
+
+    Any of the methods may raise `Unreadable` for a value that these numbers do not have, `TooLarge`, or
+    ZeroDivisionError.
+    """
+
+    def number(self, value: Fraction) -> Value:
+        """A rational number."""
+        ...
+
+    def letter(self, name: str) -> Value:
+        """A letter or constant."""
+        ...
+
+    def add(self, a: Value, b: Value) -> Value:
+        """The sum."""
+        ...
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        """The product."""
+        ...
+
+    def invert(self, a: Value) -> Value:
+        """1 / a."""
+        ...
+
+    def power(self, base: Value, exponent: Value) -> Value:
+        """The value raised to an exponent."""
+        ...
+
+    def function(self, name: str, *arguments: Value) -> Value:
+        """A function by its command: `sqrt` of a value and its degree, `log` of a value and its base, `binom`, ..."""
+        ...
 
 
-def is_ambiguous(plain: str) -> bool:
-    """Whether a product follows a slash, as in `1/2x`. Ask it if `read` gives up before it comes to the slash."""
-    return bool(_AMBIGUOUS.search(plain))
+def as_number(plain: str) -> Fraction | None:
+    """The number that a plain text is: digits with a sign, decimals, or a fraction of integers. None: no number."""
+    match = _SIMPLE.fullmatch(plain)
+    if match is None or len(plain) > MOST_DIGITS:
+        return None
+    sign, number, top, bottom = match.groups()
+    try:
+        value = Fraction(number or f"{top}/{bottom}")
+    except ZeroDivisionError:
+        return None
+    return -value if sign == "-" else value
 
 
-def read(plain: str) -> Quotient:
-    """The exact value of a formula.
+def read(plain: str, numbers: Numbers[Value]) -> Value:
+    """The value of a formula.
 
     Args:
         plain: Text from `notation.plain`, without unit.
+        numbers: What to compute with.
 
     Raises:
-        Unreadable: the text holds anything else, or divides by zero. `Broken`: nobody could read it. `Ambiguous`: two
-            readers would read it in two ways.
+        Unreadable: the text holds anything else, or these numbers do not have its value. `Broken`: nobody could read
+            it. `Ambiguous`: two readers would read it in two ways.
         TooLarge: the value would take too much work to write out.
+        ZeroDivisionError: it divides by zero.
     """
-    reader = _Reader(plain)
-    try:
-        value = reader.total()
-    except ZeroDivisionError:
-        raise Unreadable("division by zero") from None
+    reader = _Reader(plain, numbers)
+    value = reader.total()
     if reader.place < len(plain):
         raise Unreadable(plain[reader.place :])
     return value
 
 
-class _Reader:
+class _Reader(Generic[Value]):
     """Reads a text from `place` on; `next` is the character there, "" at the end."""
 
-    def __init__(self, text: str) -> None:
-        self.text, self.place, self.depth, self.exact = text, 0, 0, Arithmetic()
+    def __init__(self, text: str, numbers: Numbers[Value]) -> None:
+        self.text, self.numbers = text, numbers
+        self.place, self.depth = 0, 0
+        self.bars_open = 0  # since the last bracket: within them a bar closes where it could also open
 
     def next(self) -> str:
         return self.text[self.place : self.place + 1]
 
-    def takes(self, character: str) -> bool:
-        found = self.next() == character
-        self.place += found
+    def takes(self, expected: str) -> bool:
+        found = self.text.startswith(expected, self.place)
+        self.place += found * len(expected)
         return found
 
-    def nested(self, part: Callable[[], Quotient]) -> Quotient:
+    def finds(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        return pattern.match(self.text, self.place)
+
+    def nested(self, part: Callable[[], Value], *, bars: int = 0) -> Value:
+        outside, self.bars_open = self.bars_open, bars
         self.depth += 1
         if self.depth > DEEPEST:
             raise TooLarge("nested too deep")
         value = part()
         self.depth -= 1
+        self.bars_open = outside
         return value
 
-    def total(self) -> Quotient:
-        value = self.signed_term()
+    def negated(self, value: Value) -> Value:
+        return self.numbers.multiply(self.numbers.number(Fraction(-1)), value)
+
+    def whole(self, value: int) -> Value:
+        return self.numbers.number(Fraction(value))
+
+    def starts_factor(self) -> bool:
+        return bool(self.finds(_STARTS_FACTOR)) or (self.next() == "|" and not self.bars_open)
+
+    def total(self) -> Value:
+        value = self.signed(self.term)
         while self.next() in ("+", "-"):
-            value = self.exact.add(value, self.signed_term())
+            value = self.numbers.add(value, self.signed(self.term))
         return value
 
-    def signed_term(self) -> Quotient:
+    def signed(self, part: Callable[[], Value]) -> Value:
         negative = False
         while self.next() in ("+", "-"):
             negative ^= self.next() == "-"
             self.place += 1
-        value = self.term()
-        return self.exact.multiply(self.exact.number(-1), value) if negative else value
+        value = part()
+        return self.negated(value) if negative else value
 
-    def term(self) -> Quotient:
+    def term(self) -> Value:
         value = self.factor()
         while True:
             if self.takes("*"):
-                sign = -1 if self.takes("-") else 1
-                value = self.exact.multiply(value, self.exact.multiply(self.exact.number(sign), self.factor()))
+                value = self.numbers.multiply(value, self.signed(self.factor))
             elif self.takes("/"):
-                value = self.exact.multiply(value, self.exact.invert(self.factor()))
-                if _STARTS_FACTOR.match(self.next()):
+                value = self.numbers.multiply(value, self.numbers.invert(self.signed(self.factor)))
+                if self.starts_factor():
                     raise Ambiguous("1/2x may be a half x or one over 2x")
-            elif _STARTS_FACTOR.match(self.next()):
-                value = self.exact.multiply(value, self.factor())
+            elif self.starts_factor():
+                value = self.numbers.multiply(value, self.factor())
             else:
                 return value
 
-    def factor(self) -> Quotient:
+    def factor(self) -> Value:
         value = self.atom()
-        raised = False
-        while True:
+        while self.next() in ("!", "^"):
             if self.takes("!"):
-                whole = value.rational()
-                if whole is None or whole.denominator != 1 or whole < 0:
-                    raise Unreadable("factorial of no whole number")
-                value = self.exact.number(factorial(whole.numerator))
-            elif self.takes("^"):
-                if raised:
-                    raise Unreadable("power of a power without brackets")
-                raised = True
-                value = self.raised(value)
+                value = self.numbers.function("!", value)
             else:
-                return value
+                self.place += 1
+                value = self.numbers.power(value, self.nested(self.exponent))
+        return value
 
-    def raised(self, base: Quotient) -> Quotient:
-        # an exponent without braces is read to its last digit, as 2^10 is meant to be 1024
-        number = self.number() if self.next().isdigit() else None
-        exponent = (number or self.nested(self.argument)).rational()
-        if exponent is None:
-            raise Unreadable("power that is no number")
-        if exponent.denominator == 1:
-            return self.exact.power(base, exponent.numerator)
-        root = base.rational()
-        if exponent.denominator != 2 or root is None:
-            raise Unreadable("root of more than a number")
-        return self.exact.power(self.root_of(root), exponent.numerator)
+    def exponent(self) -> Value:
+        """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
+        value = self.signed(lambda: self.number() if self.next().isdecimal() else self.argument())
+        return self.numbers.power(value, self.nested(self.exponent)) if self.takes("^") else value
 
-    def root_of(self, value: Fraction | None) -> Quotient:
-        root = None if value is None else self.exact.square_root(value)
-        if root is None:
-            raise Unreadable("root of more than a small number")
-        return root
-
-    def number(self) -> Quotient:
-        match = _NUMBER.match(self.text, self.place)
+    def number(self) -> Value:
+        match = self.finds(_NUMBER)
         if match is None or match.group() in ("", "."):
             raise Unreadable("no number")
         self.place = match.end()
         if self.next() == "_":
             raise Unreadable("a number in a base")
         whole, decimals, repeating = (match[name] or "" for name in ("whole", "decimals", "repeating"))
-        if len(whole) + len(decimals) + len(repeating) > 2000:
+        if len(whole) + len(decimals) + len(repeating) > MOST_DIGITS:
             raise TooLarge("too many digits")
         value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
-        if whole and match["decimals"] is None and _MIXED.match(self.text, self.place):
-            start = self.place
-            part = self.atom().rational()
-            if part is not None and part < 1:
-                value += part  # 2\frac12 is two and a half
-            else:
-                self.place = start
-        return self.exact.number(value)
+        if whole and match["decimals"] is None and (part := self.finds(_MIXED)):
+            top, bottom = re.findall(r"\d+(?=\})|(?<![\d{])\d", part.group())
+            if int(top) < int(bottom):
+                value += Fraction(int(top), int(bottom))  # 2\frac12 is two and a half
+                self.place = part.end()
+        return self.numbers.number(value)
 
-    def atom(self) -> Quotient:
+    def atom(self) -> Value:
         character = self.next()
-        if character.isdigit() or character == ".":
+        if character.isdecimal() or character == ".":
             return self.number()
         if character in _CLOSING:
-            self.place += 1
-            value = self.nested(self.total)
-            if not self.takes(_CLOSING[character]):
-                raise Unreadable("brackets that do not match")
-            return value
-        command = _COMMAND.match(self.text, self.place)
+            return self.enclosed(character, _CLOSING[character])
+        if character == "|":
+            return self.numbers.function("abs", self.enclosed("|", "|", bars=1))
+        command = self.finds(_COMMAND)
         if command and command[1] not in GREEK:
             self.place = command.end()
-            return self.nested(lambda: self.command(command[1]))
+            return self.nested(lambda: self.command(command[1]), bars=self.bars_open)
         return self.name()
 
-    def command(self, command: str) -> Quotient:
+    def enclosed(self, opening: str, closing: str, *, bars: int = 0) -> Value:
+        self.place += len(opening)
+        value = self.nested(self.total, bars=bars)
+        if not self.takes(closing):
+            raise Unreadable("brackets that do not match")
+        return value
+
+    def command(self, command: str) -> Value:
         if command in ("frac", "binom"):
             top, bottom = self.argument(), self.argument()
             if command == "frac":
-                return self.exact.multiply(top, self.exact.invert(bottom))
-            n, k = top.rational(), bottom.rational()
-            if n is None or k is None or n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
-                raise Unreadable("binomial of no whole numbers")
-            below = factorial(k.numerator) * factorial((n - k).numerator)
-            return self.exact.number(factorial(n.numerator) // below)
-        if command == "sqrt" and self.next() != "[":
-            return self.root_of(self.argument().rational())
+                return self.numbers.multiply(top, self.numbers.invert(bottom))
+            return self.numbers.function("binom", top, bottom)
+        if command == "sqrt":
+            degree = self.enclosed("[", "]") if self.next() == "[" else self.whole(2)
+            return self.numbers.function("sqrt", self.argument(), degree)
+        if command in _ROUNDINGS:
+            return self.numbers.function(command, self.enclosed("", _ROUNDINGS[command]))
+        if command in FUNCTIONS:
+            return self.function(command)
         raise Unreadable(command)
 
-    def argument(self) -> Quotient:
+    def function(self, name: str) -> Value:
+        r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
+        bases = [self.nested(self.argument)] if self.takes("_") else []
+        power = None
+        inverse = f"arc{name}" in FUNCTIONS and (self.takes("^{-1}") or self.takes("^{(-1)}"))
+        if self.takes("^"):
+            power = self.nested(self.exponent)
+        self.takes(" ")
+        value = self.numbers.function(f"arc{name}" if inverse else name, self.function_argument(), *bases)
+        return value if power is None else self.numbers.power(value, power)
+
+    def function_argument(self) -> Value:
+        """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
+
+        Raises:
+            Ambiguous: a slash follows without brackets, as in `\\sin x/2`.
+        """
+        if self.next() in (*_CLOSING, "|"):
+            return self.atom()
+        value = self.signed(self.factor)
+        while self.finds(_STARTS_ARGUMENT):
+            value = self.numbers.multiply(value, self.factor())
+        if self.next() == "/":
+            raise Ambiguous("sin x/2 may be the sine of x/2 or half the sine of x")
+        return value
+
+    def argument(self) -> Value:
         r"""The argument of a command: a group in braces, a single digit (`\frac12`), or an atom."""
-        if self.next().isdigit():
+        if self.next().isdecimal():
             self.place += 1
-            return self.exact.number(int(self.text[self.place - 1]))
+            return self.whole(int(self.text[self.place - 1]))
         return self.atom()
 
-    def name(self) -> Quotient:
-        match = _NAME.match(self.text, self.place)
+    def name(self) -> Value:
+        match = self.finds(_NAME)
         if match is None and self.next() in ("", ")", "]", "}"):
             raise Broken("no value")
         if match is None:
@@ -241,9 +302,9 @@ class _Reader:
         if self.takes(" "):
             pass  # this blank parts a command from the letter after it
         elif name[0] in "fgh" and self.next() == "(":
-            # f(3) is a value of f, not f times 3: with its argument it is a generator of its own
+            # f(3) is a value of f, not f times 3: with its argument it is a letter of its own
             end = self.text.find(")", self.place) + 1
             if end == 0 or "(" in self.text[self.place + 1 : end]:
                 raise Unreadable("function of a bracket")
             name, self.place = name + self.text[self.place : end], end
-        return self.exact.generator(name)
+        return self.numbers.letter(name)

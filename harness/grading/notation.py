@@ -7,19 +7,23 @@ import unicodedata
 from functools import lru_cache
 from itertools import groupby
 
-from harness.grading.formula import GREEK
+from harness.grading.formula import FUNCTIONS, GREEK
 
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 
-ROW_END = "¶"
-"""The mark in plain notation for the double backslash that ends a row."""
+ROW_END, OR = "¶", "¦"
+"""The marks in plain notation for the double backslash that ends a row, and for `or`, which parts lists as a comma does."""
 _OPENING, _CLOSING = frozenset(["(", "[", "{", "\\{", "\\langle"]), frozenset([")", "]", "}", "\\}", "\\rangle"])
+_AROUND_GROUP = ("=", ",", ";", "<", ">", "&", "|", ":", "\\le", "\\ge", "\\ne", "\\approx", "\\cup", ROW_END, OR)
+_STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
+_ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
 _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
         "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∈": r"\in ",  # noqa: RUF001
         "∅": r"\emptyset ", "°": r"\degree ", "…": r"\ldots ", "θ": r"\theta ", "’": "'", "′": "'", "⁄": "/",  # noqa: RUF001
         "‐": "-", "‑": "-", "‒": "-", "ℝ": r"\mathbb{R}", "º": r"\degree ", "˚": r"\degree ",  # noqa: RUF001
+        "∖": r"\setminus ", "∩": r"\cap ", "∠": r"\angle ", "“": '"', "”": '"', "‘": "'",  # noqa: RUF001
     }
 )  # fmt: skip
 _SAME_COMMANDS = {
@@ -29,8 +33,8 @@ _SAME_COMMANDS = {
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|",
     "mid": "|", "varnothing": r"\emptyset", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
     "dotsb": r"\ldots", "prime": "'", "longrightarrow": r"\to", "rightarrow": r"\to", "implies": r"\Rightarrow",
-    "bigcup": r"\cup", "vee": ", ", "imath": "i", "land": ", ", "lor": ", ", "space": " ",
-    "quad": " ", "qquad": " ", "enspace": " ", "thinspace": " ", "hspace": " ", "percent": "%",
+    "bigcup": r"\cup", "imath": "i", "percent": "%", "top": "T", "backslash": r"\setminus", "doteq": r"\approx",
+    "vee": f" {OR} ", "lor": f" {OR} ", "wedge": ", ", "land": ", ",
 }  # fmt: skip
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
@@ -38,13 +42,37 @@ _SIZES = frozenset(
 )
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
-_WORD = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)})\s*\{{([^{{}}]*)\}}|([A-Za-z]+))")
-_ELLIPSIS = re.compile(r"\.\s?\.\s?\.")
-_DEGREE = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])")
+_FONT = re.compile(
+    rf"\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z .]*(?:\^.)?|\d*)\}})|\\(?:text)?color ?\{{[^{{}}]*\}}"
+)
+"""A font around a formula, or a colour. Around letters and digits a font is a `_WORD`."""
+_WORD = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
+_BLANK_COMMAND = re.compile(
+    r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +"
+)
+_ROW_END = re.compile(r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?")
+_ELLIPSIS = re.compile(r"\. ?\. ?\.")
+_DEGREE = re.compile(
+    r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
+    r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])"
+)
+_SIGNS = (
+    ("\\(", ""), ("\\)", ""), ("\\[", "["), ("\\]", "]"), ("\\%", "%"), ("**", "^"), (">=", "\\ge "), ("<=", "\\le "),
+    ("\\lbrace ", "\\{"), ("\\rbrace ", "\\}"),
+)  # fmt: skip
+_UNEQUAL = re.compile(r"(?<![\d)}\]]) ?!=")  # after a number it is a factorial and an equals sign
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
-_TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(?:and|or)\} ?,? ?")
-_JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]) ?,? ?")
-_GROUP_MARKS = r",\\!\s*|\{,\}|\\,|\\!|\\;|\\ |~| "
+_WORD_LIST = re.compile(r", (?:and|or) |, ?| (?:and|or|&) ")
+_ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}])")
+_IN_BASE = re.compile(r"\(?(?:in )?base[ -](\w+)\)?")
+_BASE_OUTSIDE = re.compile(
+    r"(?:(?<=[\dA-F)]) ?|_\{? ?)\(?(?:\\text\{\(?(?:in )?base\} ?|(?:in )?base )(\w+)\)?\}?(?=\Z|,)"
+)
+_NOUNS = re.compile(r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))")
+_NO_NOUN = re.compile(rf"\b(?:and|or|pi|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
+_TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
+_JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
+_GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])\d{{1,3}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _LISTED = re.compile(r",(?:[\s~]|\\[,;: ])|;|(?<![A-Za-z])(?:and|or|\\lor|\\land|\\vee)(?![A-Za-z])")
@@ -55,11 +83,11 @@ _ARGUMENT = rf"(\d|[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))})(?![A-Za-z])) ?"
 _FIRST_ARGUMENT = re.compile(rf"(\\(?:frac|binom|mathbb|sqrt(?:\[[^\[\]{{}}]*\])?)) ?{_ARGUMENT}")
 _ROOT_OF_BRACKET = re.compile(r"\\sqrt ?\(([^()]*)\)")
 _SECOND_ARGUMENT = re.compile(rf"(\\(?:frac|binom)\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}) ?{_ARGUMENT}")
-_SPACE = re.compile(r"[\s~]|\\[,;: ]")
-_BLANK = re.compile(r"(?:\\[,;:! ]|[\s~])+")
+_BLANK = re.compile(r"(?:\\!| )+")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1 is a blank that parts two things
-_FUNCTION = re.compile(r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|ln|sqrt|pi)(?![A-Za-z])")
+_SCIENTIFIC = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.^])")
+_BARE_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
 
 _FROM_ZERO = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -86,16 +114,19 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     words = text.strip(" .$")
     if (number := number_word(words)) != words:
         return number  # before `five thousand` loses its blank
-    bare = _ELLIPSIS.sub(r"\\ldots ", text).replace("\\\\", ROW_END)
-    for mark, same in (("\\(", ""), ("\\)", ""), ("\\[", "["), ("\\]", "]"), ("\\%", "%"), ("\\$", "\\dollar ")):
-        bare = bare.replace(mark, same)
-    bare = _DEGREE.sub(r"\\degree ", bare.replace("$", ""))
-    bare = _TEXT_JOIN.sub(", ", _WORD.sub(_one_name, bare))
+    bare = _ROW_END.sub(ROW_END, text)
+    bare = f"{bare} " if bare.endswith("\\") else bare  # the blank of a last `\ ` was stripped
+    bare = _BLANK_COMMAND.sub(" ", _ELLIPSIS.sub(r"\\ldots ", bare)).replace("\\$ ", "\\$").replace("\\$", "\\dollar ")
+    for sign, same in _SIGNS:
+        bare = bare.replace(sign, same)
+    bare = _DEGREE.sub(r"\\degree ", _UNEQUAL.sub(r"\\ne ", bare.replace("$", "")))
+    bare = _WORD.sub(_one_name, _FONT.sub("", bare))
+    bare = _NOUNS.sub(_noun, _ORDINAL.sub("", _BASE_OUTSIDE.sub(r"_{\1}", _TEXT_JOIN.sub(_comma, bare))))
     bare = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, bare)
     pieces = _TEXT.split(bare)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
-    bare = "".join(pieces).strip(f" {ROW_END}").removesuffix(".")
-    bare = bare.replace("\\{\\}", "\\emptyset").rstrip(" ")
+    bare = "".join(pieces).strip(f" {ROW_END}").removesuffix(".").removeprefix("=")
+    bare = _without_groups(bare).replace("\\{\\}", "\\emptyset").rstrip(" ")
     return number_word(bare)
 
 
@@ -159,7 +190,7 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
             if character in step_in:
                 depth += 1
             elif depth == 0 and character in ",;":
-                if character == "," and not _SPACE.match(text, place + 1):
+                if character == "," and text[place + 1 : place + 2] != " ":
                     return True
                 break
             elif character in step_out:
@@ -172,15 +203,45 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
 
 
 def _without_blanks(piece: str) -> str:
-    piece = _BLANK.sub(" ", _FUNCTION.sub(r"\\\1 ", _JOIN.sub(", ", piece)))
+    piece = _BLANK.sub(" ", _BARE_FUNCTION.sub(r"\\\1 ", _JOIN.sub(_comma, piece)))
     if " " in piece:
         piece = re.sub(r"_(\d) (?=\d)", r"_{\1}", piece)
         piece = _MIXED.sub(r"\1\\frac{\2}{\3}", piece)
         piece = _INNER_BLANK.sub(r"\1", piece)
-    piece = _ROOT_OF_BRACKET.sub(r"\\sqrt{\1}", piece)
+    piece = _SCIENTIFIC.sub(r"\1*10^{\2}", _ROOT_OF_BRACKET.sub(r"\\sqrt{\1}", piece))
     if "\\" in piece:
         piece = _SECOND_ARGUMENT.sub(r"\1{\2}", _FIRST_ARGUMENT.sub(r"\1{\2}", piece))
     return piece
+
+
+def _without_groups(text: str) -> str:
+    """The text without braces that print nothing: those around the whole of it, of an entry, or of a side."""
+    opened: list[tuple[int, bool]] = []
+    dropped: set[int] = set()
+    before = ""
+    for match in TOKEN.finditer(text) if "{" in text else ():
+        token = match.group()
+        if token == "{":
+            opened.append((match.start(), before in _STARTS_GROUP))
+        elif token == "}" and opened:
+            start, may_go = opened.pop()
+            if may_go and (text[match.end() :].startswith(_ENDS_GROUP) or match.end() == len(text)):
+                dropped |= {start, match.start()}
+        before = token.rstrip(" ")
+    return "".join(character for place, character in enumerate(text) if place not in dropped) if dropped else text
+
+
+def _comma(match: re.Match[str]) -> str:
+    """What stands for `and` or `or`."""
+    return f" {OR} " if match[1] == "or" else ", "
+
+
+def _noun(match: re.Match[str]) -> str:
+    """Words after a number, as `\\text`, unless they are letters or functions."""
+    words, power = match.groups()
+    if _NO_NOUN.search(words) or max(map(len, re.findall(r"\w+", words))) < 3:
+        return match.group()
+    return f"\\text{{{words}}}{power}"
 
 
 def _one_name(match: re.Match[str]) -> str:
@@ -189,17 +250,25 @@ def _one_name(match: re.Match[str]) -> str:
         return ""
     if command is not None:
         return _SAME_COMMANDS.get(command, "\\" + command)
-    group = " ".join(group.replace("~", " ").split())
+    group = " ".join(group.split())
     if not group:
         return " "
     if setting in _FONTS and (len(group) == 1 or group.isdigit()):
         return group
+    if group in FUNCTIONS:
+        return f"\\{group} "
+    if len(group) + 10 > len(match.string) and not re.search(r"\d", group):  # nothing stands beside it
+        return ", ".join(f"\\text{{{word}}}" for word in _WORD_LIST.split(group))
+    if group.endswith((" and", " or")):
+        return f"\\text{{{group.rpartition(' ')[0]}}}, "
     return _number_in_text(match, group) or f"\\text{{{group}}}"
 
 
 def _number_in_text(match: re.Match[str], group: str) -> str:
     r"""`\text{5}` as 5, `\text{5 cm}` as `5\text{cm}`; "" without a number, or if it would join a digit beside it."""
     before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
+    if base := _IN_BASE.fullmatch(group):
+        return base[1] if before == "{" else f"{{{base[1]}}}" if before == "_" else f"_{{{base[1]}}}"
     if group in ("%", "\\dollar"):
         return group if group == "%" else f"{group} "
     if _NUMERAL.fullmatch(group):
@@ -270,9 +339,12 @@ def brackets(plain_text: str) -> tuple[str, str]:
 def readable_words(plain_text: str) -> str | None:
     """The words of a text that holds only words, in small letters unless it is a single letter. None: other texts.
 
-    `\\text` makes no difference, so that `(B)` and `even` can be compared with `\\text{(B)}` and `\\text{even}`.
+    `\\text`, quotation marks and a leading article or `Option` make no difference, so that `(B)` and `even` can be
+    compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
     """
-    words = re.sub(r"[\s().,:]", "", re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text))
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text)
+    words = re.sub(r"[\s().,:;\"`]|''", "", re.sub(r"(?i)\A[\W]*(?:an?|the) ", "", text))
+    words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", words)
     if not words or not re.fullmatch(r"[A-Za-z'-]+", words) or words in GREEK:
         return None
     return words if len(words) == 1 else words.lower()

@@ -1,14 +1,15 @@
 """The grader pool: worker processes that can be killed, and one single-threaded parent that keeps their clocks.
 
-Model text is hostile. On hostile text sympy can hang, exhaust memory or crash, even in native code that no signal and
-no exception reaches. So the parent does only what is linear in the text (`read`, equality), and everything else runs
-in a worker that the parent can kill. There are no threads, no signals, no pickle and no `multiprocessing`. Workers are
-plain programs that speak JSON lines (`harness.grading.worker`), so nothing is forked, `__main__` is never imported
-again, and any console script can hold a pool.
+Model text is hostile. On hostile text the graders of an audit can hang, exhaust memory or crash, even in native code
+that no signal and no exception reaches; our own is bounded, but may have a bug. So the parent does only what is linear
+in the text (`read`, equality), and everything else runs in a worker that the parent can kill. There are no threads, no
+signals, no pickle and no `multiprocessing`. Workers are plain programs that speak JSON lines
+(`harness.grading.worker`), so nothing is forked, `__main__` is never imported again, and any console script can hold a
+pool.
 
 The life of a worker, by the states of `State` and the methods of `GraderPool`:
 
-    _add_worker    STARTING   the worker loads sympy
+    _add_worker    STARTING   the worker loads what comparisons need
     _take_message  IDLE       it has said that it is ready
     _dispatch      WORKING    it has a job: one comparison, or an audit, of which it reports every step
     _take_message  LOADING    it loads the other graders before its first audit, and says when it has
@@ -63,7 +64,7 @@ _BOOT = (
 """The worker's start: it imports this very `harness`, even if the working directory or PYTHONPATH holds another."""
 
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""A fixed order of sets, so that sympy does the same in every run, and no thread pools, whose stacks take memory."""
+"""A fixed order of sets, so that graders do the same in every run, and no thread pools, whose stacks take memory."""
 
 Job = Comparison | AuditSteps
 
@@ -385,7 +386,7 @@ class GraderPool:
             if self._failed_starts >= TRIES_TO_START:
                 raise GraderError(
                     f"no grader worker can be started ({TRIES_TO_START} tries; {reason}): {last_line}. "
-                    "Check that math-verify and sympy can be imported, and that memory is left."
+                    "Check that mpmath and math-verify can be imported, and that memory is left."
                 )
         elif job := worker.job:
             job.fail(verdict, reason)

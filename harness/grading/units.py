@@ -16,7 +16,7 @@ _SYNONYMS = {
         "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
         "in": "inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "lb": "pound lbs",
         "s": "second sec", "min": "minute", "h": "hour hr", "l": "liter litre L", "ml": "milliliter millilitre mL",
-        "dollar": "usd", "cent": "¢", "degree": "deg", "%": "percent percentage", "": "unit",
+        "dollar": "usd", "cent": "¢", "degree": "deg", "%": "percent percentage pct", "": "unit",
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
@@ -26,7 +26,7 @@ _SCALE = "(?:" + "|".join(SCALES) + ")s?"
 _RUN_TOGETHER = re.compile(rf"((?:square|cubic)(?=[a-z])|{_SCALE}(?={_BARE}))")  # outside \text blanks are gone
 _BARE = rf"{_SCALE}(?:{_BARE})?|{_BARE}"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
-_SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?|\\dollar ?|%"
+_SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%"
 _UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_BARE}){_EXPONENT})\Z")
 
 
@@ -49,13 +49,6 @@ _FRACTION_WORD = re.compile(
 _LETTERS = frozenset("mgshlLAVNJWKCF")  # single letters that are units; `5\text{x}` and `5\text{i}` are products
 _NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
 _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-
-
-def in_radians(plain: str) -> str:
-    """The text with degrees inside a function as radians: there they cannot be left out as a unit can."""
-    if "\\degree" not in plain or not _ANGLED.search(plain):
-        return plain
-    return re.sub(r" ?(\d+(?:\.\d+)?)\\degree ?", r"(\\frac{\1\\pi }{180})", plain)
 
 
 def without_unit(plain: str) -> tuple[str, str]:

@@ -16,8 +16,9 @@ import msgspec
 
 from harness.engines.gpus import gpus
 from harness.errors import ConfigError, HarnessError
+from harness.execution.scoring import grade_job
 from harness.runs import receipts
-from harness.runs.folder import JOURNAL, RECEIPT, pack, read_prompts, read_samples, read_scores
+from harness.runs.folder import JOURNAL, RECEIPT, PromptPlaces, pack, read_prompts, read_samples, read_scores
 from harness.runs.journal import differences
 from harness.runs.stored_files import hash_stored, write_whole
 from harness.verification.model_under_test import Bench, open_bench
@@ -181,16 +182,13 @@ def _wrong_runs(folder: Path) -> Iterator[str]:
 
 def _count_changed_verdicts(run: Path) -> int:
     """Samples of a run that get another verdict when their completion is graded again."""
-    from harness.grading import GradeJob, GraderPool
+    from harness.grading import GraderPool
 
-    targets = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(run)}
-    scores = read_scores(run)
+    prompts, scores = read_prompts(run), read_scores(run)
+    places = PromptPlaces(prompts)
     with GraderPool() as pool:
         for sample in read_samples(run):
-            target = targets[sample.problem_id]
-            pool.submit(
-                sample.key, GradeJob(completion=sample.completion, target=target, finish_reason=sample.finish_reason)
-            )
+            pool.submit(sample.key, grade_job(prompts[places.find(sample)], sample))
         return sum(grade.verdict != scores[str(key)].verdict for key, grade in pool.drain())  # type: ignore[union-attr]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.experiment.problems import load_demo, load_jsonl
-from harness.grading.grade_completion import compare, grade
-from harness.grading.size_limits import refusal
+from harness.grading.exact import Arithmetic
+from harness.grading.formula import TooLarge
+from harness.grading.grade_completion import compare, describe_gold, grade
 
 RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
 PAIRS = [
@@ -47,6 +47,13 @@ def _problems():
 
 
 GOLDS = sorted({problem.answer for problem in _problems()})
+ODD_GOLDS = [
+    r"x\in(1,2)\cup\{3\}",
+    r"\frac12\begin{pmatrix}1\\2\end{pmatrix}",
+    r"\sin x+\frac1x=|y|",
+    r"\mathbb{R}\setminus\{1,\pi\}",
+    "52_8",
+]
 
 
 def rewrites(gold):
@@ -142,7 +149,7 @@ def _is_miss(answer, gold):
 
 def test_every_gold_verifies_against_itself_and_its_solution():
     for problem in _problems():
-        assert refusal(problem.answer) is None
+        assert describe_gold(problem.answer) is None
         assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct, problem.answer
         assert grade(problem.solution, problem.answer).correct, problem.answer
 
@@ -192,7 +199,14 @@ def test_expanded_products_are_their_factors(roots):
     assert not compare(factored, expanded + "+1").correct
 
 
-@given(st.text("\\{}()[]^_!|.,:;=<>+-*/%$&~' 019xXif\n\u00b5abc", max_size=60), st.sampled_from(GOLDS))
+PIECES = [
+    *"\\{}()[]^_!|.,:;=<>+-*/%$&~' 019xXif\n\u00b5abc²¼√π≤",
+    *r"\frac \sqrt \sin \log_ \text{ \pm \cup \in \infty".split(),
+]
+PIECES += r"\begin{pmatrix} \end{pmatrix} \\ \mathbb{R} \setminus\{ \approx \ne \le and or e5 base percent cm".split()
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join), st.sampled_from([*GOLDS, *ODD_GOLDS]))
 @settings(deadline=None)
 def test_comparing_never_fails(text, gold):
     assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
@@ -377,7 +391,7 @@ ATTACKS = [
 CHILD = """
 import json, sys, time
 from harness.grading.grade_completion import compare
-TARGETS = ("3", r"\\cot x", "(1,2)")
+TARGETS = ("3", r"\\cot x", "(1,2)", r"x<1", r"\\begin{pmatrix}1\\\\2\\end{pmatrix}")
 for line in sys.stdin:
     answer = json.loads(line)
     for target in TARGETS:
@@ -392,13 +406,13 @@ def test_attacks_end_at_once_and_are_never_correct():
     done = subprocess.run(
         [sys.executable, "-c", CHILD], input=lines, capture_output=True, text=True, timeout=600, check=True
     )
-    outcomes = [json.loads(line) for line in done.stdout.splitlines()][3:]
-    assert len(outcomes) == 3 * len(ATTACKS)
-    attacks = [attack for attack in ATTACKS for _ in range(3)]
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()][5:]
+    assert len(outcomes) == 5 * len(ATTACKS)
+    attacks = [attack for attack in ATTACKS for _ in range(5)]
     wrong = [
         (attack[:60], *outcome)
         for attack, outcome in zip(attacks, outcomes, strict=True)
-        if outcome[1] not in ("incorrect", "refused") or outcome[2] > 3
+        if outcome[1] not in ("incorrect", "refused") or outcome[2] > 1
     ]
     assert wrong == []
 
@@ -407,45 +421,88 @@ def test_attacks_end_at_once_and_are_never_correct():
     ("answer", "reason"),
     [
         ("x" * 2001, "longer than 2000 characters"),
-        ("(" * 30, "nested deeper than 24"),
-        ("x+" + "1" * 401, "more than 400 digits in a row"),
-        ("9^{9^9}", "tower of powers"),
-        ("2^{100000}", "exponent too large"),
-        ("x¹⁰⁰⁰⁰⁰", "exponent too large"),
-        (r"x^\text{100000}", "exponent too large"),
+        ("(" * 50, "nested deeper than 40"),
+        ("9^{9^9}", "power too large"),
+        ("9^9^9", "power too large"),
+        ("2^{100000}", "power too large"),
+        ("x¹⁰⁰⁰⁰⁰", "power too large"),
+        (r"x^\text{100000}", "power too large"),
         ("(x+1)^{5000}", "power too large"),
         ("(a+b+c+d)^{300}", "too many terms"),
-        ("100000!", "factorial of a large number"),
-        (r"\binom{5000}{2}", "factorial too large"),
-        (r"\sum_{n=1}^{9} n", r"evaluation construct \sum"),
-        (r"\begin{pmatrix}1\end{pmatrix}^9", "power of a matrix"),
-        ("__import__('os')", "program code"),
-        ("5\u200b", "control character"),
+        ("9^{9000}9^{9000}+1", "number too large"),
+        ("+".join(rf"\frac{{1}}{{{10**300 + 2 * n + 1}}}" for n in range(6)) + "+" + "9" * 9, None),
+        ("100000!", "factorial too large"),
+        (r"\binom{50000}{2500}", "factorial too large"),
+        (r"\sin(10^{9999})", "number too large"),
+        (r"\exp(\exp(99))", "exp of a large number"),
         (r"\pm1\pm1\pm1\pm1\pm1", "more than 4 choices of sign"),
     ],
 )
-def test_a_refusal_says_why(answer, reason):
+def test_only_what_would_take_too_much_work_is_refused(answer, reason):
     graded = compare(answer, "3")
-    assert (graded.verdict, graded.reason) == ("refused", reason)
+    assert (graded.verdict, graded.reason) == ("refused" if reason else "incorrect", reason)
 
 
 @pytest.mark.parametrize(
-    "piece", ["(", "{x}", "^", "^{1", "1", "1!", ")!", r"\frac{d", r"\end{matrix}", "; ", "é", r"\pm", "x "]
+    "answer",
+    [
+        "1" * 1999,
+        r"\sum_{n=1}^{9} n",
+        r"\begin{pmatrix}1\end{pmatrix}^9",
+        "__import__('os')",
+        "5\u200b1",
+        "\x00",
+        "`5`",
+    ],
 )
-def test_gates_are_linear(piece, monkeypatch):
-    monkeypatch.setattr("harness.grading.size_limits.LONGEST_ANSWER", 10**9)
-
-    def seconds(count):
-        started = time.process_time()  # what other processes take does not count
-        refusal(piece * count)
-        return time.process_time() - started
-
-    small, large = min(seconds(5_000) for _ in range(3)), min(seconds(50_000) for _ in range(3))
-    assert large < 40 * max(small, 1e-4)  # ten times the text; quadratic time would be a hundred times
+def test_what_is_only_not_understood_is_not_refused(answer):
+    assert compare(answer, "3").verdict == "incorrect"
 
 
-def test_reading_needs_no_sympy():
+def test_sums_count_their_bits():
+    """The numbers of a sum of fractions grow with every term: their work is counted as that of products is."""
+    numbers = Arithmetic()
+    total = numbers.number(Fraction(0))
+    with pytest.raises(TooLarge, match="number too large"):
+        for prime in range(10**300 + 1, 10**300 + 300, 2):
+            total = numbers.add(total, numbers.number(Fraction(1, prime)))
+
+
+@pytest.mark.parametrize("digit", ["²", "٤", "①", "𐩀", "五", "🄂", "௧"])
+def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
+    for answer in (digit, f"x^{digit}", f"\\frac{digit}2", f"1{digit}", f"\\sqrt{digit}", f"{digit}!"):
+        assert compare(answer, "17").verdict == "incorrect"
+        assert compare("17", answer).verdict == "incorrect"
+
+
+def test_a_gold_answer_that_the_grader_cannot_compare_is_named():
+    assert [describe_gold(gold) for gold in GOLDS if describe_gold(gold)] == []
+    assert describe_gold("(" * 50) == "gold answer nested deeper than 40"
+    assert describe_gold(r"1, \sum_{k=1}^n a_k") == r"no value is read in \sum_{k=1}^na_k"
+    assert describe_gold("2024^{40460}") == "no value is read in 2024^{40460}"
+    for gold in ("(" * 50, "2024^{40460}"):
+        assert compare(gold, gold).correct
+        assert compare("3", gold).verdict == "refused"
+    assert compare("3", "(" * 50).reason == "gold answer nested deeper than 40"
+
+
+def test_reading_needs_no_numeric_mathematics():
     code = "import sys; from harness.grading.grade_completion import compare; "
-    code += "compare('2\\\\sqrt8', '0.5'); print('sympy' in sys.modules)"
+    code += "compare('2\\\\sqrt8', '0.5'); print({'sympy', 'mpmath'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_answers():
+    code = """
+import resource
+from harness.grading.grade_completion import compare
+for n in range(100_000):
+    compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
+    if n in (20_000, 99_999):
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    early, late = map(int, done.stdout.split())
+    assert late - early < 2 * 1024, "KiB"

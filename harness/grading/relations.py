@@ -1,0 +1,201 @@
+"""Equations, inequalities and sets of numbers in plain notation: what a relation says of its left side.
+
+`x=5` says that a value is 5, `x<5` and `x\\ne 5` say in which intervals it lies. Here one becomes the other, as text.
+Whether two texts are the same is for `harness.grading.equivalence` to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from harness.grading.exact import Arithmetic
+from harness.grading.formula import FUNCTIONS, read
+from harness.grading.notation import brackets, parts
+
+Relation = tuple[list[str], list[str]]
+"""The terms of a relation and the operators between them."""
+
+OPERATORS = frozenset(
+    "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow "
+    "\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split()
+)
+FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+_REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
+_EVERYTHING = "(-\\infty,\\infty)"
+_CONSTANTS, _DECIMAL = ("\\pi", "e"), re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
+_MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
+
+_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
+_POINTS = r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
+_NAME = rf"(?:{_LETTER}|{_POINTS})"
+_PLACE = rf"(?:{_NAME}|-?\d+)"
+_CALL = rf"(?:[fghpqFGHPQ]'*\([^()=]*\)|{_LETTER}\({_PLACE}(?:,{_PLACE})*\))"
+_INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()=]*\))?)"
+_FUNCTION = rf"\\(?:{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z]) ?(?:{_NAME}|\({_NAME}\))"
+_QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
+_VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
+NAMED = re.compile(rf"{_QUANTITY}|\((?:{_NAME},)+{_NAME}\)|{_NAME}:{_NAME}|\\frac\{{[A-Z]{{2}}\}}\{{[A-Z]{{2}}\}}")
+"""A left side that only names what it is: `x`, `f(x)`, `|z|`, `\\sin A`, `A^{-1}`, `AB`, `(x,y)`, words."""
+_COMBINED = re.compile(rf"{_QUANTITY}(?:[-+/]?{_QUANTITY})+|\\frac\{{{_QUANTITY}\}}\{{{_QUANTITY}\}}")
+"""Sums, products and quotients of unknowns without coefficients: what a question may ask for, but also an equation."""
+
+
+def as_relation(text: str) -> Relation:
+    """The terms and operators of a text; no operators if it is no relation."""
+    return parts(text, OPERATORS)
+
+
+def flipped(relation: Relation) -> Relation:
+    """The relation read from right to left."""
+    terms, operators = relation
+    return terms[::-1], [FLIPPED.get(operator, "") for operator in reversed(operators)]
+
+
+def defined_value(relation: Relation, same: Callable[[str, str], bool], *, combined: bool) -> str | None:
+    """What `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` says the value is; None if it says something else.
+
+    Args:
+        relation: Its terms and operators.
+        same: Compares two texts: all that a chain sets equal must be the same.
+        combined: Whether `x+y=5` says that a value is 5 too. As a gold answer it is a line.
+    """
+    terms, operators = relation
+    if operators == ["\\in"] and NAMED.fullmatch(terms[0]):
+        return terms[1]
+    if set(operators) != {"="}:
+        return None
+    if len(terms) == 2 and NAMED.fullmatch(terms[1]) and not NAMED.fullmatch(terms[0]):
+        return terms[0]
+    named = NAMED.fullmatch(terms[0]) or (combined and _COMBINED.fullmatch(terms[0]))
+    values = terms[1:] if named else terms
+    return values[-1] if all(same(value, values[-1]) for value in values[:-1]) else None
+
+
+def exact_and_rounded(relation: Relation) -> tuple[str, str, str] | None:
+    r"""Of a value with its rounding, `x=\frac13\approx0.33`: all before the `\approx`, the value alone, the decimal.
+
+    None for other relations: what is only said to be about a number, `x\approx5`, has no value.
+    """
+    terms, operators = relation
+    if operators[-1:] != ["\\approx"] or not _DECIMAL.fullmatch(terms[-1]):
+        return None
+    if not terms[-2] or (NAMED.fullmatch(terms[-2]) and terms[-2] not in _CONSTANTS):
+        return None
+    before = terms[0] + "".join(map("".join, zip(operators[:-1], terms[1:-1], strict=True)))
+    return before, terms[-2], terms[-1]
+
+
+def same_comparison(answer: Relation, target: Relation) -> bool:
+    """Whether two equations, or two inequalities, are one: a multiple of the other, or rearranged.
+
+    Raises:
+        Unreadable: a side is no formula.
+    """
+    if len(answer[1]) != 1 or len(target[1]) != 1 or not {answer[1][0], target[1][0]} <= FLIPPED.keys():
+        return False
+    numbers = Arithmetic()
+    sides = [read(f"({terms[0]})-({terms[1]})", numbers) for terms, _ in (answer, target)]
+    ratio = numbers.ratio(*sides)
+    operator = answer[1][0]
+    return ratio is not None and target[1][0] == (operator if ratio > 0 else FLIPPED[operator])
+
+
+def as_range(relation: Relation) -> tuple[str, list[str]] | None:
+    r"""The letter of `x<5`, `1<=x<2`, `-x>-1`, `x\ne 2` or `x\in[1,2]`, and its intervals; None for other relations."""
+    terms, operators = relation
+    if len(terms) == 2 and terms[0].startswith("-") and _VARIABLE.fullmatch(terms[0][1:]):
+        terms, operators = [terms[0][1:], f"-({terms[1]})"], [FLIPPED.get(operators[0], "")]
+    if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
+        found = intervals(terms[1])
+        return (terms[0], found) if all(map(_is_interval, found)) else None
+    if operators == ["\\ne"] and _VARIABLE.fullmatch(terms[0]):
+        return terms[0], _without_points(_EVERYTHING, [terms[1]])
+    if operators and operators[0] in (">", "\\ge"):
+        terms, operators = flipped((terms, operators))
+    if not operators or not set(operators) <= {"<", "\\le"}:
+        return None
+    if len(terms) == 2:
+        place = next((place for place in (0, 1) if _VARIABLE.fullmatch(terms[place])), None)
+        if place is None:
+            return None
+        terms = ["-\\infty", *terms] if place == 0 else [*terms, "\\infty"]
+        operators = ["<", *operators] if place == 0 else [*operators, "<"]
+    if len(terms) != 3 or not _VARIABLE.fullmatch(terms[1]):
+        return None
+    opening, closing = "(" if operators[0] == "<" else "[", ")" if operators[1] == "<" else "]"
+    return terms[1], [f"{opening}{terms[0]},{terms[2]}{closing}"]
+
+
+def as_sets(members: Sequence[str], *, alternatives: bool) -> Iterator[list[str]]:
+    """The sets, as intervals, that inequalities in one letter may mean: their union, and what they have in common.
+
+    `x<1, x>2` means either; `x>1 and x<2` makes sense only as the second. A single text without a relation is the set
+    that it writes.
+
+    Args:
+        members: The inequalities.
+        alternatives: Whether an `or` stands between them, so that only the union is meant.
+    """
+    ranges = [found for member in members if (found := as_range(as_relation(member)) or _as_point(member)) is not None]
+    if len(ranges) == len(members) and len({letter for letter, _ in ranges}) == 1:
+        yield [interval for _, found in ranges for interval in found]
+        common = _common([found for _, found in ranges])
+        if common and not alternatives:
+            yield common
+    elif len(members) == 1:
+        yield intervals(members[0])
+
+
+def intervals(text: str) -> list[str]:
+    r"""The sets that a text joins by `\cup`, a set without some points as the intervals that are left."""
+    found = []
+    for piece in parts(_EVERYTHING if text in _REALS else text, frozenset(["\\cup"]))[0]:
+        less = _MINUS_POINTS.fullmatch(piece)
+        whole = _EVERYTHING if less and less[1] in _REALS else less[1] if less else ""
+        found += _without_points(whole, parts(less[2], frozenset(",;"))[0]) if less and _is_interval(whole) else [piece]
+    return found
+
+
+def _as_point(member: str) -> tuple[str, list[str]] | None:
+    terms, operators = as_relation(member)
+    return (terms[0], [f"\\{{{terms[1]}\\}}"]) if operators == ["="] and _VARIABLE.fullmatch(terms[0]) else None
+
+
+def _is_interval(text: str) -> bool:
+    kind, inner = brackets(text)
+    return kind in ("()", "(]", "[)", "[]") and len(parts(inner, frozenset(","))[0]) == 2
+
+
+def _without_points(interval: str, points: list[str]) -> list[str]:
+    """What is left of an interval without points within it."""
+    from harness.grading.numeric import approximate  # not at the top: it takes longer to load than all the rest
+
+    values = [approximate(point) for point in points]
+    if None not in values:
+        points = [point for _, point in sorted(zip(values, points, strict=True))]
+    start, end = parts(interval[1:-1], frozenset(","))[0]
+    edges = [interval[0] + start, *points, end + interval[-1]]
+    return [
+        (before if place == 0 else f"({before}") + "," + (after if place == len(points) else f"{after})")
+        for place, (before, after) in enumerate(pairwise(edges))
+    ]
+
+
+def _common(sets: list[list[str]]) -> list[str] | None:
+    """What sets of one letter have in common, if one bounds it below, another above, and the rest leave out points."""
+    lower, upper, points = "(-\\infty", "\\infty)", []
+    for found in sets:
+        if not all(map(_is_interval, found)):
+            return None
+        edges = [parts(interval[1:-1], frozenset(","))[0] for interval in found]
+        if len(found) == 2 and edges[0][1] == edges[1][0]:
+            points.append(edges[0][1])
+        elif len(found) == 1 and edges[0][1] in ("\\infty", "+\\infty") and lower == "(-\\infty":
+            lower = found[0][0] + edges[0][0]
+        elif len(found) == 1 and edges[0][0] == "-\\infty" and upper == "\\infty)":
+            upper = edges[0][1] + found[0][-1]
+        else:
+            return None
+    return _without_points(f"{lower},{upper}", points)
