@@ -48,9 +48,7 @@ class Arithmetic:
         return Quotient(numerator={(): value} if value else {})
 
     def letter(self, name: str) -> Quotient:
-        """A letter or constant; a degree is pi/180."""
-        if name == "\\degree":
-            return Quotient(numerator={(("\\pi", 1),): Fraction(1, 180)})
+        """A letter or constant."""
         return Quotient(numerator={((name, 1),): Fraction(1)})
 
     def add(self, a: Quotient, b: Quotient) -> Quotient:
@@ -83,14 +81,10 @@ class Arithmetic:
         return Quotient(numerator=self._times(dict([inverse]), a.denominator))
 
     def power(self, base: Quotient, exponent: Quotient) -> Quotient:
-        """The value raised to a whole number, or a rational number raised to half of one."""
+        """The value raised to a whole number."""
         number = exponent.rational()
-        if number is None:
-            raise Unreadable("power that is no number")
-        if number.denominator == 2:
-            base = self.function("sqrt", base, self.number(Fraction(2)))
-        elif number.denominator != 1:
-            raise Unreadable("root of more than a number")
+        if number is None or number.denominator != 1:
+            raise Unreadable("power that is no whole number")
         if abs(number.numerator) > MOST_POWER * (5 if base.rational() is not None else 1):
             raise TooLarge("power too large")
         base, result = (self.invert(base) if number < 0 else base), Quotient(numerator=ONE)
@@ -101,17 +95,13 @@ class Arithmetic:
         return result
 
     def function(self, name: str, *arguments: Quotient) -> Quotient:
-        """Square roots, factorials, binomials, bars and roundings of rational numbers."""
+        """Square roots, factorials and binomials of rational numbers."""
         values = [value for argument in arguments if (value := argument.rational()) is not None]
         if len(values) < len(arguments):
             raise Unreadable(f"{name} of more than a number")
         value = values[0]
         if name == "sqrt" and values[1] == 2:
             return self.square_root(value)
-        if name == "abs":
-            return self.number(abs(value))
-        if name in ("lfloor", "lceil"):
-            return self.number(Fraction(math.floor(value) if name == "lfloor" else math.ceil(value)))
         if name in ("!", "binom") and min(values) >= 0 and all(one.denominator == 1 for one in values):
             n, k = int(value), int(values[-1])
             factors = n if name == "!" else min(k, n - k)
@@ -125,8 +115,6 @@ class Arithmetic:
         rest, outside, inside = abs(value.numerator * value.denominator), 1, []
         if rest == 0:
             return self.number(Fraction(0))
-        if rest.bit_length() > 128:
-            raise Unreadable("root of a large number")
         for prime in _SMALL_PRIMES:
             while rest % (prime * prime) == 0:
                 rest //= prime * prime

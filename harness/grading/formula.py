@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<re
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\w|\{\w+\}))?'*")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
-_MIXED = re.compile(r"\\frac(?:\{\d+\}|\d)(?:\{\d+\}|\d)(?![\d^!])")
+_MIXED = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
 _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
@@ -216,9 +216,9 @@ class _Reader(Generic[Value]):
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
         if whole and match["decimals"] is None and (part := self.finds(_MIXED)):
-            top, bottom = re.findall(r"\d+(?=\})|(?<![\d{])\d", part.group())
-            if int(top) < int(bottom):
-                value += Fraction(int(top), int(bottom))  # 2\frac12 is two and a half
+            top, bottom = (int(digits) for digits in part.groups() if digits)
+            if top < bottom:
+                value += Fraction(top, bottom)  # 2\frac12 is two and a half
                 self.place = part.end()
         return self.numbers.number(value)
 
@@ -262,7 +262,7 @@ class _Reader(Generic[Value]):
         r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
         bases = [self.nested(self.argument)] if self.takes("_") else []
         power = None
-        inverse = f"arc{name}" in FUNCTIONS and (self.takes("^{-1}") or self.takes("^{(-1)}"))
+        inverse = f"arc{name}" in FUNCTIONS and self.takes("^{-1}")
         if self.takes("^"):
             power = self.nested(self.exponent)
         self.takes(" ")
@@ -288,7 +288,9 @@ class _Reader(Generic[Value]):
         r"""The argument of a command: a group in braces, a single digit (`\frac12`), or an atom."""
         if self.next().isdecimal():
             self.place += 1
-            return self.whole(int(self.text[self.place - 1]))
+            value = self.whole(int(self.text[self.place - 1]))
+            self.takes(" ")
+            return value
         return self.atom()
 
     def name(self) -> Value:

@@ -65,11 +65,12 @@ def has_value(formula: str) -> bool:
 
 def approximate(formula: str) -> float | None:
     """The value of a real number without letters; None for other texts."""
+    letters: dict[str, int] = {}
     try:
-        (value,) = next(_values(formula))
+        value = _value(formula, _Point(letters, 0))
     except (Unreadable, TooLarge):
         return None
-    return None if value is None or mpmath.im(_rounded(value)) else float(mpmath.re(_rounded(value)))
+    return None if letters or value is None or mpmath.im(_rounded(value)) else float(mpmath.re(_rounded(value)))
 
 
 def _values(*formulas: str) -> Iterator[list[Value | None]]:
@@ -158,9 +159,6 @@ class _Point:
         bits = mpmath.mag(_rounded(base)) or 1 if base else 0
         if mpmath.mag(_rounded(exponent)) + mpmath.mag(bits) > LARGEST.bit_length():
             raise TooLarge("power too large")
-        if isinstance(exponent, Fraction) and exponent.denominator == 1:
-            short = isinstance(base, Fraction) and abs(exponent) <= BITS
-            return _checked((base if short else _rounded(base)) ** exponent.numerator)
         if isinstance(exponent, Fraction) and exponent.denominator % 2 and not mpmath.im(_rounded(base)) and base < 0:
             sign = -1 if exponent.numerator % 2 else 1
             return _checked(sign * mpmath.power(-_rounded(base), _rounded(exponent)))

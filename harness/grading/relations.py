@@ -24,7 +24,7 @@ OPERATORS = frozenset(
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 _REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
 _EVERYTHING = "(-\\infty,\\infty)"
-_CONSTANTS, _DECIMAL = ("\\pi", "e"), re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
+_DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
 _MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
@@ -62,8 +62,6 @@ def defined_value(relation: Relation, same: Callable[[str, str], bool], *, combi
         combined: Whether `x+y=5` says that a value is 5 too. As a gold answer it is a line.
     """
     terms, operators = relation
-    if operators == ["\\in"] and NAMED.fullmatch(terms[0]):
-        return terms[1]
     if set(operators) != {"="}:
         return None
     if len(terms) == 2 and NAMED.fullmatch(terms[1]) and not NAMED.fullmatch(terms[0]):
@@ -76,12 +74,10 @@ def defined_value(relation: Relation, same: Callable[[str, str], bool], *, combi
 def exact_and_rounded(relation: Relation) -> tuple[str, str, str] | None:
     r"""Of a value with its rounding, `x=\frac13\approx0.33`: all before the `\approx`, the value alone, the decimal.
 
-    None for other relations: what is only said to be about a number, `x\approx5`, has no value.
+    None for other relations.
     """
     terms, operators = relation
     if operators[-1:] != ["\\approx"] or not _DECIMAL.fullmatch(terms[-1]):
-        return None
-    if not terms[-2] or (NAMED.fullmatch(terms[-2]) and terms[-2] not in _CONSTANTS):
         return None
     before = terms[0] + "".join(map("".join, zip(operators[:-1], terms[1:-1], strict=True)))
     return before, terms[-2], terms[-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from harness.grading.notation import ONES, SCALES, TENS
+from harness.grading.words import ONES, SCALES, TENS
 
 _SYNONYMS = {
     synonym: name
@@ -20,15 +20,11 @@ _SYNONYMS = {
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
-_BARE = "mm|cm|km|ft|kg|lb|lbs|ml|mL|min|sec|hr|hrs|mph|inch|inches|feet|meters?|miles?|hours?|minutes?|seconds?|days?"
-_BARE += "|years?|cents?|dollars?|degrees?|units?|(?:square|cubic)(?:units|inches|feet|cm|centimeters|meters|miles)"
+_GLUED = "mm|cm|km|ft|kg|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet|meters|miles|hours|minutes|seconds|days|years"
 _SCALE = "(?:" + "|".join(SCALES) + ")s?"
-_RUN_TOGETHER = re.compile(rf"((?:square|cubic)(?=[a-z])|{_SCALE}(?={_BARE}))")  # outside \text blanks are gone
-_BARE = rf"{_SCALE}(?:{_BARE})?|{_BARE}"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
 _SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%"
-_UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_BARE}){_EXPONENT})\Z")
-
+_UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_GLUED}){_EXPONENT})\Z")
 
 _NO_UNIT = frozenset(
     "a about above absolute all almost also although and another any approx approximately are around as at away be "
@@ -75,7 +71,7 @@ def without_unit(plain: str) -> tuple[str, str]:
 def _scale(unit: str) -> tuple[int, str]:
     """The product of the scale words in front of a unit (`million`), and the words of the unit itself."""
     words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit)
-    words, factor = _RUN_TOGETHER.sub(r"\1 ", words).lstrip(" "), 1
+    words, factor = words.lstrip(" "), 1
     while match := re.match(rf"({_SCALE})(?![A-Za-z])[ -]*", words):
         factor *= SCALES[match[1].removesuffix("s")]
         words = words[match.end() :]
@@ -102,8 +98,6 @@ def _spelling(unit: str) -> str:
             power = 2 if word[0] == "s" else 3
         elif word[0] == "^":
             power = int(word[-1])
-        elif word == "of":
-            continue
         else:
             words.append(_singular(word))
     named = " ".join(word for word in words if word).replace(" / ", "/").replace("mi/h", "mph")
