@@ -27,7 +27,7 @@ from typing import Any
 from harness.experiment.problems import Problem, load_demo, load_jsonl
 
 ANSWERS = 10_000
-TARGET_S = 2.5
+TARGET_S = 1.8
 SEED = 20_260
 
 

@@ -196,8 +196,8 @@ def _same_rounded(stated: str, value: str, decimal: str, target: str) -> bool:
         return False
     from harness.grading.numeric import approximate
 
-    number = approximate(value)
-    return number is not None and abs(number - float(decimal)) < 10.0**-places
+    number, rounded = approximate(value), approximate(decimal)
+    return number is not None and rounded is not None and abs(number - rounded) < 10.0**-places
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:

@@ -18,8 +18,8 @@ _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
         "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∈": r"\in ",  # noqa: RUF001
-        "∅": r"\emptyset ", "°": r"\degree ", "…": r"\ldots ", "θ": r"\theta ", "’": "'", "′": "'", "⁄": "/",  # noqa: RUF001
-        "‐": "-", "‑": "-", "ℝ": r"\mathbb{R}", "º": r"\degree ", "∖": r"\setminus ", "“": '"', "”": '"',  # noqa: RUF001
+        "∅": r"\emptyset ", "°": r"\degree ", "θ": r"\theta ", "’": "'", "′": "'", "⁄": "/",  # noqa: RUF001
+        "‐": "-", "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "“": '"', "”": '"',  # noqa: RUF001
     }
 )  # fmt: skip
 _SAME_COMMANDS = {
@@ -175,7 +175,7 @@ def _one_name(match: re.Match[str]) -> str:
     if command is not None:
         return _SAME_COMMANDS.get(command, "\\" + command)
     group = " ".join(group.split())
-    if setting in _FONTS and (len(group) == 1 or group.isdigit()):
+    if setting in _FONTS and len(group) == 1:
         return group
     whole, start, end = match.string, match.start(), match.end()
     alone = not whole[:start].strip() and not whole[end:].strip(" .")
@@ -218,8 +218,7 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
 def _without_blanks(piece: str) -> str:
     piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_joins(piece)).replace("\\!", "")
     if " " in piece:
-        piece = re.sub(r"_(\d) +(?=\d)", r"_{\1}", re.sub(" +", " ", piece))
-        piece = _INNER_BLANK.sub(r"\1", _MIXED.sub(r"\1\\frac{\2}{\3}", piece))
+        piece = _INNER_BLANK.sub(r"\1", _MIXED.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece)))
     return _TYPED_POWER.sub(r"\1*10^{\2}", _NO_BRACES.sub(r"\\mathbb{\1}", piece))
 
 

