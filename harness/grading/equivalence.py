@@ -112,8 +112,9 @@ def _same(answer: str, target: str) -> bool:
             for found in as_sets(answers, alternatives=OR in answer)
             for other in expected
         )
-    if "\\ldots" in answer + target:
-        return all(map(_same_one, answers, targets))
+    named = _unknowns(answers), _unknowns(targets)
+    if "\\ldots" in answer + target or (named[0] != named[1] and max(named) > 1):
+        return all(map(_same_one, answers, targets))  # 1,2 is x=1,y=2, and 2,1 is not
     return _same_in_any_order(answers, targets)
 
 
@@ -125,6 +126,11 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
             return False
         unmatched.remove(found)
     return True
+
+
+def _unknowns(members: list[str]) -> int:
+    """How many unknowns the members of a list give values to."""
+    return len({terms[0] for terms, operators in map(as_relation, members) if operators == ["="]})
 
 
 def _members(text: str) -> list[str]:

@@ -273,14 +273,14 @@ class _Reader(Generic[Value]):
         """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
 
         Raises:
-            Ambiguous: a slash follows without brackets, as in `\\sin x/2`.
+            Ambiguous: that may not be its end, as in `\\sin x/2` and `\\sin 2(x+1)`.
         """
         if self.next() in (*_CLOSING, "|"):
             return self.atom()
         value = self.signed(self.factor)
         while self.finds(_STARTS_ARGUMENT):
             value = self.numbers.multiply(value, self.factor())
-        if self.next() == "/":
+        if self.next() == "/" or (self.next() == "(" and self.text[self.place - 1].isdecimal()):
             raise Ambiguous("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
 

@@ -76,7 +76,7 @@ class Grade:
 
 
 def grade(completion: str, target: str, *, finish_reason: str | None = None) -> Grade:
-    """Grade a completion in this process. For what a model wrote, use `GraderPool`: hostile text may hang this one.
+    """Grade a completion in this process. For many, use `GraderPool`: it grades in parallel, in killable processes.
 
     Args:
         completion: What the model wrote, without the prompt.

@@ -26,7 +26,7 @@ _REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
 _EVERYTHING = "(-\\infty,\\infty)"
 _MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
 
-_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
+_LETTER = r"(?:[A-Za-z]|\\(?!sqrt|frac|binom|sum|prod|int|lim)[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
 _POINTS = r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 _NAME = rf"(?:{_LETTER}|{_POINTS})"
 _PLACE = rf"(?:{_NAME}|-?\d+)"
@@ -179,18 +179,19 @@ def _without_points(interval: str, points: list[str]) -> list[str]:
 
 
 def _common(sets: list[list[str]]) -> list[str] | None:
-    """What sets of one letter have in common, if one bounds it below, another above, and the rest leave out points."""
-    lower, upper, points = "(-\\infty", "\\infty)", []
+    """What sets of one letter have in common, if at most one bounds it on each side, and the rest leave out points."""
+    lower, upper, points = [], [], []
     for found in sets:
         if not all(map(_is_interval, found)):
             return None
         edges = [parts(interval[1:-1], frozenset(","))[0] for interval in found]
         if len(found) == 2 and edges[0][1] == edges[1][0]:
             points.append(edges[0][1])
-        elif len(found) == 1 and edges[0][1] in ("\\infty", "+\\infty") and lower == "(-\\infty":
-            lower = found[0][0] + edges[0][0]
-        elif len(found) == 1 and edges[0][0] == "-\\infty" and upper == "\\infty)":
-            upper = edges[0][1] + found[0][-1]
+        elif len(found) == 1:
+            lower += [found[0][0] + edges[0][0]] * (edges[0][0] != "-\\infty")
+            upper += [edges[0][1] + found[0][-1]] * (edges[0][1] != "\\infty")
         else:
             return None
-    return _without_points(f"{lower},{upper}", points)
+    if len(lower) > 1 or len(upper) > 1:
+        return None
+    return _without_points(",".join([*(lower or ["(-\\infty"]), *(upper or ["\\infty)"])]), points)

@@ -427,7 +427,7 @@ def test_logs_of_several_task_versions_are_refused(tmp_path):
 BAD = [
     (
         {"task_version": 1.0},
-        r"other has another task version than .*demo: expected 3.0, got 1.0. Grade both alike with",
+        r"other has another task version than .*demo: expected 4.0, got 1.0. Grade both alike with",
     ),
     ({"grader_version": 1}, r"has another grader version .* Grade both alike with `mless regrade`"),
     (

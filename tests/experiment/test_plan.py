@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -81,3 +82,14 @@ def test_conditions_that_share_some_prompts_have_a_sample_each():
     assert len({sample_key(request, "setting") for request in requests}) == len(requests) == 3 * 60
     shared = [request for request in requests if request.again]
     assert 0 < len(shared) < 60 and {request.task for request in shared} == {"demo_anywhere"}
+
+
+def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_path):
+    golds = [r"\frac12", r"\sum_{k=1}^n a_k", "(" * 50, *[rf"\int_0^{n} f" for n in range(5)]]
+    lines = [json.dumps({"unique_id": f"p{n}", "problem": "?", "answer": gold}) for n, gold in enumerate(golds)]
+    (tmp_path / "odd.jsonl").write_text("\n".join(lines))
+    said = describe_plan(make_plan(load_config(RUNS / "demo.yaml", [f"dataset={{path: {tmp_path / 'odd.jsonl'}}}"])))
+    assert "golds     7 of 8 gold answers are matched only by the same text:" in said
+    assert r"p1: no value is read in \sum_{k=1}^na_k" in said and "p2: gold answer nested deeper than 40" in said
+    assert "p5" in said and "p6" not in said and "and 2 more" in said
+    assert "golds" not in describe_plan(make_plan(load_config(RUNS / "demo.yaml"), limit=5))
