@@ -70,12 +70,17 @@ def describe_plan(plan: Plan) -> str:
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:
     """The gold answers with which the grader can compare nothing but the same text, as lines. Empty without any."""
-    found = [f"{one.id}: {reason}" for one in problems if (reason := describe_gold(one.answer))]
+    named = [(one, reason) for one in problems if (reason := describe_gold(one.answer))]
+    found = [
+        f"{one.id}: {' '.join(one.answer[:60].split())} ({reason.removeprefix('gold answer: ')})"
+        for one, reason in named
+    ]
     if not found:
         return []
     more = [f"          and {len(found) - GOLDS_SHOWN} more"] if len(found) > GOLDS_SHOWN else []
     return [
-        f"golds     {len(found)} of {len(problems)} gold answers are matched only by the same text:",
+        f"golds     {len(found)} of {len(problems)} gold answers cannot be compared: at most the same text is right.",
+        "          Write only the final answer, or leave the problem out:",
         *(f"          {line:.110}" for line in found[:GOLDS_SHOWN]),
         *more,
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 from harness.display.progress import progress_bar
@@ -16,9 +15,12 @@ from harness.runs.journal import Journal, read_journal
 from harness.runs.records import as_json
 from harness.runs.stored_files import clear_messages, is_stored, unpack_files
 
+NAMED = 20
+"""Samples with a changed verdict that are named; all are counted."""
+
 
 def regrade(path: Path) -> str:
-    """Make every score anew and say which verdicts changed. Until the last is made, the old ones stay in force.
+    """Make every score anew and name the samples whose verdict changed. Until the last is made, the old ones hold.
 
     Raises:
         JournalError: there is no finished run, or another process has the folder.
@@ -31,7 +33,8 @@ def regrade(path: Path) -> str:
     try:
         with clear_messages(path):
             unpack_files(path)
-        old = islice(read_journal(path / SCORES), 1, None) if is_stored(path / SCORES) else ()
+        old = iter(read_journal(path / SCORES) if is_stored(path / SCORES) else ())
+        version = next(old, {}).get("grader_version")
         before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
@@ -54,10 +57,14 @@ def regrade(path: Path) -> str:
     finally:
         part.unlink(missing_ok=True)
         held.release()
-    changed = Counter(
-        f"{before[key]} -> {score.verdict}"
-        for key, score in after.items()
-        if key in before and before[key] != score.verdict
-    )
-    told = "".join(f"\n  {count:6}  {change}" for change, count in changed.most_common())
-    return f"{len(after)} samples graded by version {GRADER_VERSION}, {sum(changed.values())} verdicts changed{told}"
+    changed = [
+        (f"{before[one.key]} -> {after[one.key].verdict}", f"{one.task} {one.problem_id} sample {one.sample_index}")
+        for one in samples
+        if one.key in before and before[one.key] != after[one.key].verdict
+    ]
+    counts = Counter(change for change, _ in changed).most_common()
+    lines = [f"  {count:6}  {change}" for change, count in counts]
+    lines += [f"  {change}: {sample}" for change, sample in changed[:NAMED]]
+    lines += [f"  and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
+    told = f"{len(after)} samples, grader {version} -> {GRADER_VERSION}"
+    return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])

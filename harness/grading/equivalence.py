@@ -33,7 +33,7 @@ from harness.grading.words import OR, number_word, readable_words
 
 _BASED = re.compile(r"\(?([0-9A-Z]+)\)?_(?:\{\(?(\w+)\)?\}|\{?\\text\{([\w-]+)\}\}?|\(?(\d+)\)?)")
 _BUILDER = re.compile(r"[A-Za-z](?:\\in ?\\mathbb\{R\})?[|:]")
-_NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square|boxed|fbox)|[A-Z]{2,}\Z")
+_NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
 _MATRIX = re.compile(
     r"(?P<factor>[^&]*?)(?P<bracket>[(\[]?)\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
     r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
@@ -104,6 +104,11 @@ def _same(answer: str, target: str) -> bool:
     if answer == target:
         return True
     answers, targets = _members(answer), _members(target)
+    named = _named_values(answers), _named_values(targets)
+    if (named[0] is None) != (named[1] is None):
+        # x=1,y=2 is (1,2) and 1,2, in this order
+        ordered = named[0] or _coordinates(answers), named[1] or _coordinates(targets)
+        return len(ordered[0]) == len(ordered[1]) and all(map(_same_one, *ordered))
     if len(answers) != len(targets):
         # x<1 or x>3 against a union
         expected = list(as_sets(targets, alternatives=OR in target))
@@ -112,9 +117,8 @@ def _same(answer: str, target: str) -> bool:
             for found in as_sets(answers, alternatives=OR in answer)
             for other in expected
         )
-    named = _unknowns(answers), _unknowns(targets)
-    if "\\ldots" in answer + target or (named[0] != named[1] and max(named) > 1):
-        return all(map(_same_one, answers, targets))  # 1,2 is x=1,y=2, and 2,1 is not
+    if "\\ldots" in answer + target:
+        return all(map(_same_one, answers, targets))
     return _same_in_any_order(answers, targets)
 
 
@@ -128,9 +132,20 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
     return True
 
 
-def _unknowns(members: list[str]) -> int:
-    """How many unknowns the members of a list give values to."""
-    return len({terms[0] for terms, operators in map(as_relation, members) if operators == ["="]})
+def _named_values(members: list[str]) -> list[str] | None:
+    """The values of several unknowns, as in `x=1,y=2`; None for other lists, such as `x_1=1,x_2=2`: roots of one."""
+    relations = [as_relation(member) for member in members]
+    names = {terms[0].partition("_")[0] for terms, operators in relations if operators == ["="]}
+    named = len(names) == len(members) > 1 and all(NAMED.fullmatch(terms[0]) for terms, _ in relations)
+    return [terms[1] for terms, _ in relations] if named else None
+
+
+def _coordinates(members: list[str]) -> list[str]:
+    """The entries of a point, with or without the names of its coordinates; other lists as they are."""
+    terms, operators = as_relation(members[0])
+    kind, inner = brackets(terms[-1])
+    point = len(members) == 1 and kind == "()" and (not operators or NAMED.fullmatch(terms[0]))
+    return parts(inner, _COMMAS)[0] if point else members
 
 
 def _members(text: str) -> list[str]:
@@ -302,4 +317,7 @@ def _same_formula(answer: str, target: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _read_target(text: str) -> Quotient:
-    return read(text, Arithmetic())
+    try:
+        return read(text, Arithmetic())
+    except TooLarge as error:
+        raise TooLarge(f"gold answer: {error}") from None

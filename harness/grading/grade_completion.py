@@ -42,7 +42,7 @@ class GradeJob:
 
     Attributes:
         completion: What the model wrote, without the prompt, but with what the prompt had begun of it: an answer's
-            beginning, or `<think>` (`harness.runs.records.Prompt.opening`).
+            beginning, or `<think>` (see `harness.execution.scoring.grade_job`).
         target: The gold answer, as it would stand in a box.
         finish_reason: vLLM's, if known. `length` tells a truncated completion from one without a box.
     """
@@ -121,7 +121,7 @@ def compare(answer: str, target: str) -> Grade:
         if answer == target:
             verdict: Verdict = "correct"
         elif max(len(answer), len(target)) > LONGEST_ANSWER:
-            verdict, reason = "refused", TOO_LONG
+            verdict, reason = "refused", TOO_LONG if len(answer) > LONGEST_ANSWER else f"gold answer: {TOO_LONG}"
         elif plain(answer) == plain(target):
             verdict = "correct"
         elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
@@ -153,15 +153,12 @@ def refusal(text: str) -> str | None:
 def refuse_target(target: str) -> str | None:
     """Why no answer can be compared with this gold answer, unless it is the same text; None if one can."""
     found = refusal(target)
-    return found and f"gold answer {found}"
+    return found and f"gold answer: {found}"
 
 
 def describe_gold(target: str) -> str | None:
-    """What keeps the grader from comparing anything but the same text with this gold answer; None if nothing does."""
-    if reason := refuse_target(target):
-        return reason
-    part = unreadable_part(target)
-    return part and f"no value is read in {part}"
+    """Why the grader cannot compare an answer with this gold answer; None if it can."""
+    return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
 
 
 def read_boxes(completion: str) -> list[str]:

@@ -28,17 +28,18 @@ _SAME_COMMANDS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "colon": ":", "backslash": r"\setminus",
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|",
     "mid": "|", "varnothing": r"\emptyset", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
-    "rightarrow": r"\to", "bigcup": r"\cup", "lor": f" {OR} ", "land": ", ",
+    "rightarrow": r"\to", "bigcup": r"\cup", "bar": r"\overline", "lor": f" {OR} ", "land": ", ",
 }  # fmt: skip
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
-    "scriptstyle limits nolimits bf rm it".split()
+    "scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge Huge".split()
 )
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
-_FONT_AROUND = re.compile(  # a colour, or a font around more than letters, digits or a unit
-    rf"\\(?:text)?color ?\{{[^{{}}]*\}}|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z .]*(?:\^.)?|\d*)\}})"
+_FRAME = re.compile(  # a colour, a box, or a font around more than letters, digits or a unit
+    r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
+    rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z .]*(?:\^.)?|\d*)\}})"
 )
 _ROW_END = re.compile(r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?")
 _BLANK = re.compile(
@@ -49,6 +50,8 @@ _SIGNS = (
     ("\\$ ", "\\$"), ("\\$", "\\dollar "), ("$", ""), ("\\%", "%"), ("\\(", ""), ("\\)", ""), ("\\[", "["),
     ("\\]", "]"), ("**", "^"), (">=", "\\ge "), ("<=", "\\le "),
 )  # fmt: skip
+_TIMES = re.compile(r"(?<=\d) ?x ?(?=10 ?\^)")  # 6 x 10^2
+_CHOOSE = re.compile(r"\{?(\w+) ?\\choose ?(\w+)\}?")
 _UNEQUAL = re.compile(r"(?<![\d)}\]]) ?!=")  # after a number it is a factorial and an equals sign
 _DEGREE = re.compile(
     r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
@@ -91,7 +94,8 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for sign, same in _SIGNS:
         text = text.replace(sign, same)
     text = _DEGREE.sub(r"\\degree ", _UNEQUAL.sub(r"\\ne ", text))
-    text = without_words(_COMMAND.sub(_one_name, _FONT_AROUND.sub("", text)))
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _TIMES.sub("*", text))
+    text = without_words(_COMMAND.sub(_one_name, _FRAME.sub("", text)))
     text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, text)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]

@@ -20,14 +20,14 @@ SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "bil
 
 _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
-_LIST = re.compile(r",? (?:and|or|&) |, ?")
+_LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
 _BASE = re.compile(r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)")
 _ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}])")
 _NOUNS = re.compile(r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))")
 _NO_NOUNS = re.compile(rf"\b(?:and|or|pi|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
-_QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
+_QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
 
 
 def without_words(text: str) -> str:
@@ -57,10 +57,10 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
         return f"\\{group} "
     if group in ("%", "\\dollar"):
         return f"{group} "
-    if alone and not re.search(r"\d", group):
-        return ", ".join(f"\\text{{{word}}}" for word in _LIST.split(group))
     if group.endswith((" and", " or")):
-        return f"\\text{{{group.rpartition(' ')[0]}}}, "
+        return text_group(group.rpartition(" ")[0], alone=False, before=before, after="") + ", "
+    if alone and _LIST.search(group) and not re.search(r"[(\[][^)\]]*,", group):
+        return ", ".join(text_group(word, alone=False, before="", after="") for word in _LIST.split(group))
     if _NUMERAL.fullmatch(group) and not before.isdigit() and not after.isdigit():
         return group
     quantity = _QUANTITY.fullmatch(group)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
 from harness.grading import COLUMNS as GRADERS
+from harness.grading import GRADER_VERSION
 from harness.runs import receipts
 from harness.runs.folder import (
     JOURNAL,
@@ -624,7 +626,7 @@ def test_regrading_the_example_changes_no_verdict(tmp_path):
     run = shutil.copytree(GREEDY_RUN, tmp_path / "demo")
     before = load_run(run)
     told = regrade(run)
-    assert told.startswith(f"{len(before)} samples graded by version") and told.endswith("0 verdicts changed")
+    assert told == f"{len(before)} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: 0 verdicts changed"
     assert load_run(run).equals(before)
 
 
@@ -636,7 +638,8 @@ def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
         load_run(demo_run)
     told = regrade(demo_run)
     changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
-    assert changed > 0 and f"{changed} verdicts changed" in told and "no_box -> correct" in told
+    assert changed > 0 and f"{changed} verdicts changed\n" in told and "no_box -> correct\n" in told
+    assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", told)) == changed
     assert len(load_run(demo_run)) == len(lines) - 1
 
 
