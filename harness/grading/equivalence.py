@@ -9,6 +9,7 @@ rounded.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, product
@@ -17,7 +18,6 @@ from harness.grading.exact import Arithmetic, Quotient
 from harness.grading.formula import Broken, TooLarge, Unreadable, read
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
 from harness.grading.relations import (
-    NAMED,
     Relation,
     as_range,
     as_relation,
@@ -26,24 +26,29 @@ from harness.grading.relations import (
     exact_and_rounded,
     flipped,
     intervals,
+    is_name,
     same_comparison,
 )
-from harness.grading.units import without_unit
-from harness.grading.words import OR, number_word, readable_words
+from harness.grading.units import agree, without_unit
+from harness.grading.words import AND, OR, number_word, readable_words
 
-_BASED = re.compile(r"\(?([0-9A-Z]+)\)?_(?:\{\(?(\w+)\)?\}|\{?\\text\{([\w-]+)\}\}?|\(?(\d+)\)?)")
-_BUILDER = re.compile(r"[A-Za-z](?:\\in ?\\mathbb\{R\})?[|:]")
+_BASED = re.compile(
+    r"\(?([A-F]*\d[0-9A-F]*|[A-F]{2,})\)?_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
+)
+_BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 _NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
 _MATRIX = re.compile(
-    r"(?P<factor>[^&]*?)(?P<bracket>[(\[]?)\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
+    r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
     r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
     re.DOTALL,
 )
-_SYMBOLS = ("", "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
-_LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}")
-_COMMAS, _COLONS = frozenset([",", ";", OR]), frozenset(":")
+_SYMBOLS = ("\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
+_LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}\Z")
+_COMMAS, _COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
+MOST_CHOICES = 4
+"""Most signs with two values in one answer of a list: each doubles the values to compare."""
 
 
 def same_mathematics(answer: str, target: str) -> bool:
@@ -85,8 +90,7 @@ def _entries_of(text: str) -> list[str]:
 
 
 def _has_value(piece: str) -> bool:
-    known = readable_words(piece) or "\\text" in piece or NAMED.fullmatch(piece) or _BASED.fullmatch(piece)
-    if known or piece in _SYMBOLS or _NAMES.match(piece):
+    if readable_words(piece) or is_name(piece) or _BASED.fullmatch(piece) or piece in _SYMBOLS or _NAMES.match(piece):
         return True
     value, _ = without_unit(piece)
     try:
@@ -109,21 +113,21 @@ def _same(answer: str, target: str) -> bool:
         # x=1,y=2 is (1,2) and 1,2, in this order
         ordered = named[0] or _coordinates(answers), named[1] or _coordinates(targets)
         return len(ordered[0]) == len(ordered[1]) and all(map(_same_one, *ordered))
-    if len(answers) != len(targets):
+    if max(len(answers), len(targets)) > 1:
         # x<1 or x>3 against a union
-        expected = list(as_sets(targets, alternatives=OR in target))
-        return any(
-            len(found) == len(other) and _same_in_any_order(found, other)
-            for found in as_sets(answers, alternatives=OR in answer)
-            for other in expected
-        )
+        found, expected = list(as_sets(answers, answer)), list(as_sets(targets, target))
+        if found and expected:
+            return any(_same_in_any_order(one, other) for one in found for other in expected)
     if "\\ldots" in answer + target:
-        return all(map(_same_one, answers, targets))
+        return len(answers) == len(targets) and all(map(_same_one, answers, targets))
     return _same_in_any_order(answers, targets)
 
 
 def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
-    unmatched = list(targets)
+    if len(answers) != len(targets):
+        return False
+    equal = Counter(answers) & Counter(targets)  # the same text first: 5 is also 5 cm, and each may be taken once
+    answers, unmatched = ([*(Counter(texts) - equal).elements()] for texts in (answers, targets))
     for answer in answers:
         found = next((target for target in unmatched if _same_one(answer, target)), None)
         if found is None:
@@ -136,7 +140,7 @@ def _named_values(members: list[str]) -> list[str] | None:
     """The values of several unknowns, as in `x=1,y=2`; None for other lists, such as `x_1=1,x_2=2`: roots of one."""
     relations = [as_relation(member) for member in members]
     names = {terms[0].partition("_")[0] for terms, operators in relations if operators == ["="]}
-    named = len(names) == len(members) > 1 and all(NAMED.fullmatch(terms[0]) for terms, _ in relations)
+    named = len(names) == len(members) > 1 and all(is_name(terms[0]) for terms, _ in relations)
     return [terms[1] for terms, _ in relations] if named else None
 
 
@@ -144,29 +148,29 @@ def _coordinates(members: list[str]) -> list[str]:
     """The entries of a point, with or without the names of its coordinates; other lists as they are."""
     terms, operators = as_relation(members[0])
     kind, inner = brackets(terms[-1])
-    point = len(members) == 1 and kind == "()" and (not operators or NAMED.fullmatch(terms[0]))
+    point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
     return parts(inner, _COMMAS)[0] if point else members
 
 
 def _members(text: str) -> list[str]:
     """What a bare list or a set in braces holds, with both values of each plus-minus; a single answer is its own."""
     terms, operators = as_relation(text)
-    if len(terms) == 2 and operators[0] in ("=", "\\in") and NAMED.fullmatch(terms[0]):
+    if len(terms) == 2 and operators[0] in ("=", "\\in") and is_name(terms[0]):
         if brackets(terms[1])[0] == "\\{\\}":
             text = terms[1]
     kind, inner = brackets(text)
     if kind == "\\{\\}":
         builder = _BUILDER.match(inner)
-        text = inner[builder.end() :] if builder else inner
+        text = inner[builder.end() :] if builder else text if re.search(r"[|:].*[<>=]", inner) else inner
     items = [item for item in parts(text, _COMMAS)[0] if item] or [text]
     return [signed for item in items for signed in _both_signs(item)]
 
 
 def _both_signs(text: str) -> list[str]:
     pieces = re.split(r"\\(pm|mp) ?", text)
-    if len(pieces) == 1:
-        return [text]
     signs = pieces[1::2]
+    if len(signs) > MOST_CHOICES:
+        raise TooLarge(f"more than {MOST_CHOICES} choices of sign")
     if "mp" in signs:  # upper signs belong together
         choices = [tuple(sign == "pm" for sign in signs), tuple(sign == "mp" for sign in signs)]
     else:
@@ -189,15 +193,17 @@ def _same_one(answer: str, target: str) -> bool:
     if any(operators for _, operators in relations):
         return _same_relation(*relations)
     words = readable_words(answer), readable_words(target)
-    if "\\text" in answer + target and None not in words:
-        return words[0] == words[1]
+    if None not in words and ("\\text" in answer + target or min(len(answer), len(target)) > 3):
+        return words[0] == words[1]  # three letters may be a product
     sets = intervals(answer), intervals(target)
     if sets != ([answer], [target]):
-        return len(sets[0]) == len(sets[1]) and _same_in_any_order(*sets)
+        return _same_in_any_order(*sets)
     matrices = _MATRIX.fullmatch(answer), _MATRIX.fullmatch(target)
     if any(matrices):
         return bool(matrices[0] and matrices[1]) and _same_matrix(matrices[0], matrices[1])  # type: ignore[arg-type]
     kinds = brackets(answer), brackets(target)
+    if kinds[0][0] == kinds[1][0] == "\\{\\}":
+        return _same_in_any_order(_members(answer), _members(target))
     entries = [parts(inner, _COMMAS)[0] if kind else [inner] for kind, inner in kinds]
     if max(map(len, entries)) > 1 or "[" in kinds[0][0] + kinds[1][0]:
         alike = kinds[0][0] == kinds[1][0] and len(entries[0]) == len(entries[1])
@@ -212,13 +218,14 @@ def _same_rounded(stated: str, value: str, decimal: str, target: str) -> bool:
     """Whether a value with its rounding is the target: the value itself, or the rounding of a gold to two places."""
     if _same_one(stated, target):
         return True
+    (value, _), (decimal, _), (target, _) = map(without_unit, (value, decimal, target))
     places = len(target.partition(".")[2])
     if places < 2 or decimal != target:
         return False
     from harness.grading.numeric import approximate
 
     number, rounded = approximate(value), approximate(decimal)
-    return number is not None and rounded is not None and abs(number - rounded) < 10.0**-places
+    return number is not None and rounded is not None and abs(number - rounded) <= 0.500001 * 10.0**-places
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:
@@ -227,12 +234,11 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
         related, other = (answer, target[0][0]) if answer[1] else (target, answer[0][0])
         found = ranges[0] or ranges[1]
         if found:
-            others = intervals(other)
-            return len(others) == len(found[1]) and _same_in_any_order(found[1], others)
+            return _same_in_any_order(found[1], intervals(other))
         value = defined_value(related, _same, combined=related is answer)
         return value is not None and _same(value, other)
     if ranges[0] and ranges[1] and ranges[0][0] == ranges[1][0]:
-        return len(ranges[0][1]) == len(ranges[1][1]) and _same_in_any_order(ranges[0][1], ranges[1][1])
+        return _same_in_any_order(ranges[0][1], ranges[1][1])
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same, answer[0], terms)):
             return True
@@ -245,7 +251,8 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
 def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
     kinds = {match["kind"] for match in (answer, target)}
     grids = [_entries(match) for match in (answer, target)]
-    if (len(kinds) > 1 and kinds & set("vVB")) or [*map(len, grids[0])] != [*map(len, grids[1])]:
+    scaled = any(match["factor"] and match["kind"] in ("v", "V") for match in (answer, target))
+    if scaled or (len(kinds) > 1 and kinds & set("vVB")) or [*map(len, grids[0])] != [*map(len, grids[1])]:
         return False
     return all(all(map(_same, row, other)) for row, other in zip(*grids, strict=True))
 
@@ -253,7 +260,7 @@ def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
 def _entries(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign that stands before the matrix."""
     rows = [parts(row, _CELLS)[0] for row in parts(matrix["rows"].removesuffix(ROW_END), _ROWS)[0]]
-    factor = matrix["factor"] if matrix["factor"] in ("", "-") else f"({matrix['factor']})*"
+    factor = matrix["factor"] if matrix["factor"] in ("", "-") else f"({matrix['factor'].removesuffix('*')})*"
     return [[f"{factor}({entry})" for entry in row] if factor else row for row in rows]
 
 
@@ -264,9 +271,12 @@ def _same_ratio(answer: list[str], target: list[str]) -> bool:
     of MATH-500 has a colon to learn from. So where both sides could be times, the terms must be the same. This loses
     only a ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
+    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)]
+    if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
+        return False
     if len(answer) == len(target) and all(map(_same_value, answer, target)):
         return True
-    if all(_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)):
+    if all(clocks):
         return False
     # quotients, not cross products: those would make 0:0 every ratio
     quotients = [[f"({a})/({b})" for a, b in pairwise(terms)] or terms for terms in (answer, target)]
@@ -277,7 +287,7 @@ def _same_value(answer: str, target: str) -> bool:
     """Two single values, each perhaps with a unit or a percent sign."""
     whole = [answer, target]
     (answer, answer_unit), (target, target_unit) = map(without_unit, whole)
-    if answer_unit and target_unit and answer_unit != target_unit:
+    if not agree(answer_unit, target_unit):
         return False
     bases = _BASED.fullmatch(answer), _BASED.fullmatch(target)
     if any(bases):

@@ -16,7 +16,7 @@ Monomial = tuple[tuple[str, int], ...]
 """Generators such as `x`, `pi`, `i` and `√2` with their exponents, sorted."""
 Polynomial = dict[Monomial, Fraction]
 
-MOST_PRODUCTS, MOST_BITS, MOST_POWER = 20_000, 2**15, 2_000
+MOST_PRODUCTS, MOST_BITS, MOST_POWER = 20_000, 2**16, 2_000
 ONE: Polynomial = {(): Fraction(1)}
 
 
@@ -85,7 +85,7 @@ class Arithmetic:
         number = exponent.rational()
         if number is None or number.denominator != 1:
             raise Unreadable("power that is no whole number")
-        if abs(number.numerator) > MOST_POWER * (5 if base.rational() is not None else 1):
+        if abs(number.numerator) > MOST_POWER and max(len(base.numerator), len(base.denominator)) > 1:
             raise TooLarge("power too large")
         base, result = (self.invert(base) if number < 0 else base), Quotient(numerator=ONE)
         for bit in bin(abs(number.numerator))[2:]:  # by squaring

@@ -22,11 +22,14 @@ GREEK = frozenset(
 )
 """Commands that are letters. A degree sign is one too, with the value pi/180."""
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc log ln lg exp".split()
+    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh arccosh arctanh "
+    "log ln lg exp".split()
 )
 _SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+|\d+/\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
-_NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\w|\{\w+\}))?'*")
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
+_NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
+_CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 _MIXED = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
@@ -199,8 +202,16 @@ class _Reader(Generic[Value]):
 
     def exponent(self) -> Value:
         """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
-        value = self.signed(lambda: self.number() if self.next().isdecimal() else self.argument())
+        value = self.signed(lambda: self.digits() if self.next().isdecimal() else self.argument())
         return self.numbers.power(value, self.nested(self.exponent)) if self.takes("^") else value
+
+    def digits(self) -> Value:
+        match = self.finds(_DIGITS)
+        assert match is not None
+        if len(match.group()) > MOST_DIGITS:
+            raise TooLarge("too many digits")
+        self.place = match.end()
+        return self.numbers.number(Fraction(match.group()))
 
     def number(self) -> Value:
         match = self.finds(_NUMBER)
@@ -260,7 +271,7 @@ class _Reader(Generic[Value]):
 
     def function(self, name: str) -> Value:
         r"""A function with its base or power, and its argument: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
-        bases = [self.nested(self.argument)] if self.takes("_") else []
+        bases = [self.nested(self.argument)] if name == "log" and self.takes("_") else []
         power = None
         inverse = f"arc{name}" in FUNCTIONS and self.takes("^{-1}")
         if self.takes("^"):
@@ -302,11 +313,11 @@ class _Reader(Generic[Value]):
         self.place = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.takes(" "):
-            pass  # this blank parts a command from the letter after it
-        elif name[0] in "fgh" and self.next() == "(":
-            # f(3) is a value of f, not f times 3: with its argument it is a letter of its own
-            end = self.text.find(")", self.place) + 1
-            if end == 0 or "(" in self.text[self.place + 1 : end]:
-                raise Unreadable("function of a bracket")
-            name, self.place = name + self.text[self.place : end], end
+            return self.numbers.letter(name)  # the blank parts a command from the letter after it
+        # f(3) is a value of f, not f times 3: with its argument it is a letter of its own
+        call = self.finds(_CALL)
+        if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):
+            name, self.place = name + call.group(), call.end()
+        elif name[0] in "fg" and self.next() in ("(", "^"):
+            raise Unreadable("function of a bracket")
         return self.numbers.letter(name)

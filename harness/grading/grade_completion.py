@@ -21,11 +21,12 @@ LONGEST_ANSWER = 2000
 """Characters of a box that are still read; the longest gold of MATH-500 has 53."""
 
 TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
-MOST_CHOICES = 4
-"""Most signs with two values in an answer: each doubles the values to compare."""
+MOST_RELATIONS = 20
+"""Most terms of a chain such as `a=b=c`: each is compared with the last."""
 
 _BRACE = re.compile(
-    r"\\{1,2}(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2})))"
+    r"\\{1,2}(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2}))"
+    r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
     r"|\\[\\{}]|[{}]"
 )
 _NOTHING = re.compile(  # blanks, TeX's spaces, dots that stand for an answer, and braces and fonts around them
@@ -143,8 +144,8 @@ def refusal(text: str) -> str | None:
     """Why an answer would take too much work to compare, in a few words; None if it would not."""
     if len(text) > LONGEST_ANSWER or len(text := plain(text)) > LONGEST_ANSWER:  # one character may stand for many
         return TOO_LONG
-    if text.count("\\pm") + text.count("\\mp") > MOST_CHOICES:
-        return f"more than {MOST_CHOICES} choices of sign"
+    if text.count("=") > MOST_RELATIONS:
+        return f"more than {MOST_RELATIONS} equals signs"
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
     return f"nested deeper than {DEEPEST}" if max(depths, default=0) > DEEPEST else None
 
@@ -158,7 +159,10 @@ def refuse_target(target: str) -> str | None:
 
 def describe_gold(target: str) -> str | None:
     """Why the grader cannot compare an answer with this gold answer; None if it can."""
-    return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
+    try:
+        return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
+    except TooLarge as error:
+        return str(error)
 
 
 def read_boxes(completion: str) -> list[str]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from harness.grading.formula import FUNCTIONS
-from harness.grading.words import OR, number_word, text_group, without_joins, without_words
+from harness.grading.words import AND, OR, number_word, text_group, without_loose_words, without_words
 
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 ROW_END = "¶"
@@ -28,7 +28,7 @@ _SAME_COMMANDS = {
     "times": "*", "cdot": "*", "ast": "*", "div": "/", "colon": ":", "backslash": r"\setminus",
     "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|",
     "mid": "|", "varnothing": r"\emptyset", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
-    "rightarrow": r"\to", "bigcup": r"\cup", "bar": r"\overline", "lor": f" {OR} ", "land": ", ",
+    "rightarrow": r"\to", "bigcup": r"\cup", "bar": r"\overline", "lor": f" {OR} ", "land": f" {AND} ",
 }  # fmt: skip
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "
@@ -39,16 +39,18 @@ _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph u
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
 _FRAME = re.compile(  # a colour, a box, or a font around more than letters, digits or a unit
     r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
-    rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z .]*(?:\^.)?|\d*)\}})"
+    rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})"
 )
 _ROW_END = re.compile(r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?")
 _BLANK = re.compile(
     r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +"
 )
+_FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _ELLIPSIS = re.compile(r"\. ?\. ?\.")
 _SIGNS = (
     ("\\$ ", "\\$"), ("\\$", "\\dollar "), ("$", ""), ("\\%", "%"), ("\\(", ""), ("\\)", ""), ("\\[", "["),
-    ("\\]", "]"), ("**", "^"), (">=", "\\ge "), ("<=", "\\le "),
+    ("\\]", "]"), ("\\|", "|"), ("**", "^"), (">=", "\\ge "), ("<=", "\\le "), ("\\not=", "\\ne "),
+    ("\\not\\in", "\\notin"),
 )  # fmt: skip
 _TIMES = re.compile(r"(?<=\d) ?x ?(?=10 ?\^)")  # 6 x 10^2
 _CHOOSE = re.compile(r"\{?(\w+) ?\\choose ?(\w+)\}?")
@@ -58,17 +60,17 @@ _DEGREE = re.compile(
     r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])"
 )
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
-_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
-_GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])\d{{1,3}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
-_LISTED = re.compile(r",(?:[\s~]|\\[,;: ])|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
+_GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
+_GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
+_LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
-_TYPED_POWER = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w.^])")
+_TYPED_POWER = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1 is a blank that parts two things
 _OPENING, _CLOSING = frozenset(["(", "[", "{", "\\{", "\\langle"]), frozenset([")", "]", "}", "\\}", "\\rangle"])
-_AROUND_GROUP = ("=", ",", ";", "<", ">", "&", "|", ":", "\\le", "\\ge", "\\ne", "\\approx", "\\cup", ROW_END, OR)
+_AROUND_GROUP = ("=", ",", ";", "<", ">", "&", "|", ":", "\\le", "\\ge", "\\ne", "\\approx", "\\cup", ROW_END, OR, AND)
 _STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
 _ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
 
@@ -85,8 +87,8 @@ def plain(text: str, *, commas_group: bool = True) -> str:
         commas_group: Whether `1,234` is one number. If not, it is two, and only other marks join digit groups.
     """
     text = re.sub(r"\s+", " ", _in_ascii(text))  # the patterns below rely on single blanks to be fast
-    words = text.strip(" .$")
-    if (number := number_word(words)) != words:
+    text = _FULL_STOP.sub("", text.strip(" $"))
+    if (number := number_word(text)) != text:
         return number  # before `five thousand` loses its blank
     text = _ROW_END.sub(ROW_END, text)
     text = f"{text} " if text.endswith("\\") else text  # the blank of a last `\ ` was stripped
@@ -94,12 +96,12 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for sign, same in _SIGNS:
         text = text.replace(sign, same)
     text = _DEGREE.sub(r"\\degree ", _UNEQUAL.sub(r"\\ne ", text))
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _TIMES.sub("*", text))
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _TIMES.sub("*", _TYPED_POWER.sub(r"\1*10^{\2}", text)))
     text = without_words(_COMMAND.sub(_one_name, _FRAME.sub("", text)))
     text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, text)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
-    text = "".join(pieces).strip(f" {ROW_END}").removesuffix(".").removeprefix("=")
+    text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     return number_word(_without_groups(text).replace("\\{\\}", "\\emptyset"))
 
 
@@ -107,9 +109,10 @@ def readings(text: str, other: str) -> set[str]:
     """The plain texts that `text` may stand for, compared with `other`.
 
     `100,200` is one number. It may also be two if the other text is a list, as a blank after a comma, `;`, `and` or
-    `or` shows.
+    `or` shows, and no group begins with 0.
     """
-    return {plain(text), plain(text, commas_group=False)} if _LISTED.search(other) else {plain(text)}
+    listed = _LISTED.search(other) and not re.search(r",0\d", text)
+    return {plain(text), plain(text, commas_group=False)} if listed else {plain(text)}
 
 
 def parts(plain_text: str, separators: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -179,9 +182,10 @@ def _one_name(match: re.Match[str]) -> str:
     if command is not None:
         return _SAME_COMMANDS.get(command, "\\" + command)
     group = " ".join(group.split())
-    if setting in _FONTS and len(group) == 1:
-        return group
     whole, start, end = match.string, match.start(), match.end()
+    unit = setting == "mathrm" and group in "mgsh" and whole[:start].rstrip()[-1:].isdecimal()
+    if setting in _FONTS and len(group) == 1 and not unit:
+        return group
     alone = not whole[:start].strip() and not whole[end:].strip(" .")
     return text_group(group, alone=alone, before=whole[max(0, start - 1) : start], after=whole[end : end + 1])
 
@@ -220,10 +224,10 @@ def _parts_entries(text: str, start: int, end: int) -> bool:
 
 
 def _without_blanks(piece: str) -> str:
-    piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_joins(piece)).replace("\\!", "")
+    piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_loose_words(piece)).replace("\\!", "")
     if " " in piece:
         piece = _INNER_BLANK.sub(r"\1", _MIXED.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece)))
-    return _TYPED_POWER.sub(r"\1*10^{\2}", _NO_BRACES.sub(r"\\mathbb{\1}", piece))
+    return _NO_BRACES.sub(r"\\mathbb{\1}", piece)
 
 
 def _without_groups(text: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 
 from harness.grading.exact import Arithmetic
-from harness.grading.formula import FUNCTIONS, read
+from harness.grading.formula import read
 from harness.grading.notation import brackets, parts
+from harness.grading.words import AND, OR
 
 Relation = tuple[list[str], list[str]]
 """The terms of a relation and the operators between them."""
@@ -26,24 +26,45 @@ _REALS = ("\\mathbb{R}", "(-\\infty,+\\infty)")
 _EVERYTHING = "(-\\infty,\\infty)"
 _MINUS_POINTS = re.compile(r"(.+?)(?:\\setminus ?|-)\\\{(.+)\\\}")
 
-_LETTER = r"(?:[A-Za-z]|\\(?!sqrt|frac|binom|sum|prod|int|lim)[A-Za-z]+ ?)(?:_(?:\w|\{[^{}]*\}))?'*"
+_LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{[^{}]*\}))?'*"
 _POINTS = r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 _NAME = rf"(?:{_LETTER}|{_POINTS})"
 _PLACE = rf"(?:{_NAME}|-?\d+)"
-_CALL = rf"(?:[fghpqFGHPQ]'*\([^()=]*\)|{_LETTER}\({_PLACE}(?:,{_PLACE})*\))"
-_INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()=]*\))?)"
-_FUNCTION = rf"\\(?:{'|'.join(sorted(FUNCTIONS))})(?![A-Za-z]) ?(?:{_NAME}|\({_NAME}\))"
+_CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_PLACE}(?:,{_PLACE})*\))"
+_INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
+_FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:{_NAME}|\({_NAME}\))"
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
-NAMED = re.compile(rf"{_QUANTITY}|\((?:{_NAME},)+{_NAME}\)|{_NAME}:{_NAME}|\\frac\{{[A-Z]{{2}}\}}\{{[A-Z]{{2}}\}}")
-"""A left side that only names what it is: `x`, `f(x)`, `|z|`, `\\sin A`, `A^{-1}`, `AB`, `(x,y)`, words."""
-_COMBINED = re.compile(rf"{_QUANTITY}(?:[-+/]?{_QUANTITY})+|\\frac\{{{_QUANTITY}\}}\{{{_QUANTITY}\}}")
-"""Sums, products and quotients of unknowns without coefficients: what a question may ask for, but also an equation."""
+_NAMED = re.compile(
+    rf"{_QUANTITY}|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+|\\frac\{{[A-Z]{{2}}\}}\{{[A-Z]{{2}}\}}"
+)
+_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*"
+_COMBINED = re.compile(rf"{_SUM}|\\frac\{{{_SUM}\}}\{{{_SUM}\}}")
+_NO_NAMES = re.compile(
+    r"\\(?:pi|infty|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
+    r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
+    r"|\\text\{[^{}]*\b(?:not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect)\b"
+)
 
 
 def as_relation(text: str) -> Relation:
     """The terms and operators of a text; no operators if it is no relation."""
     return parts(text, OPERATORS)
+
+
+def is_name(text: str) -> bool:
+    r"""Whether a left side only names what it is: `x`, `f(x)`, `|z|`, `\sin A`, `A^{-1}`, `AB`, `(x,y)`, words."""
+    return bool(_NAMED.fullmatch(text)) and not _NO_NAMES.search(text.removeprefix("\\frac"))
+
+
+def _is_combination(text: str) -> bool:
+    """Whether a left side is a sum, product or quotient of different unknowns without coefficients.
+
+    That is what a question may ask for, but also an equation.
+    """
+    letters = re.findall(_LETTER, text.removeprefix("\\frac"))
+    unsolved = _NO_NAMES.search(text.removeprefix("\\frac")) or len(set(letters)) < len(letters)
+    return bool(_COMBINED.fullmatch(text)) and not unsolved
 
 
 def flipped(relation: Relation) -> Relation:
@@ -63,10 +84,10 @@ def defined_value(relation: Relation, same: Callable[[str, str], bool], *, combi
     terms, operators = relation
     if set(operators) != {"="}:
         return None
-    if len(terms) == 2 and NAMED.fullmatch(terms[1]) and not NAMED.fullmatch(terms[0]):
-        return terms[0]
-    named = NAMED.fullmatch(terms[0]) or (combined and _COMBINED.fullmatch(terms[0]))
-    values = terms[1:] if named else terms
+    named = [is_name(term) or (combined and _is_combination(term)) for term in terms]
+    if len(terms) == 2 and named == [False, True]:
+        terms, named = terms[::-1], [True, False]
+    values = terms[1:] if named[0] else terms
     return values[-1] if all(same(value, values[-1]) for value in values[:-1]) else None
 
 
@@ -123,21 +144,25 @@ def as_range(relation: Relation) -> tuple[str, list[str]] | None:
     return terms[1], [f"{opening}{terms[0]},{terms[2]}{closing}"]
 
 
-def as_sets(members: Sequence[str], *, alternatives: bool) -> Iterator[list[str]]:
-    """The sets, as intervals, that inequalities in one letter may mean: their union, and what they have in common.
+def as_sets(members: Sequence[str], joined: str) -> Iterator[list[str]]:
+    r"""The sets, as intervals, that inequalities in one letter may mean: their union, or what they have in common.
 
-    `x<1, x>2` means either; `x>1 and x<2` makes sense only as the second. A single text without a relation is the set
-    that it writes.
+    `or` means the first, `and` the second, a comma either. `x\ne 1,2` is two inequalities. A single text without a
+    relation is the set that it writes.
 
     Args:
         members: The inequalities.
-        alternatives: Whether an `or` stands between them, so that only the union is meant.
+        joined: The text that holds them.
     """
-    ranges = [found for member in members if (found := as_range(as_relation(member)) or _as_point(member)) is not None]
+    first, operators = as_relation(members[0])
+    if operators == ["\\ne"]:
+        members = [member if as_relation(member)[1] else f"{first[0]}\\ne {member}" for member in members]
+    relations = [as_relation(member) for member in members]
+    ranges = [found for one in relations if (found := as_range(one) or _as_point(one)) is not None]
     if len(ranges) == len(members) and len({letter for letter, _ in ranges}) == 1:
-        yield [interval for _, found in ranges for interval in found]
-        common = _common([found for _, found in ranges])
-        if common and not alternatives:
+        if AND not in joined and operators != ["\\ne"]:
+            yield [interval for _, found in ranges for interval in found]
+        if OR not in joined and (common := _common([found for _, found in ranges])):
             yield common
     elif len(members) == 1:
         yield intervals(members[0])
@@ -153,8 +178,8 @@ def intervals(text: str) -> list[str]:
     return found
 
 
-def _as_point(member: str) -> tuple[str, list[str]] | None:
-    terms, operators = as_relation(member)
+def _as_point(relation: Relation) -> tuple[str, list[str]] | None:
+    terms, operators = relation
     return (terms[0], [f"\\{{{terms[1]}\\}}"]) if operators == ["="] and _VARIABLE.fullmatch(terms[0]) else None
 
 
@@ -164,18 +189,19 @@ def _is_interval(text: str) -> bool:
 
 
 def _without_points(interval: str, points: list[str]) -> list[str]:
-    """What is left of an interval without points within it."""
+    """The intervals that are left of one without some points; points whose value is not known are taken as inside."""
     from harness.grading.numeric import approximate  # not at the top: it takes longer to load than all the rest
 
-    values = [approximate(point) for point in points]
-    if None not in values:
-        points = [point for _, point in sorted(zip(values, points, strict=True))]
+    opening, closing = interval[0], interval[-1]
     start, end = parts(interval[1:-1], frozenset(","))[0]
-    edges = [interval[0] + start, *points, end + interval[-1]]
-    return [
-        (before if place == 0 else f"({before}") + "," + (after if place == len(points) else f"{after})")
-        for place, (before, after) in enumerate(pairwise(edges))
-    ]
+    places = {place: point for point in points if (place := approximate(point)) is not None}
+    if len(places) == len(set(points)):
+        lowest, highest = (approximate(edge) if edge.lstrip("+-") != "\\infty" else None for edge in (start, end))
+        opening, closing = "(" if lowest in places else opening, ")" if highest in places else closing
+        inside = [p for p in sorted(places) if (lowest is None or p > lowest) and (highest is None or p < highest)]
+        points = [places[place] for place in inside]
+    edges = [opening + start, *(edge for point in points for edge in (f"{point})", f"({point}")), end + closing]
+    return [f"{before},{after}" for before, after in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _common(sets: list[list[str]]) -> list[str] | None:

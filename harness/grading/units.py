@@ -23,24 +23,24 @@ _SYNONYMS = {
 _GLUED = "mm|cm|km|ft|kg|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet|meters|miles|hours|minutes|seconds|days|years"
 _SCALE = "(?:" + "|".join(SCALES) + ")s?"
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
-_SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%"
+_SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
 _UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_GLUED}){_EXPONENT})\Z")
 
 _NO_UNIT = frozenset(
-    "a about above absolute all almost also although and another any approx approximately are around as at away be "
-    "because before after behind below beneath besides between beyond both but by can cannot circa correct cos could "
-    "cubed decreased divided double doubled e either equal equals exactly except exclusive exp factorial false few "
-    "fewer fewest for from greater greatest gross half halves halved if inclusive incorrect increased infinity into "
-    "is isn it its just larger largest least less lesser ln log lower many may maybe mean might minus mod modulo more "
-    "most multiplied must near nearly negative neither never nil no none nope nor not nothing null off on only onto or "
-    "other otherwise out over percentile perhaps pi plus positive possibly power prime probably raised reciprocal "
-    "root roughly same score sin since smaller smallest so some sqrt squared still subtracted tan than "
-    "that then this those thousandths through till times to too triple true twice thrice under undefined unless "
-    "unknown until up upper upto versus vs was were when whereas whether which while will with within without wrong "
-    "yes yet".split()
+    "a about above absolute after all almost also although and another any approx approximately are around as at away "
+    "be because before behind below beneath besides between beyond both but by can cannot circa correct cos could "
+    "cubed decreased divided double doubled e either equal equals exactly except excluded exclusive exp extraneous "
+    "factorial fails false few fewer fewest for from greater greatest gross half halved halves if impossible "
+    "inclusive incorrect increased infinity into invalid is isn it its just larger largest least less lesser ln log "
+    "lower many may maybe mean might minus mod modulo more most multiplied must near nearly negative neither never "
+    "nil no none nope nor not nothing null off on only onto or other otherwise out over percentile perhaps pi plus "
+    "positive possibly power prime probably raised reciprocal rejected root roughly same score sin since smaller "
+    "smallest so some sqrt squared still subtracted tan tens than that then this those thrice through till times to "
+    "too triple true twice undefined under unknown unless until up upper upto versus vs was were when whereas whether "
+    "which while will with within without wrong yes yet".split()
 ) | {*ONES, *TENS, *SCALES, *(f"{scale}s" for scale in SCALES)}
 _FRACTION_WORD = re.compile(
-    r"(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|hundredth|thousandth|millionth)s?"
+    r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|million|billion)th)s?"
 )
 _LETTERS = frozenset("mgshlLAVNJWKCF")  # single letters that are units; `5\text{x}` and `5\text{i}` are products
 _NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
@@ -62,6 +62,12 @@ def without_unit(plain: str) -> tuple[str, str]:
         return plain, unit
     value = head + tail[: match.start()]
     return f"({value})*{factor}" if factor > 1 else value, _spelling(words) or unit
+
+
+def agree(unit: str, other: str) -> bool:
+    """Whether one value may have both: one is left out, they are the same, or one is a nameless square or cube."""
+    nameless = "^" in (unit[:1], other[:1]) and unit.partition("^")[2] == other.partition("^")[2]
+    return not unit or not other or unit == other or nameless
 
 
 def _scale(unit: str) -> tuple[int, str]:
@@ -96,15 +102,13 @@ def _spelling(unit: str) -> str:
         else:
             words.append(_singular(word))
     named = " ".join(word for word in words if word).replace(" / ", "/").replace("mi/h", "mph")
-    # "square units" is taken as no unit: the question named it
-    return named + (f"^{power}" if power > 1 and named else "")
+    return named + (f"^{power}" if power > 1 else "")
 
 
 def _singular(word: str) -> str:
     if word in _SYNONYMS:
         return _SYNONYMS[word]
-    word = word.lower()
-    for stem in (word, word.removesuffix("es"), word.removesuffix("s")):
-        if stem in _SYNONYMS:
-            return _SYNONYMS[stem]
-    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+    if len(word) <= 2:
+        return word  # Mg is not mg
+    stem = re.sub(r"(?:(?<=[xs])|(?<=[cs]h))es\Z|(?<!s)s\Z", "", word.lower())
+    return _SYNONYMS.get(word.lower(), _SYNONYMS.get(stem, stem))

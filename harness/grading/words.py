@@ -6,8 +6,8 @@ import re
 
 from harness.grading.formula import FUNCTIONS
 
-OR = "¦"
-"""The mark in plain notation for `or`, which parts a list as a comma does."""
+OR, AND = "¦", "∧"
+"""The marks in plain notation for `or` and `and`, which part a list as a comma does."""
 
 _FROM_ZERO = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -22,9 +22,10 @@ _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
 _LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
 _BASE = re.compile(r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)")
-_ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}])")
+_ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}^])")
+_STRAY = re.compile(r"(?<![A-Za-z\\{])(?:(?<=[\w}] )([A-Za-z]{3,})|([A-Za-z]{3,})(?= [\w\\]))(?![A-Za-z])")
 _NOUNS = re.compile(r"(?<=[\d}%]) ((?:[A-Za-z]+[ -])*[A-Za-z]+)((?:\^\{?[23]\}?)?(?=\.?\Z| ?[,;]| (?:and|or) ))")
-_NO_NOUNS = re.compile(rf"\b(?:and|or|pi|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
+_NO_NOUNS = re.compile(rf"\b(?:and|or|pi|sqrt|[b-zB-Z]|{'|'.join(FUNCTIONS)})\b")
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
 _QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
@@ -32,13 +33,13 @@ _QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]
 
 def without_words(text: str) -> str:
     r"""Bases, ordinals, nouns, and a set-apart `and` or `or` in the notation of formulas, with units in `\text`."""
-    text = _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_comma, text)))
+    text = _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text)))
     return _NOUNS.sub(_as_text, text)
 
 
-def without_joins(text: str) -> str:
-    """A text without `and` and `or` between its parts."""
-    return _JOIN.sub(_comma, text)
+def without_loose_words(text: str) -> str:
+    r"""A text without `\text`, in which `and`, `or` and words beside numbers or letters are set apart."""
+    return _STRAY.sub(_as_text, _JOIN.sub(_mark, text))
 
 
 def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
@@ -101,12 +102,12 @@ def readable_words(plain_text: str) -> str | None:
     return words if len(words) == 1 else words.lower()
 
 
-def _comma(match: re.Match[str]) -> str:
-    return f" {OR} " if match[1] == "or" else ", "
+def _mark(match: re.Match[str]) -> str:
+    return f" {OR if match[1] == 'or' else AND} "
 
 
 def _as_text(match: re.Match[str]) -> str:
-    words, power = match.groups()
+    words, power = (match.group(), "") if match.re is _STRAY else match.groups()
     return match.group() if _NO_NOUNS.search(words) else f"\\text{{{words}}}{power}"
 
 

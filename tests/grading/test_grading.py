@@ -301,12 +301,6 @@ def test_malformed_answers_are_never_correct(answer):
     assert grade(f"\\boxed{{{answer}}}", "3").verdict in {"incorrect", "no_box", "refused"}
 
 
-def test_every_bundled_gold_verifies_against_itself_and_its_solution():
-    for problem in load_demo().problems:
-        assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct
-        assert grade(problem.solution, problem.answer).correct
-
-
 def _golds():
     named = os.environ.get("MATH500_PATH", "demo")
     dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
