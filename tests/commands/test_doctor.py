@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import socket
 
 import pytest
@@ -37,10 +36,8 @@ def test_it_names_the_fix(mless):
 @needs_vllm
 def test_a_hub_that_does_not_answer_is_asked_once_and_costs_no_failure(mless):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = mless("doctor", MATH500_PATH="", HF_HUB_OFFLINE="", HF_ENDPOINT=hub, HF_HOME="/nowhere")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         silent.setblocking(False)
         asked = []
         with contextlib.suppress(BlockingIOError):
@@ -52,8 +49,6 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_costs_no_failure(mless):
     assert done.returncode == 0 and done.stderr == ""
     assert "note  data       MATH-500 is neither in the cache nor" in done.stdout
     assert "note  hub        HuggingFaceH4/MATH-500 is out of reach" in done.stdout
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds < 5, "of processor time: a machine may be busy"
 
 
 def test_the_hub_is_not_waited_for_longer_than_its_time(monkeypatch):

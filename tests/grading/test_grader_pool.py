@@ -189,9 +189,9 @@ def test_each_step_of_an_audit_has_its_own_clock_from_the_reply_before(pool):
 
 
 def test_no_answer_costs_a_worker_its_life():
-    """Large and hostile answers are refused or wrong within a second: what they cost is bounded."""
+    """Each takes under a second of processor time (test_labelled_answers.py), so a busy machine has three times that."""
     hostile = [*ATTACKS, r"\exp(\exp(\exp(99)))"]
-    with GraderPool(workers=1, deadline_s=1.0) as pool:
+    with GraderPool(workers=1) as pool:
         pool.start()
         workers = children()
         grades = pool.grade_many([(f"\\boxed{{{attack}}}", r"\ln 2") for attack in hostile])
