@@ -63,7 +63,7 @@ def samples(*, k, models=MODELS):
     return pandas.concat(frames, ignore_index=True)
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["k1", "k3"])
+@pytest.fixture(scope="module", params=[1, pytest.param(3, marks=pytest.mark.slow)], ids=["k1", "k3"])
 def frame(request):
     return samples(k=request.param)
 

@@ -189,7 +189,7 @@ def test_each_step_of_an_audit_has_its_own_clock_from_the_reply_before(pool):
 
 
 def test_no_answer_costs_a_worker_its_life():
-    """Each takes under a second of processor time (test_labelled_answers.py), so a busy machine has three times that."""
+    """Each takes under a second of processor time (test_labelled_answers.py); a busy machine has three."""
     hostile = [*ATTACKS, r"\exp(\exp(\exp(99)))"]
     with GraderPool(workers=1) as pool:
         pool.start()
