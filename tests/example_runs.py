@@ -45,6 +45,9 @@ ROOT = Path(__file__).resolve().parent.parent
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
 
+REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
+"""What it, and the example that people read, named before they were run."""
+
 
 def small_run(folder: Path, problems: int = 25) -> Path:
     """Some problems of `GREEDY_RUN` as a run of their own, without lm-eval's files: fast to read and to grade."""

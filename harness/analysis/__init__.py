@@ -13,10 +13,11 @@ __getattr__, __dir__, __all__ = lazy_face(
         "comparison": ["COLUMNS", "compare"],
         "intervals": [
             "difference_bounds",
+            "hold_zero",
             "score_interval",
             "score_statistic",
         ],
-        "paired_tests": ["count_flips", "mcnemar_test", "sign_flip_test"],
+        "paired_tests": ["count_flips", "mcnemar_test", "paired_test", "sign_flip_test"],
         "power": ["detection_power", "minimal_detectable_effect"],
         "verdicts": ["equivalence_p", "fewest_problems", "holm", "prompt_null_p", "verdict"],
         "leaderboard": ["make_leaderboard"],

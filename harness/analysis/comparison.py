@@ -10,10 +10,10 @@ import numpy as np
 import pandas
 
 from harness.analysis.accuracy import accuracy
-from harness.analysis.intervals import difference_bounds, score_interval
-from harness.analysis.paired_tests import count_flips, mcnemar_test, sign_flip_test
+from harness.analysis.intervals import difference_bounds, hold_zero, score_interval
+from harness.analysis.paired_tests import count_flips, paired_test
 from harness.analysis.power import ALPHA, refuse_out_of_range
-from harness.analysis.sample_counts import Outcomes, count_outcomes, refuse_unpaired
+from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
 from harness.analysis.verdicts import equivalence_p, judge, rank_among_edits
 from harness.errors import ComparisonError
 from harness.experiment.conditions import DEFAULT_SEED
@@ -33,20 +33,22 @@ COLUMNS = {
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",
-    "low": "lower end of the difference's score interval, points",
+    "low": "lower end of the difference's score interval, points; with alpha shared as p_adjusted does, and holding 0 "
+    "exactly if that is not below alpha",
     "high": "upper end",
     "wrong_to_right": "problems that the baseline gets wrong and the condition right, mean over pairs of samples",
     "right_to_wrong": "the reverse",
     "discordance": "both together, percent of the problems",
     "problems_up": "problems with more right samples than under the baseline",
     "problems_down": "problems with fewer",
-    "test": "mcnemar (k = 1, exact) or sign-flip (k > 1)",
+    "test": "mcnemar (k = 1, exact) or sign-flip and score (k > 1, the larger p of the two)",
     "p": "its two-sided p-value",
     "primary": "whether this is the contrast that the run is about, named before it",
     "family": "tests that p is adjusted with: registered (named before the run) or all in the table; others have none: "
     "exploratory, prompt null",
-    "tests": "how many these are",
-    "p_adjusted": "p after Holm over the family",
+    "tests": "how many tests share alpha with it: with a primary contrast the models and layouts, times the others "
+    "for those behind it",
+    "p_adjusted": "p after Holm over these; behind the primary contrast not below the primary's",
     "equivalence_low": "lower end of the score interval that equivalence is read from, points",
     "equivalence_high": "upper end",
     "equivalence_p": "p-value of two one-sided tests against the margin, never below what n problems may miss",
@@ -62,7 +64,7 @@ COLUMNS = {
     "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
     "baseline, prompt null and exploratory are not judged",
 }
-"""Meaning of each column of `compare`. Intervals have level 1 - alpha, those of equivalence 1 - 2 alpha."""
+"""Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "null_edits")
 _NOISE = ("difference", "wrong_to_right", "right_to_wrong", "discordance", "p")
 """Columns that the second replicate of the baseline gets too, named `aa_...`."""
@@ -83,7 +85,8 @@ def compare(
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
     A verdict rests on the adjusted p-value and on the equivalence interval alone. Intervals are score intervals, which
-    keep their level with few flips.
+    keep their level with few flips. Those of tested differences share alpha as the tests do, and never contradict the
+    verdict.
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it, of one run or several. Replicate 0 is compared; the
@@ -95,7 +98,8 @@ def compare(
             the row's names, not on other rows.
         by: Further columns to split by, such as subject or level.
         family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
-        primary: The condition of the family that the run is about. It is marked, and tested as the others are.
+        primary: The condition of the family that the run is about. It is tested first, at full alpha; the others can
+            only be found behind it.
         edits: Conditions that are harmless edits of the baseline's prompt (the prompt null). They get a row without
             verdict, and every other condition gets its rank among them.
 
@@ -114,6 +118,7 @@ def compare(
     if primary is not None and primary not in (family or ()):
         raise ComparisonError(f"primary: expected a condition of the family, got {primary}. Name it in family too.")
     rows: list[dict[str, Any]] = []
+    changes: list[IntArray | None] = []
     for setting in dict.fromkeys(one.setting for one in counted):
         here: dict[str, list[Outcomes]] = {}
         for one in counted:
@@ -131,12 +136,16 @@ def compare(
             row = {**dict(setting), "condition": condition, "baseline": baseline, **accuracy(new, level=1 - alpha)}
             if condition != baseline:
                 refuse_unpaired(frame, old, new)
-                row |= _difference(old, new, _generator(seed, new)) | _intervals(old, new, margin=margin, alpha=alpha)
+                row |= _difference(old, new, _generator(seed, new)) | _equivalence(old, new, margin=margin, alpha=alpha)
                 row["primary"] = condition == primary
+            changes.append(None if condition == baseline else new.right - old.right)
             table.append({**row, "margin": margin, **noise})
         rank_among_edits(table, edits)
         rows += table
-    judge(rows, family=family, edits=edits, alpha=alpha)
+    judge(rows, family=family, primary=primary, edits=edits, alpha=alpha)
+    for row, change in zip(rows, changes, strict=True):
+        if change is not None:
+            row |= _interval(row, change, alpha=alpha)
     model, layout, *others = COLUMNS
     columns = [model, layout, *by, *others]
     return pandas.DataFrame(rows, columns=columns).astype(
@@ -161,25 +170,31 @@ def _difference(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> dict[
         "discordance": 100 * flips.discordance,
         "problems_up": up,
         "problems_down": down,
-        "test": "mcnemar" if old.k == 1 else "sign-flip",
-        "p": mcnemar_test(up, down) if old.k == 1 else sign_flip_test(changes, rng=rng),
+        "test": "mcnemar" if old.k == 1 else "sign-flip and score",
+        "p": paired_test(changes, old.k, rng=rng),
     }
 
 
-def _intervals(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> dict[str, Any]:
+def _equivalence(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> dict[str, Any]:
     changes = new.right - old.right
     means, bounds = changes / old.k, difference_bounds(changes, old.k)
-    ends = score_interval(means, bounds=bounds, level=1 - alpha)
-    inner = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
+    low, high = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
     within = equivalence_p(means, margin / 100, bounds=bounds)
     return {
-        "low": 100 * ends[0],
-        "high": 100 * ends[1],
-        "equivalence_low": 100 * inner[0],
-        "equivalence_high": 100 * inner[1],
+        "equivalence_low": 100 * low,
+        "equivalence_high": 100 * high,
         "equivalence_p": within,
         "within_margin": within < alpha,
     }
+
+
+def _interval(row: Mapping[str, Any], changes: IntArray, *, alpha: float) -> dict[str, Any]:
+    """The interval of a judged row. One without a test is of level 1 - alpha, and is left as it is."""
+    k, tests = row["k"], row.get("tests", 1)
+    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - alpha / tests)
+    if "tests" in row:
+        ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < alpha)
+    return {"low": 100 * ends[0], "high": 100 * ends[1]}
 
 
 def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[str, Collection[str]]) -> None:

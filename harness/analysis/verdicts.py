@@ -48,20 +48,27 @@ def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha:
     return "equivalent" if within_margin else "inconclusive"
 
 
-def judge(rows: Sequence[Row], *, family: Collection[str] | None, edits: Collection[str], alpha: float) -> None:
-    """Add to each row its family, the p-value adjusted in it, and the verdict.
+def judge(
+    rows: Sequence[Row], *, family: Collection[str] | None, primary: str | None, edits: Collection[str], alpha: float
+) -> None:
+    """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
 
-    All models and layouts share one family of tests. So the chance that a table calls anything better or worse by
-    mistake is at most alpha.
+    The chance that a table calls anything better or worse by mistake is at most alpha. Without a primary contrast all
+    tests share it. With one, every model and layout has an equal share; there the primary contrast is tested first,
+    with the whole share, and the others can only be found if it is.
 
     Args:
         rows: All rows of a table.
         family: Conditions to test, named before the run; all others are exploratory. None if none were named; then
             all are tested.
+        primary: The condition of the family that the run is about, if any.
         edits: Conditions that are harmless edits of the prompt; they are not tested.
         alpha: Level of the verdicts.
+
+    Source:
+        Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares: Bonferroni.
     """
-    tested = []
+    settings: dict[Any, list[Row]] = {}
     for row in rows:
         if "difference" not in row:
             row["verdict"] = BASELINE
@@ -71,10 +78,18 @@ def judge(rows: Sequence[Row], *, family: Collection[str] | None, edits: Collect
             row |= {"family": EXPLORATORY, "verdict": EXPLORATORY}
         else:
             row["family"] = "all" if family is None else "registered"
-            tested.append(row)
-    for row, adjusted in zip(tested, holm([row["p"] for row in tested]).tolist(), strict=True):
-        word = verdict(adjusted, row["difference"], within_margin=row["within_margin"], alpha=alpha)
-        row |= {"tests": len(tested), "p_adjusted": adjusted, "verdict": word}
+            settings.setdefault((row["model"], row["layout"]) if primary else None, []).append(row)
+    for tested in settings.values():
+        gate = 0.0
+        for step in (
+            [row for row in tested if row["condition"] == primary],
+            [r for r in tested if r["condition"] != primary],
+        ):
+            adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))
+            for row, p in zip(step, adjusted.tolist(), strict=True):
+                word = verdict(p, row["difference"], within_margin=row["within_margin"], alpha=alpha)
+                row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
+                gate = p if row["condition"] == primary else gate
 
 
 def prompt_null_p(difference: float, null_differences: npt.ArrayLike) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.power import ALPHA
 from harness.display.grid import (
     Cell,
     Column,
@@ -154,6 +155,8 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     if not compared:
         return ["One condition only: nothing is compared."]
     said = f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals"
+    if any(row["p_adjusted"] is not None for row in compared):
+        said += f" that hold 0 exactly where adjusted p is not below {ALPHA:g}"
     if "+ / -" in header:
         said += "; + / -: problems from wrong to right and from right to wrong"
     judged = any(row["p_adjusted"] is not None for row in compared)
@@ -169,7 +172,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
 
 def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
     """The test, the family that p is adjusted over, who chose it, and what is outside it."""
-    test = {"mcnemar": "exact McNemar test", "sign-flip": "sign-flip permutation test"}
+    test = {"mcnemar": "exact McNemar test", "sign-flip and score": "sign-flip and score test, the larger p of the two"}
     holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
     count = sum(row["p_adjusted"] is not None for row in compared)
     tests = f"{count} {plural('test', count)}"
@@ -179,7 +182,9 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
         return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
     said = f"{holm} the {tests} registered beforehand ({', '.join(map(label, board.family))})"
     if board.primary:
-        said += "; *: the primary contrast"
+        shared = len({(row["model"], row["layout"]) for row in compared}) > 1
+        share = ", with an equal share of alpha for each model and layout" if shared else ""
+        said += f"; *: the primary contrast, tested first{share}: the others can only be found behind it"
     if count < len(compared):
         said += "; exploratory: not among them, so neither adjusted nor judged"
     return said

@@ -96,14 +96,15 @@ def describe_power(config: RunConfig, problems: int) -> list[str]:
     tests = _tests(config)
     if not tests:
         return []
-    names = [f"{name} (primary)" if name == config.primary_condition else name for name in config.tested]
+    primary = config.primary_condition
+    about = f"{primary}, the primary contrast" if primary else ", ".join(config.tested)
     alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
     rows = [("", [f"{100 * discordance:.0f} %" for discordance in DISCORDANCES])]
     for way, samples in _ways(config):
         rows.append((way, [_gain(problems, samples, discordance, tests) for discordance in DISCORDANCES]))
     return [
         "detects   the least gain in points, if single samples with and without filler disagree on so many problems",
-        f"          ({100 * POWER:.0f} % power, {alpha}; {', '.join(names)}):",
+        f"          ({100 * POWER:.0f} % power, {alpha}; {about}):",
         *(f"          {way:<42}" + "".join(f"{cell:>7}" for cell in cells) for way, cells in rows),
     ]
 
@@ -139,9 +140,10 @@ def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
 
 
 def _tests(config: RunConfig) -> int:
-    """How many tests the run's family has; 0 without a baseline."""
+    """How many tests share alpha: those of the primary contrast, else all of the family; 0 without a baseline."""
     compared = BASELINE in [condition.name for condition in config.conditions]
-    return len(config.tested) * len(config.layouts) if compared else 0
+    first = 1 if config.primary_condition else len(config.tested)
+    return first * len(config.layouts) if compared else 0
 
 
 def _ways(config: RunConfig) -> list[tuple[str, int]]:

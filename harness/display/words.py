@@ -38,20 +38,20 @@ def number(value: Any, digits: int = 1) -> str:
     return NONE if _missing(value) else f"{value:.{digits}f}"
 
 
-def signed(value: Any) -> str:
+def signed(value: Any, digits: int = 1) -> str:
     """A number with its sign. Zero after rounding has none."""
     if _missing(value):
         return NONE
-    text = f"{value:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
-    """An interval in brackets; empty if an end is missing."""
+    """An interval in brackets, in whole points from a length of 20 on; empty if an end is missing."""
     if _missing(low) or _missing(high):
         return ""
-    write = signed if sign else number
-    return f"[{write(low)}, {write(high)}]"
+    write, digits = signed if sign else number, int(high - low < 20)
+    return f"[{write(low, digits)}, {write(high, digits)}]"
 
 
 def accuracy(row: Mapping[str, Any]) -> str:

@@ -13,10 +13,8 @@ from harness.display.table_pages import make_table
 from harness.display.words import NONE
 from harness.errors import RunError
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, drawn, evaluation, right, write_run
+from tests.example_runs import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
-"""A run that was made before runs registered a family."""
-REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 
 
@@ -34,10 +32,14 @@ def of_models(*facts):
 def test_the_registered_tests_of_all_models_are_one_family():
     board = make_leaderboard(of_models(REGISTERED, REGISTERED))
     tested = board.comparison[board.comparison["condition"] != "wo"]
-    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist() and set(tested["tests"]) == {6}
     assert (board.primary, board.family) == (("mless",), ("mless", "mful", "random"))
+    assert tested["tests"].tolist() == [2, 4, 4] * 2, "the primary contrast of each model, and the others behind it"
+    note = "*: the primary contrast, tested first, with an equal share of alpha for each model and layout"
+    assert note in " ".join(comparison_grid(board).notes)
     other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful"}))
-    assert other.primary == () and other.comparison["p_adjusted"].equals(board.comparison["p_adjusted"])
+    tested = other.comparison[other.comparison["condition"] != "wo"]
+    assert other.primary == (), "they contradict each other"
+    assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist() and set(tested["tests"]) == {6}
 
 
 def test_what_was_not_registered_is_exploratory():
@@ -46,7 +48,8 @@ def test_what_was_not_registered_is_exploratory():
     assert [row["verdict"].text for row in rows(grid).values()][1:] == ["exploratory", "inconclusive", "exploratory"]
     assert rows(grid)["w/ Mless"]["p adj."].text == NONE and not rows(grid)["w/ Mless"]["verdict"].strong
     text = " ".join(grid.notes)
-    assert "over the 1 test registered beforehand (w/ Mful); *: the primary contrast; exploratory: not among" in text
+    assert "exploratory: not among them" in text
+    assert "over the 1 test registered beforehand (w/ Mful); *: the primary contrast, tested first" in text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
     parts = of_models({"primary": "mless", "family": ["mless", "mful", "random"]}, {})
     fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", primary="mless", family=["mless"])
     board = make_leaderboard([parts[0], fewer])
-    assert set(board.comparison["tests"].dropna()) == {4} and board.primary == ("mless",)
+    assert board.comparison["tests"].dropna().tolist() == [2, 4, 4, 2] and board.primary == ("mless",)
     alone = [evaluation(drawn(5, 30, 1, {name: 0.5}), family=[] if name == "wo" else [name]) for name in CHANCES]
     for number, part in enumerate(alone):
         object.__setattr__(part, "name", f"results/{number}")

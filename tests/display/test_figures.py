@@ -32,7 +32,7 @@ from harness.display.figures.style import GAINED, LOST, in_order
 from harness.display.plots import make_plots
 from harness.errors import ComparisonError
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN
+from tests.example_runs import GREEDY_RUN, REGISTERED
 
 EDITS = tuple(f"edit_{number}" for number in range(6))
 MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}
@@ -398,7 +398,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     ]
     assert all(file.stat().st_size > 500 for file in files)
     shown = pandas.read_csv(tmp_path / "figures" / "forest-column.csv")
-    expected = compare(load_run(GREEDY_RUN)).set_index("condition")
+    expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")
     for condition, row in shown[shown["verdict"] != "prompt null"].set_index("condition").iterrows():
         if row["verdict"] != "baseline":
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
@@ -433,5 +433,7 @@ def test_lm_evals_logs_are_drawn_like_the_run_they_are_of(tmp_path):
     for run in (GREEDY_RUN, tmp_path / "logs"):
         *_, numbers = make_plots([str(run)], tmp_path, kinds=["forest"])
         shown = pandas.read_csv(numbers)
-        tables.append(shown[shown["condition"].isin(["mless", "mful", "random"])][["condition", "difference", "high"]])
+        tables.append(
+            shown[shown["condition"].isin(["mless", "mful", "random"])][["condition", "difference", "equivalence_high"]]
+        )
     assert tables[0].to_numpy().tolist() == tables[1].to_numpy().tolist() and len(tables[0]) == 3

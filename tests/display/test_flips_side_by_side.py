@@ -21,7 +21,7 @@ from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompt_source import read_source
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN, passing_folder, small_run
+from tests.example_runs import GREEDY_RUN, REGISTERED, passing_folder, small_run
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -162,7 +162,7 @@ def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
     lines = flips("--to", "mless").stdout.splitlines()
     counts = {name.replace("_", " "): len(changed(frame, "mless", name)) for name in FLIPS}
     assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
-    row = compare(load_run(RUN)).set_index("condition").loc["mless"]
+    row = compare(load_run(RUN), **REGISTERED).set_index("condition").loc["mless"]
     said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
     flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
     assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
@@ -312,7 +312,7 @@ def test_what_was_not_recorded_is_said():
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
     said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
     refused(flips("--to", "edit-01", path=EXAMPLE), said)
-    whole = compare(load_run(EXAMPLE, replicates=True)).set_index("condition").loc["mless"]
+    whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
     told = flips(path=EXAMPLE).stdout.splitlines()
     assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]

@@ -26,7 +26,7 @@ from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.sample_frame import load_run
 from tests.chromium import find_chromium, open_chromium
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN, ROOT
+from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT
 from tests.example_traces import make_trace, write_traces
 
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -196,7 +196,7 @@ def hostile(tmp_path_factory):
 
 def test_the_table_holds_exactly_what_compare_says(effect):
     run, page = effect
-    compared = compare(load_run(run, replicates=True))
+    compared = compare(load_run(run, replicates=True), **REGISTERED)
     reader = Reader(page.read_text())
     headers = 16  # three words, nine always, problems up and down, twice A/A
     rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]
@@ -326,7 +326,8 @@ def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "2 comparisons with the baseline, registered beforehand: " in page
     assert "One comparison with the baseline besides: exploratory: not registered beforehand, so not judged." in page
-    assert "w/ Mless *" in page and "; *: the primary contrast; exploratory: not among them" in page
+    assert "w/ Mless *" in page and "; *: the primary contrast, tested first" in page
+    assert "exploratory: not among them" in page
     assert re.search(r"w/ Mful: [^;]*\]; [^;]*: exploratory\.", page), "without a p"
     assert "% of problems flipped (under greedy decoding this measures only what" in page
 

@@ -155,8 +155,8 @@ def _write(axes: Axes, lines: list[_Line], width: Width) -> None:
 
 def _note(table: pandas.DataFrame, margin: float, alpha: float) -> str:
     sentences = [
-        f"Thin: {100 * (1 - alpha):g} % score interval; thick: {100 * (1 - 2 * alpha):g} %, from which equivalence is "
-        f"read. Shaded: the margin of {points(margin)}. Filled dots: adjusted p < {alpha:g} "
+        f"Thin: {100 * (1 - alpha):g} % score interval, adjusted as p is; thick: {100 * (1 - 2 * alpha):g} %, from "
+        f"which equivalence is read. Shaded: the margin of {points(margin)}. Filled dots: adjusted p < {alpha:g} "
         f"({style.adjustment(table)}).",
     ]
     if table["aa_difference"].notna().any():

@@ -80,7 +80,7 @@ def about_edits(table: pandas.DataFrame) -> str:
 
 def adjustment(table: pandas.DataFrame) -> str:
     """How p-values were adjusted, and over how many tests."""
-    tests = int(max(table["tests"].dropna(), default=0))
+    tests = int(table["p_adjusted"].notna().sum())
     return f"Holm, {tests} {plural('test', tests)}" if tests else "Holm"
 
 
