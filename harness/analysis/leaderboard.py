@@ -98,7 +98,7 @@ def make_leaderboard(
             edits=edits,
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
-        audit=audit_table(frame, baseline=baseline, by=by),
+        audit=audit_table(frame, baseline=baseline, by=by, edits=edits),
         baseline=baseline,
         primary=() if primary is None else (primary,),
         family=family,

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.power import ALPHA
 from harness.display.comparison_tables import heading, without_edits
 from harness.display.grid import Column, Grid, Row, make_grid, number_column, row_column, word_column
-from harness.display.words import LEVEL, accuracy, count, difference, interval, label, number, signed
+from harness.display.words import LEVEL, accuracy, count, difference, interval, label, number, p_value, plural, signed
 
 if TYPE_CHECKING:
     import pandas
@@ -46,8 +48,6 @@ def mediator_grid(board: Leaderboard) -> Grid:
 
 def audit_grid(board: Leaderboard) -> Grid:
     """Each grader's accuracy on the same completions, and its difference from the baseline."""
-    from harness.grading import COLUMNS as GRADERS
-
     rows = without_edits(board, board.audit)
     headers = {
         "ours": "ours",
@@ -63,22 +63,25 @@ def audit_grid(board: Leaderboard) -> Grid:
         change = row[f"{name}_difference"]
         return number(row[name]) + ("" if row[name] is None or change is None else f" {signed(change)}")
 
-    odds = [
-        (row[f"{name}_only_ours"], row[f"{name}_only_theirs"], name, label(row["condition"]))
-        for row in rows
-        for name in GRADERS
-        if name != "exact_match"
+    _, words = heading(board)
+    tests = [(row[f"{name}_p"], name, row) for row in rows for name in TESTED if row[f"{name}_p"] is not None]
+    others = [
+        f"{headers[name]} for {', '.join(label(row[word]) for word in words if word not in ('n', 'k'))} "
+        f"({signed(row[f'{name}_difference'])} against {signed(row['ours_difference'])}, p {p_value(p)})"
+        for p, name, row in sorted(tests, key=lambda one: one[0])
+        if p < ALPHA
     ]
-    ours, theirs, name, condition = max(odds, key=lambda found: found[0] + found[1])
+    how = f"{len(tests)} sign-flip {plural('test', len(tests))} by problem, adjusted by Holm; sentence is not tested"
     notes = [
         "Percent right by each grader, and its difference from the baseline in points. sentence and boxed are "
         "lm-eval's exact_match on its own sentence and on the last box; authors' is the study's rule (the answer may "
         "be a substring of the gold), strict the same without substrings.",
     ]
-    if ours + theirs:
-        notes.append(
-            f"Most at odds with ours: {name}, {condition}: {ours} samples are right by ours only, {theirs} by it only."
-        )
+    if others:
+        notes.append(f"The difference depends on the grader: {'; '.join(others)} ({how}).")
+    elif tests:
+        least = p_value(min(p for p, *_ in tests))
+        notes.append(f"No grader is shown to see another difference than ours: least p {least} ({how}).")
     columns = [row_column(header, name, partial(said, name=name)) for name, header in headers.items()]
     return make_grid("The same completions by every grader", [*_words(board), *columns], rows, notes)
 

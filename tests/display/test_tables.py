@@ -356,7 +356,27 @@ def test_the_audit_has_each_graders_difference():
     whole = audit_table(load_run(GREEDY_RUN))
     assert whole["authors_rule_only_ours"].tolist() == [9, 9, 9, 9]
     notes = audit_grid(make_leaderboard([read_run(GREEDY_RUN)])).notes
-    assert "Most at odds with ours: authors_rule, w/o: 9 samples are right by ours only, 4 by it only." in notes
+    how = "15 sign-flip tests by problem, adjusted by Holm; sentence is not tested"
+    assert notes[-1] == f"No grader is shown to see another difference than ours: least p 1.000 ({how})."
+
+
+def test_the_footer_names_the_grader_on_whom_the_difference_depends_and_no_other():
+    """One is more lenient everywhere, another under one condition alone: only that moves the difference."""
+    problems = {"wo": [["correct"]] * 60 + [["incorrect"]] * 60}
+    run = evaluation({**problems, "mless": problems["wo"], "edit-01": problems["wo"]}, edits=["edit-01"])
+    frame = run.frame
+    wrong = frame["verdict"] == "incorrect"
+    frame.loc[wrong, "math_verify"] = True
+    under = frame.index[wrong & (frame["condition"] == "mless")]
+    frame.loc[under[:12], "authors_rule"] = True
+    frame.loc[frame["condition"] == "edit-01", "first_box"] = False
+    board = make_leaderboard([run])
+    row = board.audit.set_index("condition").loc["mless"]
+    assert row["authors_rule_p"] == pytest.approx(5 * 2 / 2**12) and row["math_verify_p"] == row["first_box_p"] == 1
+    assert board.audit.set_index("condition").loc[["wo", "edit-01"], "first_box_p"].isna().all()
+    said = "The difference depends on the grader: authors' for w/ Mless (+10.0 against 0.0, p 0.002)"
+    how = "5 sign-flip tests by problem, adjusted by Holm; sentence is not tested"
+    assert audit_grid(board).notes[-1] == f"{said} ({how})."
 
 
 def test_a_grader_that_judged_nothing_does_not_disagree():
