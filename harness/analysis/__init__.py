@@ -9,7 +9,7 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "accuracy": ["accuracy_table", "clustered_error"],
+        "accuracy": ["accuracy_table", "clustered_error", "sampling_error"],
         "comparison": ["COLUMNS", "compare"],
         "intervals": [
             "difference_bounds",

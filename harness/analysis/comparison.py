@@ -30,6 +30,8 @@ COLUMNS = {
     "k": "samples per problem",
     "accuracy": "percent right: mean over problems of the share of right samples (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem",
+    "sampling_error": "of the accuracy, in points, from drawing the samples alone, the problems held fixed; missing "
+    "with one sample a problem",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",

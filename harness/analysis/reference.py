@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
+from scipy.special import ndtri
 
 from harness import resources
+from harness.analysis.power import ALPHA
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
 from harness.experiment.yaml_settings import Strict, explain
@@ -25,26 +27,31 @@ COLUMNS = {
     "layout": "ours; missing where we have not run it",
     "condition": "which",
     "accuracy": "ours, percent",
-    "low": "lower end of its interval",
+    "low": "lower end of where theirs lies in 95 of 100 cases, if only the dice differ; missing with one sample a "
+    "problem",
     "high": "upper end",
     "authors_rule": "ours, as the study's own grading rule has it",
     "reference": "the reference's accuracy, percent",
-    "agrees": "whether it lies in our interval, give or take its own rounding or reading error; missing on other data",
+    "agrees": "whether it lies there, give or take its own rounding or reading error; missing on other data",
     "difference": "ours from the baseline, points",
-    "difference_low": "lower end of its interval",
+    "difference_low": "lower end of where theirs lies in 95 of 100 cases, likewise",
     "difference_high": "upper end",
     "reference_difference": "the reference's difference from its baseline",
-    "difference_agrees": "whether that lies in our interval, give or take twice that error; missing on other data",
+    "difference_agrees": "whether that lies there, give or take twice that error; missing on other data",
 }
 """Meaning of each column of `reference_table`."""
 
 
+Z = float(ndtri(1 - ALPHA / 2))
+
+
 class Setup(Strict):
-    """How the numbers were made, in the reference's words."""
+    """How the numbers were made, in the reference's words, and of how many samples a problem they are the mean."""
 
     sampling: str
     layout: str
     grader: str
+    samples: int = Field(default=1, ge=1)
 
 
 class ModelAccuracies(Strict):
@@ -104,8 +111,12 @@ def reference_table(
 ) -> pandas.DataFrame:
     """Each number of the reference beside ours for the same model and condition: the columns of `COLUMNS`.
 
+    Both are of the same problems. So a model that is the same differs by what the dice do, in both runs, and by nothing
+    else: `sampling_error`, theirs taken to be that of a run with as many samples a problem as it names. Seeds that our
+    conditions share make differences scatter less than this says.
+
     Models that we have not run are left out. If we have run none of them, all are kept, without numbers of ours. On
-    another dataset, numbers neither agree nor differ.
+    another dataset, and where our problems have one sample each, numbers neither agree nor differ.
 
     Args:
         comparison: `analysis.compare`, not split any further.
@@ -116,15 +127,15 @@ def reference_table(
     """
     import pandas
 
-    names = {
-        "accuracy_low": "low",
-        "accuracy_high": "high",
-        "low": "difference_low",
-        "high": "difference_high",
-    }
     keys = ["model", "layout", "condition"]
     audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
-    ours = comparison.rename(columns=names).merge(audited, on=keys)
+    ours = comparison.drop(columns=["low", "high"]).merge(audited, on=keys)
+    spread = ours["sampling_error"] ** 2 * (1 + ours["k"].astype(float) / reference.setup.samples)
+    of_baseline = spread.where(ours["condition"] == baseline).groupby([ours["model"], ours["layout"]])
+    both = spread + of_baseline.transform("first")
+    for name, centre, variance in (("", "accuracy", spread), ("difference_", "difference", both)):
+        reach = Z * variance**0.5
+        ours[f"{name}low"], ours[f"{name}high"] = ours[centre] - reach, ours[centre] + reach
     ours["name"] = ours.pop("model").map(_bare)
     rows = []
     for entry in reference.accuracies:

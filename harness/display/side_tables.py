@@ -120,10 +120,11 @@ def reference_grid(table: pandas.DataFrame, reference: Reference, differences: S
         row_column("our difference", "difference", change),
         row_column("their difference", "reference_difference", their_change),
     ]
-    note = f"agrees: their number lies in our {LEVEL} interval" + (
-        "; their own noise is not stated."
-        if reference.exact
-        else f", give or take {reference.uncertainty:g} points of reading error."
+    read = "" if reference.exact else f", give or take {reference.uncertainty:g} points of reading error"
+    note = (
+        f"agrees: their number lies in our {LEVEL} interval{read}. It is for another run on the same problems with "
+        f"{reference.setup.samples} {plural('sample', reference.setup.samples)} each: only the dice differ. With one "
+        "sample a problem of ours nothing says how far they move."
     )
     return make_grid(title, columns, rows, [note, *differences])
 

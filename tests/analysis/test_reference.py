@@ -1,16 +1,18 @@
-"""Published numbers: every shipped table, agreement within our interval, and what differs in the set-up."""
+"""Published numbers: every shipped table, agreement within what the dice do, and what differs in the set-up."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 
 from attention_probe.figures.config import BarsConfig
 from attention_probe.figures.data import read_bars
 from harness import resources
+from harness.analysis import sampling_error
 from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
 from harness.display.table_pages import Parts, make_table
@@ -21,7 +23,11 @@ SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference
 
 
 def verdicts(right, n=500):
-    return [["correct"]] * right + [["incorrect"]] * (n - right)
+    """Five samples a problem, so many of `n` right in all. A hundred problems, or fewer, are undecided."""
+    half = min(50, right)
+    undecided = np.random.default_rng(right).permutation(10 * half) < 5 * half
+    words = np.where(undecided, "correct", "incorrect").reshape(-1, 5).tolist()
+    return [["correct"] * 5] * (right - half) + words + [["incorrect"] * 5] * (n - right - half)
 
 
 def board(*models, **facts):
@@ -79,14 +85,16 @@ def test_every_table_has_its_source_and_draws_as_bars(name):
     assert set(bars["reference"]) == {reference.source} and len(bars) == len(reference.accuracies)
 
 
-def test_ours_agrees_where_theirs_lies_in_our_interval():
+def test_ours_agrees_where_theirs_lies_within_what_the_dice_do():
     reference = read_reference("study-table-1")
     found = beside(reference, ("qwen2.5-math-7b", {"wo": 360, "mless": 362}), ("Qwen2.5-32B-Instruct", {"wo": 300}))
     assert list(found.columns) == list(COLUMNS)
     rows = found.set_index(["model", "condition"])
     near, far = rows.loc[("Qwen2.5-Math-7B", "wo")], rows.loc[("Qwen2.5-32B-Instruct", "wo")]
     assert (near["accuracy"], near["reference"], near["agrees"], far["agrees"]) == (72.0, 72.3, True, False)
-    assert near["low"] < 72 < near["high"] and near["authors_rule"] == 72.0
+    dice = sampling_error([sum(word == "correct" for word in one) for one in verdicts(360)], [5] * 500)
+    assert (near["low"], near["high"]) == pytest.approx((72 - 196 * dice * 2**0.5, 72 + 196 * dice * 2**0.5), abs=1e-3)
+    assert near["authors_rule"] == 72.0
     change = rows.loc[("Qwen2.5-Math-7B", "mless")]
     assert change["reference_difference"] == pytest.approx(2.3) and change["difference"] == pytest.approx(0.4)
     assert not change["difference_agrees"] and change["difference_high"] < 2.3
@@ -96,11 +104,32 @@ def test_ours_agrees_where_theirs_lies_in_our_interval():
 
 def test_numbers_that_were_read_off_get_their_reading_error():
     reference = read_reference("seed-bar-chart")
-    ours = ("Llama-3.1-8B-Instruct", {"wo": 243})
+    ours = ("Llama-3.1-8B-Instruct", {"wo": 233})
     (row,) = beside(reference, ours)[lambda t: t["condition"] == "wo"].to_dict("records")
     assert row["low"] - 1 < row["reference"] < row["low"] and row["agrees"]
     exact = reference.model_copy(update={"uncertainty": 0.0})
     assert beside(exact, ours)["agrees"].dropna().tolist() == [False]
+
+
+def test_the_same_model_agrees_and_one_three_points_off_does_not():
+    """Both runs on the same 500 problems, five samples each."""
+    rng = np.random.default_rng(6)
+    chances = rng.beta(0.65, 0.35, 500)
+    worse = np.clip(chances - 0.03 * chances * (1 - chances) / (chances * (1 - chances)).mean(), 0, 1)
+    agree = np.zeros(2)
+    for _ in range(400):
+        ours, *theirs = (rng.binomial(5, p) for p in (chances, chances, worse))
+        reach = 1.96 * 2**0.5 * sampling_error(ours, [5] * 500)
+        agree += [abs(ours.mean() - other.mean()) / 5 <= reach for other in theirs]
+    assert agree[0] / 400 > 0.92 and agree[1] / 400 < 0.1
+
+
+def test_one_sample_a_problem_says_nothing_of_the_dice():
+    ours = evaluation({"wo": [["correct"], ["incorrect"]]}, model="Qwen2.5-Math-7B")
+    made = make_leaderboard([ours])
+    found = reference_table(made.comparison, made.audit, read_reference("study-table-1"), receipts=made.receipt)
+    assert found["accuracy"].notna().sum() == 1 and found[["agrees", "low", "high"]].isna().all().all()
+    assert made.comparison["sampling_error"].isna().all()
 
 
 def test_a_model_that_is_not_in_the_reference_agrees_with_nothing():
