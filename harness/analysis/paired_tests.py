@@ -53,9 +53,9 @@ def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator) -> 
     """Two-sided p-value of a difference between two conditions: the test of every table.
 
     With one sample a problem it is `mcnemar_test`. With several it is the larger of two p-values, because each errs
-    where the other holds: `sign_flip_test` takes a gain and a loss of one size for equally likely, and errs in 6 to 9
-    of 100 where few problems gain much and many lose a little (k = 20); the score test, which `score_interval` inverts,
-    needs more than a handful of changes.
+    where the other holds: `sign_flip_test` takes a gain and a loss of one size for equally likely, and errs in 6 of 100
+    where few problems gain much and many lose a little (1 % of 200 problems, k = 20; the larger p: 5 of 100); the score
+    test, which `score_interval` inverts, needs more than a handful of changes.
 
     Args:
         changes: Right samples under a condition less those under the baseline, one number a problem.
