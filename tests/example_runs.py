@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """The bundled model on all bundled problems, greedily, with lm-eval's logs: see its README."""
 
-REGISTERED = {"primary": "mless", "family": ["mless", "mful", "random"]}
+REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", "random - wo"]}
 """What it, and the example that people read, named before they were run."""
 
 

@@ -16,7 +16,7 @@ from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
 from harness.analysis.verdicts import equivalence_p, judge, rank_among_edits
 from harness.errors import ComparisonError
-from harness.experiment.conditions import DEFAULT_SEED
+from harness.experiment.conditions import DEFAULT_SEED, contrast_name, read_contrast
 
 MARGIN = 1.0
 """Default of the equivalence margin, in points."""
@@ -24,7 +24,7 @@ MARGIN = 1.0
 COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
-    "condition": "what stands between instruction and problem",
+    "condition": "what stands between instruction and problem; or a contrast with another baseline: mless - random",
     "baseline": "the condition that it is compared with",
     "n": "problems",
     "k": "samples per problem",
@@ -80,7 +80,7 @@ def compare(
     alpha: float = ALPHA,
     seed: int = DEFAULT_SEED,
     by: Sequence[str] = (),
-    family: Collection[str] | None = None,
+    contrasts: Collection[str] | None = None,
     primary: str | None = None,
     edits: Collection[str] = (),
 ) -> pandas.DataFrame:
@@ -99,9 +99,11 @@ def compare(
         seed: Seed of random sign flips, which only very many samples need. A row's flips depend on the seed and on
             the row's names, not on other rows.
         by: Further columns to split by, such as subject or level.
-        family: Conditions to test, named before the run; the others are exploratory. By default all are tested.
-        primary: The condition of the family that the run is about. It is tested first, at full alpha; the others can
-            only be found behind it.
+        contrasts: Differences to test, named before the run, such as `mless - wo`; the others are exploratory. One
+            with another baseline, such as `mless - random`, gets a row of its own. By default every condition's from
+            the baseline is tested.
+        primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
+            behind it.
         edits: Conditions that are harmless edits of the baseline's prompt (the prompt null). They get a row without
             verdict, and every other condition gets its rank among them.
 
@@ -110,15 +112,18 @@ def compare(
 
     Raises:
         ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
+        ConfigError: a contrast is not written as one.
     """
     refuse_out_of_range(
         ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
         ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
     )
     counted = count_outcomes(frame, by=by)
-    _refuse_unknown(counted, baseline, {"family": family or (), "edits": edits})
-    if primary is not None and primary not in (family or ()):
-        raise ComparisonError(f"primary: expected a condition of the family, got {primary}. Name it in family too.")
+    pairs = {_row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
+    _refuse_unknown(counted, baseline, pairs.values(), edits)
+    about = None if primary is None else _row_name(*read_contrast(primary), baseline)
+    if about is not None and about not in pairs:
+        raise ComparisonError(f"primary: expected one of the contrasts, got {primary}. Name it in contrasts too.")
     rows: list[dict[str, Any]] = []
     changes: list[IntArray | None] = []
     for setting in dict.fromkeys(one.setting for one in counted):
@@ -132,19 +137,24 @@ def compare(
             refuse_unpaired(frame, old, again[0])
             found = _difference(old, again[0], _generator(seed, again[0]))
             noise = {f"aa_{name}": found[name] for name in _NOISE}
+        first = {name: min(replicates, key=lambda one: one.replicate) for name, replicates in here.items()}
         table = []
-        for condition, replicates in here.items():
-            new = min(replicates, key=lambda one: one.replicate)
-            row = {**dict(setting), "condition": condition, "baseline": baseline, **accuracy(new, level=1 - alpha)}
-            if condition != baseline:
+        for name, (condition, against) in ({name: (name, baseline) for name in here} | pairs).items():
+            if condition not in here or against not in here:
+                continue
+            new, old = first[condition], first[against]
+            row = {**dict(setting), "condition": name, "baseline": against, **accuracy(new, level=1 - alpha)}
+            if against == baseline:
+                row |= noise
+            if condition != against:
                 refuse_unpaired(frame, old, new)
                 row |= _difference(old, new, _generator(seed, new)) | _equivalence(old, new, margin=margin, alpha=alpha)
-                row["primary"] = condition == primary
-            changes.append(None if condition == baseline else new.right - old.right)
-            table.append({**row, "margin": margin, **noise})
-        rank_among_edits(table, edits)
+                row["primary"] = name == about
+            changes.append(None if condition == against else new.right - old.right)
+            table.append({**row, "margin": margin})
+        rank_among_edits(table, edits, baseline)
         rows += table
-    judge(rows, family=family, primary=primary, edits=edits, alpha=alpha)
+    judge(rows, family=None if contrasts is None else pairs, primary=about, edits=edits, alpha=alpha)
     for row, change in zip(rows, changes, strict=True):
         if change is not None:
             row |= _interval(row, change, alpha=alpha)
@@ -153,6 +163,11 @@ def compare(
     return pandas.DataFrame(rows, columns=columns).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
     )
+
+
+def _row_name(condition: str, against: str, baseline: str) -> str:
+    """What stands under `condition`: the condition where it is compared with the baseline, else the contrast."""
+    return condition if against == baseline else contrast_name(condition, against)
 
 
 def _generator(seed: int, one: Outcomes) -> np.random.Generator:
@@ -199,7 +214,9 @@ def _interval(row: Mapping[str, Any], changes: IntArray, *, alpha: float) -> dic
     return {"low": 100 * ends[0], "high": 100 * ends[1]}
 
 
-def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[str, Collection[str]]) -> None:
+def _refuse_unknown(
+    counted: Sequence[Outcomes], baseline: str, contrasts: Collection[tuple[str, str]], edits: Collection[str]
+) -> None:
     for setting in dict.fromkeys(one.setting for one in counted):
         names = dict.fromkeys(one.condition for one in counted if one.setting == setting)
         if baseline not in names:
@@ -208,16 +225,11 @@ def _refuse_unknown(counted: Sequence[Outcomes], baseline: str, roles: Mapping[s
                 f"{where}: there is no baseline condition {baseline!r} to compare with: expected it among the "
                 f"conditions, got {', '.join(names)}. Run it too, or name another baseline."
             )
-    compared = [name for name in dict.fromkeys(one.condition for one in counted) if name != baseline]
-    for role, names_of_role in roles.items():
-        if unknown := [name for name in names_of_role if name not in compared]:
-            raise ComparisonError(
-                f"{role}: expected conditions that are compared with {baseline}, got {', '.join(unknown)}. There are "
-                f"{', '.join(compared) or 'none'}."
-            )
-    named = [name for names_of_role in roles.values() for name in names_of_role]
-    if twice := [name for name in dict.fromkeys(named) if named.count(name) > 1]:
-        raise ComparisonError(
-            f"A condition is either in the family or an edit: expected each named once, got {', '.join(twice)} "
-            "again. Take it out of one of them."
-        )
+    known = list(dict.fromkeys(one.condition for one in counted))
+    for role, named in (("contrasts", [name for pair in contrasts for name in pair]), ("edits", [*edits])):
+        if unknown := [name for name in named if name not in known]:
+            raise ComparisonError(f"{role}: expected some of the conditions {', '.join(known)}, got {unknown[0]}.")
+        if role == "contrasts" and (both := [name for name in edits if name in named]):
+            raise ComparisonError(f"contrasts: {both[0]} is an edit of the prompt, which is not tested. Leave it out.")
+    if baseline in edits:
+        raise ComparisonError(f"edits: {baseline} is the baseline, which is not an edit of itself. Leave it out.")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED, read_contrast
 from harness.runs.comparable import join
 from harness.runs.run import Run
 
@@ -28,8 +28,8 @@ class Leaderboard:
         mediators: `mediators.mediator_table`.
         audit: `grader_agreement.audit_table`.
         baseline: The condition that others are compared with.
-        primary: The condition that the runs are about, named before them. Empty if they name none or different ones.
-        family: Conditions whose tests were named before the runs. None if none were; then all tests are the family.
+        contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
+        primary: The contrast that the runs are about, named before them. None if they name none or different ones.
         edits: Conditions that are harmless edits of the prompt (the prompt null).
         by: Columns that the rows are split by, beside model, layout and condition.
         receipt: One entry per run: where it is from, versions, hashes, settings.
@@ -40,8 +40,8 @@ class Leaderboard:
     mediators: pandas.DataFrame
     audit: pandas.DataFrame
     baseline: str
-    primary: tuple[str, ...]
-    family: tuple[str, ...] | None
+    contrasts: tuple[str, ...] | None
+    primary: str | None
     edits: tuple[str, ...]
     by: tuple[str, ...]
     receipt: tuple[Mapping[str, Any], ...]
@@ -62,7 +62,7 @@ def make_leaderboard(
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
-    The tests that the runs registered are one family, over all models. Nothing is registered if the baseline is not
+    The contrasts that the runs registered are one family, over all models. Nothing is registered if the baseline is not
     `wo` or the table is split; then all tests are the family, and none is primary.
 
     Args:
@@ -86,22 +86,22 @@ def make_leaderboard(
         frame = frame[~frame["condition"].isin(edits)]
     there = set(frame["condition"].unique())
     edits = [name for name in dict.fromkeys(edits) if name in there]
-    family, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
+    contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     return Leaderboard(
         comparison=compare(
             frame,
             baseline=baseline,
             margin=MARGIN if margin is None else margin,
             by=by,
-            family=family,
+            contrasts=contrasts,
             primary=primary,
             edits=edits,
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, edits=edits),
         baseline=baseline,
-        primary=() if primary is None else (primary,),
-        family=family,
+        contrasts=contrasts,
+        primary=primary,
         edits=tuple(edits),
         by=tuple(by),
         receipt=tuple({"name": one.name, **one.facts} for one in runs),
@@ -109,18 +109,19 @@ def make_leaderboard(
 
 
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
-    """The family that all runs together registered, and the primary contrast if all name the same.
+    """The contrasts that all runs together registered, and the primary one if all name the same.
 
-    Both are None if a run registered nothing, or left a condition out of its family that it ran and another registered.
+    Both are None if a run registered nothing, or left out a contrast that it could test and another registered.
     """
-    families = [one.facts.get("family") for one in runs]
-    ran = [set(one.frame["condition"].unique()) for one in runs]
-    every = dict.fromkeys(str(name) for family in families for name in family or ())
-    for family, there in zip(families, ran, strict=True):
-        if family is None or there & every.keys() - set(family):
+    registered = [one.facts.get("contrasts") for one in runs]
+    ran = [{str(name) for name in one.frame["condition"].unique()} for one in runs]
+    every = dict.fromkeys(str(name) for names in registered for name in names or ())
+    for names, there in zip(registered, ran, strict=True):
+        left_out = [] if names is None else [read_contrast(name) for name in every if name not in names]
+        if names is None or any(one in there and other in {*there, BASELINE} for one, other in left_out):
             return None, None
     primaries = {one.facts.get("primary") for one in runs}
-    kept = tuple(name for name in every if name in set.union(*ran))
+    kept = tuple(name for name in every if set(read_contrast(name)) <= set.union(*ran))
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 
 
@@ -130,8 +131,8 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         {
             "schema": SCHEMA,
             "baseline": board.baseline,
+            "contrasts": board.contrasts,
             "primary": board.primary,
-            "family": board.family,
             "by": board.by,
             "seed": board.seed,
             "rows": records(board.comparison),

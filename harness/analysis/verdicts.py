@@ -59,9 +59,9 @@ def judge(
 
     Args:
         rows: All rows of a table.
-        family: Conditions to test, named before the run; all others are exploratory. None if none were named; then
-            all are tested.
-        primary: The condition of the family that the run is about, if any.
+        family: Rows to test, by what stands under `condition`, named before the run; all others are exploratory. None
+            if none were named; then all are tested.
+        primary: The one of the family that the run is about, if any.
         edits: Conditions that are harmless edits of the prompt; they are not tested.
         alpha: Level of the verdicts.
 
@@ -111,11 +111,11 @@ def prompt_null_p(difference: float, null_differences: npt.ArrayLike) -> float:
     return (1 + int(far.sum())) / (1 + len(others))
 
 
-def rank_among_edits(rows: Sequence[Row], edits: Collection[str]) -> None:
+def rank_among_edits(rows: Sequence[Row], edits: Collection[str], baseline: str) -> None:
     """Add the rank p-value among the harmless edits to the rows of one model and layout."""
     others = [row["difference"] for row in rows if row["condition"] in edits]
     for row in rows:
-        if others and row["condition"] not in edits and "difference" in row:
+        if others and row["condition"] not in edits and "difference" in row and row["baseline"] == baseline:
             row |= {"null_p": prompt_null_p(row["difference"], others), "null_edits": len(others)}
 
 

@@ -63,7 +63,7 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
     """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
     rows = without_edits(board, board.comparison)
     others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
-    main = next((name for name in others if name in board.primary), others[0] if others else None)
+    main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else None)
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
@@ -154,7 +154,8 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     compared = [row for row in rows if row["test"] is not None]
     if not compared:
         return ["One condition only: nothing is compared."]
-    said = f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals"
+    others = " (in a row A - B: of A from B)" if any(row["baseline"] != board.baseline for row in compared) else ""
+    said = f"Differences from {label(board.baseline)}{others} in points, paired by problem, with score intervals"
     if any(row["p_adjusted"] is not None for row in compared):
         said += f" that hold 0 exactly where adjusted p is not below {ALPHA:g}"
     if "+ / -" in header:
@@ -171,16 +172,17 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
 
 
 def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
-    """The test, the family that p is adjusted over, who chose it, and what is outside it."""
+    """The test, the tests that p is adjusted over, who chose it, and what is outside it."""
     test = {"mcnemar": "exact McNemar test", "sign-flip and score": "sign-flip and score test, the larger p of the two"}
     holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
     count = sum(row["p_adjusted"] is not None for row in compared)
     tests = f"{count} {plural('test', count)}"
-    if board.family is None:
+    if board.contrasts is None:
         return f"{holm} {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
     if not count:
         return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
-    said = f"{holm} the {tests} registered beforehand ({', '.join(map(label, board.family))})"
+    named = dict.fromkeys(label(row["condition"]) for row in compared if row["p_adjusted"] is not None)
+    said = f"{holm} the {tests} registered beforehand ({', '.join(named)})"
     if board.primary:
         shared = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if shared else ""

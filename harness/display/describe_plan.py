@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.analysis.forecast import find_speed
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.table_formats import align
-from harness.experiment.conditions import BASELINE
+from harness.experiment.conditions import BASELINE, contrast_name
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
 from harness.experiment.problems import Problem
@@ -96,8 +96,9 @@ def describe_power(config: RunConfig, problems: int) -> list[str]:
     tests = _tests(config)
     if not tests:
         return []
-    primary = config.primary_condition
-    about = f"{primary}, the primary contrast" if primary else ", ".join(config.tested)
+    primary = config.primary_contrast
+    about = ", ".join(contrast_name(*pair) for pair in ([primary] if primary else config.tested))
+    about += ", the primary contrast" if primary else ""
     alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
     rows = [("", [f"{100 * discordance:.0f} %" for discordance in DISCORDANCES])]
     for way, samples in _ways(config):
@@ -140,10 +141,10 @@ def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
 
 
 def _tests(config: RunConfig) -> int:
-    """How many tests share alpha: those of the primary contrast, else all of the family; 0 without a baseline."""
-    compared = BASELINE in [condition.name for condition in config.conditions]
-    first = 1 if config.primary_condition else len(config.tested)
-    return first * len(config.layouts) if compared else 0
+    """How many tests share alpha: those of the primary contrast, else of all that the run can test."""
+    names = {condition.name for condition in config.conditions}
+    first = 1 if config.primary_contrast else sum(set(pair) <= names for pair in config.tested)
+    return first * len(config.layouts)
 
 
 def _ways(config: RunConfig) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from harness.display.figures.forest import draw_forest
 from harness.display.figures.lengths import draw_lengths, length_shares
 from harness.display.figures.saving import write_figure
 from harness.display.figures.splits import draw_split_differences
-from harness.display.figures.style import without_edits
+from harness.display.figures.style import without_contrasts, without_edits
 from harness.errors import ComparisonError
 from harness.runs.comparable import join
 from harness.runs.find_runs import locate
@@ -86,5 +86,7 @@ def _plot(
         return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.edits)])
     if kind == "bars":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
-        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), whole.comparison
-    return draw_flip_matrix if kind == "flips" else draw_forest, whole.comparison
+        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), without_contrasts(whole.comparison)
+    if kind == "flips":
+        return draw_flip_matrix, without_contrasts(whole.comparison)
+    return draw_forest, whole.comparison

@@ -29,7 +29,7 @@ NOISE = {
 
 
 def label(condition: Any) -> str:
-    """The name of a condition for people."""
+    """The name of a condition for people. A contrast is called as configs write it."""
     return LABELS.get(str(condition), str(condition))
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from harness.display.progress import Progress
 from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
-from harness.experiment.conditions import BASELINE
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan
 from harness.experiment.prompt import PROMPT_VERSION
@@ -102,7 +101,6 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config = plan.config
     name = str(config.model_arguments().get("pretrained") or config.model.name)
-    primary = config.primary_condition
     return Identity(
         format=FORMAT,
         config=config.identity(),
@@ -111,8 +109,8 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         dataset=DatasetFacts(name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256),
         prompt_version=PROMPT_VERSION,
         prompts_sha256=plan.prompts_sha256,
-        contrasts=[(condition, BASELINE) for condition in config.tested],
-        primary=None if primary is None else (primary, BASELINE),
+        contrasts=list(config.tested),
+        primary=config.primary_contrast,
         arms={
             arm.task: Arm(
                 condition=arm.built.condition.name,

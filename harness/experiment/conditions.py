@@ -31,6 +31,23 @@ DEFAULT_SEED = 1234
 """Seed of what is drawn at random here: the sentence, and a random placement."""
 
 
+def contrast_name(condition: str, baseline: str = BASELINE) -> str:
+    """How a difference of two conditions is written: `mless - wo`."""
+    return f"{condition} - {baseline}"
+
+
+def read_contrast(text: str) -> tuple[str, str]:
+    """The two conditions of a contrast such as `mless - wo`: the condition, and what it is compared with.
+
+    Raises:
+        ConfigError: it is not two names with ` - ` between them.
+    """
+    condition, _, baseline = (part.strip() for part in str(text).partition(" - "))
+    if not (condition and baseline):
+        raise ConfigError(f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', got {text!r}.")
+    return condition, baseline
+
+
 class Placement(StrEnum):
     """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B."""
 

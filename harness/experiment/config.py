@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED, first_edits
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED, contrast_name, first_edits, read_contrast
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, resolve_sampling
@@ -132,10 +132,10 @@ class RunConfig(Strict):
     """One experiment.
 
     Attributes:
-        primary: The condition whose difference from `wo` the experiment is about, named before it is run. By default
-            `mless` if it is among the conditions.
-        family: The conditions whose differences from `wo` are tested, all as one family; others are exploratory. By
-            default all of the run's. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
+        contrasts: The differences that are tested, such as `mless - wo` and `mless - random`; all others are
+            exploratory. By default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
+        primary: The contrast that the experiment is about, named before it is run and tested first. By default
+            `mless - wo` if it is among the contrasts.
         replicates: How often the baseline is run: 2 gives a noise floor (A/A).
         prompt_null: So many harmless edits of the prompt are run too, without a filler.
     """
@@ -146,8 +146,8 @@ class RunConfig(Strict):
     conditions: Annotated[
         tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
+    contrasts: tuple[str, ...] | None = None
     primary: str | None = None
-    family: tuple[str, ...] | None = None
     replicates: int = Field(default=1, ge=1)
     prompt_null: int = Field(default=0, ge=0)
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
@@ -160,19 +160,20 @@ class RunConfig(Strict):
     output: Path = Path("results")
     seed: int = DEFAULT_SEED
 
-    @field_validator("family")
+    @field_validator("contrasts")
     @classmethod
-    def _with_drawn(cls, family: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+    def _with_drawn(cls, contrasts: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
         """The name that drawn sentences have in common stands for all of them."""
-        if family is None or "conditions" not in info.data:
-            return family
+        if contrasts is None or "conditions" not in info.data:
+            return contrasts
         conditions = info.data["conditions"]
         names = {condition.name for condition in conditions}
-        members: list[str] = []
-        for name in family:
-            drawn = () if name in names else drawn_names(name, conditions)
-            members += drawn or (name,)
-        return tuple(members)
+
+        def every(name: str) -> tuple[str, ...]:
+            return (() if name in names else drawn_names(name, conditions)) or (name,)
+
+        pairs = [tuple(map(every, read_contrast(text))) for text in contrasts]
+        return tuple(contrast_name(one, other) for ones, others in pairs for one in ones for other in others)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -186,17 +187,18 @@ class RunConfig(Strict):
             raise ValueError("a condition's name ends like a layout; rename it")
         if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
             raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
-        if self.primary not in names and (drawn := drawn_names(self.primary or "", self.conditions)):
-            raise ValueError(f"primary is one condition, and drawn sentences are several: {', '.join(drawn)}")
-        if self.primary is not None and (self.primary == BASELINE or not {BASELINE, self.primary} <= set(names)):
-            raise ValueError(
-                f"primary is compared with {BASELINE}: both must be among the conditions {', '.join(names)}"
-            )
-        compared = [name for name in names if name != BASELINE]
-        if unknown := [name for name in self.family or () if name not in compared]:
-            raise ValueError(f"family: expected some of the conditions {', '.join(compared)}, got {unknown[0]}")
-        if self.primary is not None and self.primary not in self.tested:
-            raise ValueError(f"primary is one of the family's conditions, which are {', '.join(self.tested) or 'none'}")
+        for text in self.contrasts or ():
+            if len(set(read_contrast(text)) & {*names, BASELINE}) < 2:
+                raise ValueError(
+                    f"contrasts: expected two different ones of the conditions {', '.join(names)}, got {text!r}"
+                )
+        if len(set(self.contrasts or ())) < len(self.contrasts or ()):
+            raise ValueError(f"contrasts: each may be named once, got {', '.join(self.contrasts or ())}")
+        if self.primary is not None and read_contrast(self.primary) not in self.tested:
+            known = ", ".join(contrast_name(*pair) for pair in self.tested) or "none"
+            raise ValueError(f"primary is one of the contrasts, which are {known}; got {self.primary!r}")
+        if self.primary is not None and not set(read_contrast(self.primary)) <= set(names):
+            raise ValueError(f"primary: both must be among the conditions {', '.join(names)}, got {self.primary!r}")
         if self.replicates > 2:
             raise ValueError(
                 f"replicates: expected 1, or 2 for a noise floor, got {self.replicates}: no table reads a third"
@@ -223,16 +225,20 @@ class RunConfig(Strict):
         return self.output / self.name
 
     @property
-    def tested(self) -> tuple[str, ...]:
-        """The conditions of the family, in the run's order."""
-        names = [condition.name for condition in self.conditions if condition.name != BASELINE]
-        return tuple(name for name in names if self.family is None or name in self.family)
+    def tested(self) -> tuple[tuple[str, str], ...]:
+        """The contrasts, each a condition and what it is compared with."""
+        if self.contrasts is not None:
+            return tuple(map(read_contrast, self.contrasts))
+        return tuple((condition.name, BASELINE) for condition in self.conditions if condition.name != BASELINE)
 
     @property
-    def primary_condition(self) -> str | None:
-        """The condition of the primary contrast; None if there is none."""
-        names = {condition.name for condition in self.conditions}
-        return self.primary or ("mless" if BASELINE in names and "mless" in self.tested else None)
+    def primary_contrast(self) -> tuple[str, str] | None:
+        """The contrast that the run is about; None if there is none."""
+        if self.primary is not None:
+            return read_contrast(self.primary)
+        usual = ("mless", BASELINE)
+        there = set(usual) <= {condition.name for condition in self.conditions}
+        return usual if there and usual in self.tested else None
 
     @property
     def sampling_words(self) -> str:
@@ -268,7 +274,7 @@ class RunConfig(Strict):
         graders look over it, what is tested (the identity holds that as `contrasts`), and how much memory the engine
         may have and how it schedules.
         """
-        left_out = ("output", "audit", "name", "dataset", "primary", "family")
+        left_out = ("output", "audit", "name", "dataset", "primary", "contrasts")
         values = {name: value for name, value in self.as_written().items() if name not in left_out}
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}

@@ -221,7 +221,6 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
     """
     users = ("config.", "limit", "shard", "contrasts", "primary")
     named = [change for change in changes if change.startswith(users)] or changes
-    named = [change.replace("contrasts: ", "family: ", 1) for change in named]
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(
         f"{path.parent} was begun with other settings. Changed: {told}. Undo the change to continue that run, add "

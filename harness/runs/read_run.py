@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.experiment.conditions import BASELINE, is_edit
+from harness.experiment.conditions import contrast_name, is_edit
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.sample_key import hash_json
@@ -57,7 +57,6 @@ def _read_folder(path: Path) -> Run:
     arguments = receipt["config"]["model"]["arguments"]
     identity = read_identity(path)
     sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
-    tested = [condition for condition, baseline in identity.contrasts if baseline == BASELINE]
     facts = {
         "source": "run",
         "run": receipt["run"],
@@ -78,8 +77,8 @@ def _read_folder(path: Path) -> Run:
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
         "engine": "{name} {version} on {device}".format(**receipt["engine"]),
-        "primary": identity.primary[0] if identity.primary and identity.primary[1] == BASELINE else None,
-        "family": tested,
+        "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
+        "primary": identity.primary and contrast_name(*identity.primary),
         "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],

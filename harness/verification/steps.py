@@ -175,7 +175,7 @@ def _count_differences(first: pandas.DataFrame, second: pandas.DataFrame) -> tup
 
 def measure_repeats(changes: Sequence[str], bench: Bench, folder: Path) -> None:
     """Run the baseline twice, greedily, in another order, with these changes of the config."""
-    fixed = ["conditions=[wo]", "family=[]", "primary=null", "replicates=2", "sampling=greedy", "audit=false"]
+    fixed = ["conditions=[wo]", "contrasts=[]", "primary=null", "replicates=2", "sampling=greedy", "audit=false"]
     bench.run(PUBLISHED, folder, [*bench.changes(), *fixed, *changes], bench.at_most(REPEATED))
 
 

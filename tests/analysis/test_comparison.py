@@ -154,34 +154,35 @@ def test_other_models_change_a_row_only_through_holm(run):
 
 
 def test_the_primary_contrast_is_tested_first_and_the_others_behind_it(run):
-    table = by_condition(compare(run, family=["mless", "mful"], primary="mless"))
+    table = by_condition(compare(run, contrasts=["mless - wo", "mful - wo"], primary="mless - wo"))
     assert table["family"].dropna().to_dict() == {"mless": "registered", "mful": "registered"}
     assert table["primary"].dropna().to_dict() == {"mless": True, "mful": False}
     assert table["tests"].dropna().tolist() == [1, 1]
     first, behind = table.loc["mless"], table.loc["mful"]
     assert first["p_adjusted"] == first["p"] < behind["p_adjusted"] == behind["p"]
-    turned = by_condition(compare(run, family=["mless", "mful"], primary="mful"))
+    turned = by_condition(compare(run, contrasts=["mless - wo", "mful - wo"], primary="mful - wo"))
     assert turned.loc["mless", "p"] < 0.001 and turned.loc["mless", "p_adjusted"] == behind["p"] > 0.05
     assert turned.loc["mless", "verdict"] == "inconclusive" and turned.loc["mless", "low"] == 0 < first["low"]
     assert set(compare(run)["family"].dropna()) == {"all"} and not compare(run)["primary"].any()
 
 
 def test_what_the_run_did_not_name_is_exploratory(run):
-    table = by_condition(compare(run, family=["mful"]))
+    table = by_condition(compare(run, contrasts=["mful - wo"]))
     assert table["verdict"].to_dict() == {"wo": "baseline", "mless": "exploratory", "mful": "inconclusive"}
     assert table.loc["mless", "p"] < 0.001 and table.loc["mless", ["p_adjusted", "tests"]].isna().all()
     assert table.loc["mful", "p_adjusted"] == table.loc["mful", "p"], "one test"
-    assert set(compare(run, family=[])["verdict"]) == {"baseline", "exploratory"}
+    assert set(compare(run, contrasts=[])["verdict"]) == {"baseline", "exploratory"}
     same = run.assign(correct=True)
-    assert by_condition(compare(same, family=["mful"])).loc["mless", "verdict"] == "exploratory", "nor equivalent"
-
-
-def test_a_family_of_strangers_is_refused(run):
-    assert refused(run, family=["mles"]).startswith(
-        "family: expected conditions that are compared with wo, got mles. There are mless, mful."
+    assert by_condition(compare(same, contrasts=["mful - wo"])).loc["mless", "verdict"] == "exploratory", (
+        "nor equivalent"
     )
-    assert refused(run, primary="mless") == (
-        "primary: expected a condition of the family, got mless. Name it in family too."
+
+
+def test_contrasts_of_strangers_are_refused(run):
+    unknown = "contrasts: expected some of the conditions wo, mless, mful, got mles."
+    assert refused(run, contrasts=["mles - wo"]) == refused(run, contrasts=["mless - mles"]) == unknown
+    assert refused(run, primary="mless - wo") == (
+        "primary: expected one of the contrasts, got mless - wo. Name it in contrasts too."
     )
 
 
@@ -261,8 +262,8 @@ def test_harmless_edits_are_not_judged_but_ranked_among(run):
     nearer = (table.loc[edits, "difference"].abs() >= abs(table.loc["mful", "difference"])).sum()
     assert table.loc["mful", "null_p"] == (1 + nearer) / 10
     assert table.loc["mful", "tests"] == 2
-    with pytest.raises(ComparisonError, match="either in the family or an edit: expected each named once, got edi"):
-        compare(pandas.concat([run, *null]), edits=edits, family=["edit-1"])
+    with pytest.raises(ComparisonError, match="contrasts: edit-1 is an edit of the prompt, which is not"):
+        compare(pandas.concat([run, *null]), edits=edits, contrasts=["mless - edit-1"])
 
 
 def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):

@@ -32,18 +32,38 @@ def of_models(*facts):
 def test_the_registered_tests_of_all_models_are_one_family():
     board = make_leaderboard(of_models(REGISTERED, REGISTERED))
     tested = board.comparison[board.comparison["condition"] != "wo"]
-    assert (board.primary, board.family) == (("mless",), ("mless", "mful", "random"))
+    assert (board.primary, board.contrasts) == ("mless - wo", ("mless - wo", "mful - wo", "random - wo"))
     assert tested["tests"].tolist() == [2, 4, 4] * 2, "the primary contrast of each model, and the others behind it"
     note = "*: the primary contrast, tested first, with an equal share of alpha for each model and layout"
     assert note in " ".join(comparison_grid(board).notes)
-    other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful"}))
+    other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful - wo"}))
     tested = other.comparison[other.comparison["condition"] != "wo"]
-    assert other.primary == (), "they contradict each other"
+    assert other.primary is None, "they contradict each other"
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist() and set(tested["tests"]) == {6}
 
 
+def test_a_contrast_of_two_fillers_is_tested_like_any_other():
+    named = {"contrasts": ["mless - random", "mless - wo"], "primary": "mless - random"}
+    board = make_leaderboard(of_models(named))
+    table = board.comparison.set_index("condition")
+    assert table.index.tolist() == ["wo", "mless", "mful", "random", "mless - random"]
+    assert table["family"].tolist()[1:] == ["registered", "exploratory", "exploratory", "registered"]
+    assert table.loc["mless - random", ["baseline", "primary", "tests"]].tolist() == ["random", True, 1]
+    other = make_leaderboard(of_models({}), baseline="random").comparison.set_index("condition").loc["mless"]
+    shown = table.loc["mless - random"]
+    for name in ("accuracy", "difference", "p", "wrong_to_right", "equivalence_low", "problems_up"):
+        assert shown[name] == other[name], name
+    assert shown["p_adjusted"] == shown["p"] <= table.loc["mless", "p_adjusted"] and table.loc["mless", "tests"] == 1
+    grid = comparison_grid(board)
+    assert rows(grid)["mless - random *"]["verdict"].text == "better"
+    assert "(in a row A - B: of A from B)" in grid.notes[0] and "(w/ Mless, mless - random)" in grid.notes[0]
+    fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", **named)
+    pair = make_leaderboard([*of_models(named), fewer])
+    assert pair.comparison["primary"].sum() == 1, "one of the two models has no random sentence to compare with"
+
+
 def test_what_was_not_registered_is_exploratory():
-    board = make_leaderboard(of_models({"primary": "mful", "family": ["mful"]}))
+    board = make_leaderboard(of_models({"primary": "mful - wo", "contrasts": ["mful - wo"]}))
     grid = comparison_grid(board)
     assert [row["verdict"].text for row in rows(grid).values()][1:] == ["exploratory", "inconclusive", "exploratory"]
     assert rows(grid)["w/ Mless"]["p adj."].text == NONE and not rows(grid)["w/ Mless"]["verdict"].strong
@@ -56,9 +76,9 @@ def test_what_was_not_registered_is_exploratory():
     ("facts", "arguments"),
     [
         ([{}], {}),
-        ([{"primary": None, "family": None}], {}),
+        ([{"primary": None, "contrasts": None}], {}),
         ([REGISTERED, {}], {}),
-        ([REGISTERED, {"primary": "mless", "family": ["mless"]}], {}),
+        ([REGISTERED, {"primary": "mless - wo", "contrasts": ["mless - wo"]}], {}),
         ([REGISTERED], {"by": ["level"]}),
         ([REGISTERED], {"baseline": "mless"}),
     ],
@@ -66,7 +86,7 @@ def test_what_was_not_registered_is_exploratory():
 )
 def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_says_so(facts, arguments):
     board = make_leaderboard(of_models(*facts), **arguments)
-    assert board.primary == () and board.family is None and json.loads(as_json(board))["family"] is None
+    assert board.primary is None and board.contrasts is None and json.loads(as_json(board))["contrasts"] is None
     tested = board.comparison[board.comparison["condition"] != board.baseline]
     assert set(tested["family"]) == {"all"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
@@ -74,19 +94,25 @@ def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_sa
 
 
 def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
-    parts = of_models({"primary": "mless", "family": ["mless", "mful", "random"]}, {})
-    fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", primary="mless", family=["mless"])
+    parts = of_models(REGISTERED, {})
+    fewer = evaluation(
+        drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", primary="mless - wo", contrasts=["mless - wo"]
+    )
     board = make_leaderboard([parts[0], fewer])
-    assert board.comparison["tests"].dropna().tolist() == [2, 4, 4, 2] and board.primary == ("mless",)
-    alone = [evaluation(drawn(5, 30, 1, {name: 0.5}), family=[] if name == "wo" else [name]) for name in CHANCES]
+    assert board.comparison["tests"].dropna().tolist() == [2, 4, 4, 2] and board.primary == "mless - wo"
+    alone = [
+        evaluation(drawn(5, 30, 1, {name: 0.5}), contrasts=[] if name == "wo" else [f"{name} - wo"]) for name in CHANCES
+    ]
     for number, part in enumerate(alone):
         object.__setattr__(part, "name", f"results/{number}")
-    assert make_leaderboard(alone).family == ("mless", "mful", "random"), "a run each of one model"
+    assert make_leaderboard(alone).contrasts == tuple(REGISTERED["contrasts"]), "a run each of one model"
 
 
 def test_against_another_baseline_there_is_no_prompt_null():
     chances = {"wo": 0.5, "mless": 0.6, "edit-01": 0.5, "edit-02": 0.5}
-    whole = evaluation(drawn(7, 60, 1, chances), edits=["edit-01", "edit-02"], **{**REGISTERED, "family": ["mless"]})
+    whole = evaluation(
+        drawn(7, 60, 1, chances), edits=["edit-01", "edit-02"], **{**REGISTERED, "contrasts": ["mless - wo"]}
+    )
     board = make_leaderboard([whole], baseline="mless")
     assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.edits == ()
     edit = make_leaderboard([whole], baseline="edit-01")
@@ -95,11 +121,11 @@ def test_against_another_baseline_there_is_no_prompt_null():
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
-    run = write_run(tmp_path / "made", right, family=["mless"], limit=2, audit=False)
-    assert [read_run(run).facts[name] for name in ("primary", "family")] == ["mless", ["mless"]]
+    run = write_run(tmp_path / "made", right, contrasts=["mless - wo"], limit=2, audit=False)
+    assert [read_run(run).facts[name] for name in ("primary", "contrasts")] == ["mless - wo", ["mless - wo"]]
     receipt = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "family": ["mful"]}}))
-    assert read_run(run).facts["family"] == ["mless"]
+    (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "contrasts": ["mful - wo"]}}))
+    assert read_run(run).facts["contrasts"] == ["mless - wo"]
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
     header = {**json.loads(first), "contrasts": [["mless", 7]]}
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))

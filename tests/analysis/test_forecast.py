@@ -32,10 +32,10 @@ def points(n, k, discordance, tests):
 @pytest.mark.parametrize(
     ("changes", "names", "tests"),
     [
-        ({}, "alpha 0.05; mless, the primary contrast", 1),
-        ({"layouts": ["raw", "chat"]}, "alpha 0.05 / 2; mless, the primary contrast", 2),
-        ({"layouts": ["raw", "chat"], "family": ["mful"]}, "alpha 0.05 / 2; mful", 2),
-        ({"family": ["mful"]}, "alpha 0.05; mful", 1),
+        ({}, "alpha 0.05; mless - wo, the primary contrast", 1),
+        ({"layouts": ["raw", "chat"]}, "alpha 0.05 / 2; mless - wo, the primary contrast", 2),
+        ({"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]}, "alpha 0.05 / 2; mful - wo", 2),
+        ({"contrasts": ["mful - wo"]}, "alpha 0.05; mful - wo", 1),
     ],
 )
 def test_the_least_gain_is_that_of_the_statistics_for_the_tests_that_share_alpha(tmp_path, changes, names, tests):
@@ -50,8 +50,8 @@ def test_the_least_gain_is_that_of_the_statistics_for_the_tests_that_share_alpha
 
 
 def test_what_tests_nothing_or_too_little_says_so(tmp_path):
-    assert describe_power(config(tmp_path, family=[]), 500) == []
-    assert "detect" not in describe_outlook(config(tmp_path, family=[]), 500, 1000)
+    assert describe_power(config(tmp_path, contrasts=[]), 500) == []
+    assert "detect" not in describe_outlook(config(tmp_path, contrasts=[]), 500, 1000)
     assert describe_outlook(config(tmp_path), 3, 6).startswith("smallest gain this run can detect: none, at 10 %")
 
 
@@ -92,7 +92,7 @@ def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can
     configs = {file.stem: load_config(file) for file in files}
     assert len(configs) == 12
     for name, one in configs.items():
-        assert (one.primary, one.replicates) == ("mless", 2), name
+        assert (one.primary, one.replicates) == ("mless - wo", 2), name
         if one.samples_per_problem > 1:
             gain = minimal_detectable_effect(
                 n=500, k=one.samples_per_problem, discordance=0.1, alpha=0.05 / len(one.tested)

@@ -233,11 +233,11 @@ def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
 
     tests = len(MODELS) * 3
     assert f"adjusted p < 0.05 (Holm, {tests} tests)." in note(table)
-    fewer = compare(frame, edits=EDITS, family=["mless"])
+    fewer = compare(frame, edits=EDITS, contrasts=["mless - wo"])
     assert f"(Holm, {len(MODELS)} tests)." in note(fewer)
     texts = [text.get_text() for text in draw_forest(fewer).axes[0].texts]
     assert texts.count("exploratory") == 2 * len(MODELS)
-    assert "(Holm)" in note(compare(frame, edits=EDITS, family=[]))
+    assert "(Holm)" in note(compare(frame, edits=EDITS, contrasts=[]))
 
 
 def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):

@@ -171,12 +171,12 @@ def test_footers_explain_what_is_shown_and_nothing_else():
     for clause in ("; + / -: problems", "Equivalence and rank p are not adjusted", "rank p: (1 + edits"):
         assert clause in whole and clause not in line
     assert "Equivalence is not adjusted for several: it may err" in line and "A/A" in line
-    one = evaluation(drawn(3, 60, 1, REAL), primary="mless", family=["mless", "mful"])
+    one = evaluation(drawn(3, 60, 1, REAL), primary="mless - wo", contrasts=["mless - wo", "mful - wo"])
     grid = leaderboard_grid(make_leaderboard([one]))
     bare = dict(zip(grid.header, grid.rows[0], strict=True))
     assert bare["Random sentence"].text.startswith("(") and not bare["w/ Mful"].text.startswith("(")
     assert "bold, those in brackets exploratory." in grid.notes[0] and "exploratory: not among" in " ".join(grid.notes)
-    none = make_leaderboard([evaluation(drawn(3, 60, 1, REAL), primary=None, family=[])])
+    none = make_leaderboard([evaluation(drawn(3, 60, 1, REAL), primary=None, contrasts=[])])
     for grid in (comparison_grid(none), leaderboard_grid(none)):
         text = " ".join(grid.notes)
         assert "no test was registered beforehand, so all are exploratory" in text
@@ -301,8 +301,8 @@ def test_a_receipt_says_that_files_differed_from_the_revision():
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     data = json.loads(make_table([str(GREEDY_RUN)], form="json"))
-    assert data["schema"] == "mless-table/1" and data["primary"] == ["mless"]
-    assert data["family"] == ["mless", "mful", "random"]
+    assert data["schema"] == "mless-table/1" and data["primary"] == "mless - wo"
+    assert data["contrasts"] == REGISTERED["contrasts"]
     assert all(list(row) == list(COLUMNS) for row in data["rows"])
     assert all(list(row) == ["model", "layout", "condition", *MEDIATORS] for row in data["mediators"])
     assert data["receipt"][0]["versions"]["mless"] and data["receipt"][0]["name"] == str(GREEDY_RUN)
@@ -528,7 +528,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
         prompt_null=3,
         sampling={"temperature": 0.7},
         samples_per_problem=2,
-        primary="unrelated-1",
+        primary="unrelated-1 - wo",
         audit=False,
     )
     tasks = ["demo_wo", "demo_unrelated-1", "demo_unrelated-2", *(f"demo_edit-0{i}" for i in (1, 2, 3))]
@@ -541,7 +541,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
     board = make_leaderboard([read_run(run)])
     table = board.comparison.set_index("condition")
-    assert board.primary == ("unrelated-1",) and board.edits == ("edit-01", "edit-02", "edit-03")
+    assert board.primary == "unrelated-1 - wo" and board.edits == ("edit-01", "edit-02", "edit-03")
     assert table["accuracy"].tolist() == [100] * 6
     assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
     assert table.loc["unrelated-2", ["null_p", "null_edits", "family"]].tolist() == [1.0, 3, "registered"]

@@ -11,7 +11,7 @@ from attention_probe.figures.config import load_figure_config
 from harness import resources
 from harness.engines.vllm_arguments import fit_to_cpu
 from harness.errors import ConfigError
-from harness.experiment.conditions import Filler, Placement
+from harness.experiment.conditions import Filler, Placement, contrast_name
 from harness.experiment.config import load_config
 
 MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
@@ -81,12 +81,15 @@ def test_set_changes_nested_keys(tmp_path):
         ({"conditions": [{"name": "x", "sentences": 6}]}, r"sentences: expected 1 to 5, got 6"),
         ({"conditions": [{"name": "x", "sentence": 0}]}, r"There are 5 sentences: expected 1 to 5, got 0"),
         ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one of unit, token_ids and sentence"),
-        ({"primary": "mful"}, r"primary is compared with wo: both must be among the conditions wo, mless"),
-        ({"primary": "wo"}, r"primary is compared with wo: both must be among"),
+        ({"primary": "mful - wo"}, r"primary is one of the contrasts, which are mless - wo; got 'mful - wo'"),
+        ({"primary": "mless"}, r"Expected a contrast of two conditions, such as 'mless - wo', got 'mless'"),
+        ({"primary": "mless - wo", "conditions": ["mless"]}, r"primary: both must be among the conditions mless, got"),
         ({"replicates": 2, "conditions": ["mless"]}, r"replicates repeat the baseline wo, which is not among"),
-        ({"family": ["mless", "mful"]}, r"family: expected some of the conditions mless, got mful"),
-        ({"family": ["wo"]}, r"family: expected some of the conditions mless, got wo"),
-        ({"family": [], "primary": "mless"}, r"primary is one of the family's conditions, which are none"),
+        ({"contrasts": ["mless - mful"]}, r"contrasts: expected two different ones of the conditions wo, mless, got"),
+        ({"contrasts": ["wo - wo"]}, r"contrasts: expected two different ones of the conditions wo, mless, got"),
+        ({"contrasts": ["mless"]}, r"Expected a contrast of two conditions, such as 'mless - wo', got 'mless'"),
+        ({"contrasts": ["mless - wo", "mless - wo"]}, r"contrasts: each may be named once, got mless - wo, mless - wo"),
+        ({"contrasts": [], "primary": "mless - wo"}, r"primary is one of the contrasts, which are none; got 'mless"),
         ({"replicates": 3}, r"replicates: expected 1, or 2 for a noise floor, got 3: no table reads a third"),
         ({"replicates": 0}, r"replicates: .*greater than or equal to 1"),
         ({"prompt_null": 25}, r"prompt_null: expected 0 to 24 edits .*got 25"),
@@ -174,14 +177,15 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     assert len(texts) == 3 and all(condition.filler.count == 40 for condition in config.conditions[1:4])
     assert load_config(write(tmp_path, config.as_written())) == config
     assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]})) == config
-    named = {**MINIMAL, "conditions": ["wo", several, "random"], "family": ["unrelated", "random"]}
+    named = {**MINIMAL, "conditions": ["wo", several, "random"], "contrasts": ["unrelated - wo", "random - unrelated"]}
     tested = load_config(write(tmp_path, named))
-    assert tested.tested == tested.family == ("unrelated-1", "unrelated-2", "unrelated-3", "random")
+    assert tested.contrasts == (
+        *(f"unrelated-{number} - wo" for number in (1, 2, 3)),
+        *(f"random - unrelated-{number}" for number in (1, 2, 3)),
+    )
     assert load_config(write(tmp_path, tested.as_written())) == tested
-    with pytest.raises(
-        ConfigError, match=r"primary is one condition, and drawn .* several: unrelated-1, unrelated-2, unrelated-3"
-    ):
-        load_config(write(tmp_path, {**named, "primary": "unrelated"}))
+    with pytest.raises(ConfigError, match=r"primary is one of the contrasts, which are unrelated-1 - wo, .*; got 'unr"):
+        load_config(write(tmp_path, {**named, "primary": "unrelated - wo"}))
     other = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", {**several, "seed": 5}]}))
     assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
 
@@ -189,28 +193,34 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
 def test_the_identity_holds_what_can_change_a_sample(tmp_path):
     config = load_config(write(tmp_path, MINIMAL))
     identity = config.identity()
-    for same in ({"name": "x"}, {"output": "x"}, {"audit": False}, {"primary": "mless", "family": ["mless"]}):
+    for same in (
+        {"name": "x"},
+        {"output": "x"},
+        {"audit": False},
+        {"primary": "mless - wo", "contrasts": ["mless - wo"]},
+    ):
         assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
     for change in ({"replicates": 2}, {"prompt_null": 20}, {"seed": 7}):
         assert load_config(write(tmp_path, {**MINIMAL, **change})).identity() == {**identity, **change}
 
 
 @pytest.mark.parametrize(
-    ("change", "primary", "family"),
+    ("change", "primary", "contrasts"),
     [
-        ({}, "mless", ["mless", "mful", "random"]),
-        ({"primary": "mful", "replicates": 2, "prompt_null": 2}, "mful", ["mless", "mful", "random"]),
-        ({"family": ["random", "mless"]}, "mless", ["mless", "random"]),
-        ({"family": ["mful"]}, None, ["mful"]),
-        ({"family": []}, None, []),
-        ({"conditions": ["wo", "mful"]}, None, ["mful"]),
-        ({"conditions": ["mless"]}, None, ["mless"]),
+        ({}, "mless - wo", ["mless - wo", "mful - wo", "random - wo"]),
+        ({"primary": "mful - wo", "replicates": 2}, "mful - wo", ["mless - wo", "mful - wo", "random - wo"]),
+        ({"contrasts": ["mless - random", "mless - wo"]}, "mless - wo", ["mless - random", "mless - wo"]),
+        ({"contrasts": ["mful - wo"]}, None, ["mful - wo"]),
+        ({"contrasts": []}, None, []),
+        ({"conditions": ["wo", "mful"]}, None, ["mful - wo"]),
+        ({"conditions": ["mless"]}, None, ["mless - wo"]),
     ],
 )
-def test_the_family_is_all_conditions_unless_named(tmp_path, change, primary, family):
+def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, change, primary, contrasts):
     values = {**MINIMAL, "conditions": ["wo", "mless", "mful", "random"], **change}
     config = load_config(write(tmp_path, values))
-    assert (config.primary_condition, list(config.tested)) == (primary, family)
+    assert [contrast_name(*pair) for pair in config.tested] == contrasts
+    assert (config.primary_contrast and contrast_name(*config.primary_contrast)) == primary
 
 
 def test_the_seed_reaches_the_engine(tmp_path):

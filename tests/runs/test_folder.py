@@ -128,11 +128,13 @@ def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 
 
-def test_the_family_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
+def test_the_contrasts_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
     assert identity.contrasts == [("mless", "wo"), ("mful", "wo"), ("random", "wo")]
     begun(tmp_path / "run", identity, plan)
     other = replace(identity, contrasts=[("mless", "wo")])
-    with pytest.raises(JournalError, match=r"begun with other settings. Changed: family: .* -> \[\[\"mless\", \"wo\""):
+    with pytest.raises(
+        JournalError, match=r"begun with other settings. Changed: contrasts: .* -> \[\[\"mless\", \"wo\""
+    ):
         RunFolder(tmp_path / "run", other, plan.prompts)
 
 

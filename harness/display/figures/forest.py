@@ -63,7 +63,8 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
         _write(axes, lines, width)
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_yticks([])
-        baseline = " / ".join(style.label(name) for name in table["baseline"].unique())
+        names = table.loc[table["verdict"] == "baseline", "condition"].unique()
+        baseline = " / ".join(map(style.label, names))
         axes.set_xlabel(f"Difference {'in accuracy ' if width == 'page' else ''}from {baseline} (points)")
         style.tidy(axes, grid="x", hidden=("top", "right", "left"))
     return figure

@@ -65,6 +65,11 @@ def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
     return table[table["verdict"] != "prompt null"] if "verdict" in table else table
 
 
+def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
+    """A table without the rows of two conditions of which neither is the baseline."""
+    return table[table["baseline"].isin(table.loc[table["verdict"] == "baseline", "condition"])]
+
+
 def compared(table: pandas.DataFrame) -> pandas.DataFrame:
     """The rows of conditions that are compared with the baseline, in the study's order."""
     order = in_order(table["condition"])

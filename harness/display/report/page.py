@@ -75,7 +75,7 @@ def write_report(
     details = make_details(
         content,
         baseline=baseline,
-        conditions=_conditions(without_edits(board, board.comparison)),
+        conditions=_conditions(_arms(board)),
         attention=attention,
         room=limit - len(bare.encode()) - 4096,
     )
@@ -115,6 +115,11 @@ def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderbo
         "problems": len({row["problem_id"] for row in content.samples}),
         "edits": len(board.edits),
     }
+
+
+def _arms(board: Leaderboard) -> list[Mapping[str, Any]]:
+    """The rows of conditions, without those of contrasts with another baseline."""
+    return [row for row in without_edits(board, board.comparison) if row["baseline"] == board.baseline]
 
 
 def _fill(parts: Mapping[str, Any]) -> str:
@@ -173,7 +178,8 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
             for lines in (accuracies, differences, flips):
                 lines.append(Row(label=f"{row['model']}, {row['layout']}"))
         value, low, high = (row[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-        accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=number(value)))
+        if row["baseline"] == rows[0]["baseline"]:
+            accuracies.append(Row(label=name, slot=slot, value=value, low=low, high=high, text=number(value)))
         if is_baseline and row["aa_p"] is None:
             continue
         name, of = ("again (A/A)", "aa_") if is_baseline else (name, "")

@@ -81,8 +81,8 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": first.config.model,
-        "primary": None,  # nobody named it, or its family, beforehand
-        "family": None,
+        "contrasts": None,  # nobody named any beforehand
+        "primary": None,
         "edits": [condition for condition in order if is_edit(condition)],
         "seed": first.config.random_seed,
         "created": None
