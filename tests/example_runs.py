@@ -142,7 +142,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {"model": model, "primary": None, "edits": [], "greedy": True}
+    known = {"model": model, "primary": None, "greedy": True}
     return Run(
         name=f"results/{model}",
         facts={**known, **facts},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from harness.analysis.intervals import difference_bounds, hold_zero, score_inter
 from harness.analysis.paired_tests import count_flips, paired_test
 from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
-from harness.analysis.verdicts import equivalence_p, judge, rank_among_edits
+from harness.analysis.verdicts import APART, equivalence_p, judge
+from harness.analysis.yardsticks import find_broken, measure_yardsticks
 from harness.errors import ComparisonError
 from harness.experiment.conditions import DEFAULT_SEED, contrast_name, read_contrast
 
@@ -47,7 +49,7 @@ COLUMNS = {
     "p": "its two-sided p-value",
     "primary": "whether this is the contrast that the run is about, named before it",
     "family": "tests that p is adjusted with: registered (named before the run) or all in the table; others have none: "
-    "exploratory, prompt null",
+    "exploratory, or a kind of yardstick",
     "tests": "how many tests share alpha with it: with a primary contrast the models and layouts, times the others "
     "for those behind it",
     "p_adjusted": "p after Holm over these; behind the primary contrast not below the primary's",
@@ -61,13 +63,22 @@ COLUMNS = {
     "aa_right_to_wrong": "the reverse",
     "aa_discordance": "both together, percent of the problems",
     "aa_p": "p-value of the difference between the two",
-    "null_p": "rank p-value of the difference among those of the harmless edits (prompt null)",
-    "null_edits": "how many edits",
+    "wordings": "wordings without a filler: the baseline's and its harmless rewordings",
+    "wording_spread": "standard deviation of the accuracy among these, points",
+    "in_wordings": "the difference in units of that spread",
+    "in_wordings_low": "lower end of its interval",
+    "in_wordings_high": "upper end",
+    "fillers": "other fillers of the same length",
+    "filler_spread": "standard deviation of the accuracy among these, points",
+    "filler_difference": "accuracy less the mean of theirs, points",
+    "in_fillers": "that in units of their spread",
+    "in_fillers_low": "lower end of its interval",
+    "in_fillers_high": "upper end",
     "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
-    "baseline, prompt null and exploratory are not judged",
+    "baseline, exploratory, the yardsticks' kinds and set apart (a rewording that breaks the format) are not judged",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
-_COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "null_edits")
+_COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
 _NOISE = ("difference", "wrong_to_right", "right_to_wrong", "discordance", "p")
 """Columns that the second replicate of the baseline gets too, named `aa_...`."""
 
@@ -82,7 +93,7 @@ def compare(
     by: Sequence[str] = (),
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
-    edits: Collection[str] = (),
+    yardsticks: Mapping[str, str] = MappingProxyType({}),
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
@@ -104,8 +115,8 @@ def compare(
             the baseline is tested.
         primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
             behind it.
-        edits: Conditions that are harmless edits of the baseline's prompt (the prompt null). They get a row without
-            verdict, and every other condition gets its rank among them.
+        yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
+            `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -120,10 +131,11 @@ def compare(
     )
     counted = count_outcomes(frame, by=by)
     pairs = {_row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
-    _refuse_unknown(counted, baseline, pairs.values(), edits)
+    _refuse_unknown(counted, baseline, pairs.values(), yardsticks)
     about = None if primary is None else _row_name(*read_contrast(primary), baseline)
     if about is not None and about not in pairs:
         raise ComparisonError(f"primary: expected one of the contrasts, got {primary}. Name it in contrasts too.")
+    broken = find_broken(frame, [name for name, kind in yardsticks.items() if kind == "rewording"], baseline=baseline)
     rows: list[dict[str, Any]] = []
     changes: list[IntArray | None] = []
     for setting in dict.fromkeys(one.setting for one in counted):
@@ -131,30 +143,33 @@ def compare(
         for one in counted:
             if one.setting == setting:
                 here.setdefault(one.condition, []).append(one)
-        old, *again = sorted(here[baseline], key=lambda one: one.replicate)
-        noise: dict[str, Any] = {}
-        if again:
-            refuse_unpaired(frame, old, again[0])
-            found = _difference(old, again[0], _generator(seed, again[0]))
-            noise = {f"aa_{name}": found[name] for name in _NOISE}
         first = {name: min(replicates, key=lambda one: one.replicate) for name, replicates in here.items()}
+        noise: dict[str, Any] = {}
+        if again := [one for one in here[baseline] if one is not first[baseline]]:
+            twice = min(again, key=lambda one: one.replicate)
+            refuse_unpaired(frame, first[baseline], twice)
+            found = _difference(first[baseline], twice, _generator(seed, twice))
+            noise = {f"aa_{name}": found[name] for name in _NOISE}
         table = []
         for name, (condition, against) in ({name: (name, baseline) for name in here} | pairs).items():
             if condition not in here or against not in here:
                 continue
             new, old = first[condition], first[against]
             row = {**dict(setting), "condition": name, "baseline": against, **accuracy(new, level=1 - alpha)}
-            if against == baseline:
-                row |= noise
+            row |= noise if against == baseline else {}
+            if (str(row["model"]), str(row["layout"]), name) in broken:
+                row["verdict"] = APART
             if condition != against:
                 refuse_unpaired(frame, old, new)
                 row |= _difference(old, new, _generator(seed, new)) | _equivalence(old, new, margin=margin, alpha=alpha)
                 row["primary"] = name == about
             changes.append(None if condition == against else new.right - old.right)
             table.append({**row, "margin": margin})
-        rank_among_edits(table, edits, baseline)
+        measure_yardsticks(
+            table, {name: one.right / one.samples for name, one in first.items()}, yardsticks, baseline=baseline
+        )
         rows += table
-    judge(rows, family=None if contrasts is None else pairs, primary=about, edits=edits, alpha=alpha)
+    judge(rows, family=None if contrasts is None else pairs, primary=about, yardsticks=yardsticks, alpha=alpha)
     for row, change in zip(rows, changes, strict=True):
         if change is not None:
             row |= _interval(row, change, alpha=alpha)
@@ -215,7 +230,7 @@ def _interval(row: Mapping[str, Any], changes: IntArray, *, alpha: float) -> dic
 
 
 def _refuse_unknown(
-    counted: Sequence[Outcomes], baseline: str, contrasts: Collection[tuple[str, str]], edits: Collection[str]
+    counted: Sequence[Outcomes], baseline: str, contrasts: Collection[tuple[str, str]], yardsticks: Collection[str]
 ) -> None:
     for setting in dict.fromkeys(one.setting for one in counted):
         names = dict.fromkeys(one.condition for one in counted if one.setting == setting)
@@ -226,10 +241,10 @@ def _refuse_unknown(
                 f"conditions, got {', '.join(names)}. Run it too, or name another baseline."
             )
     known = list(dict.fromkeys(one.condition for one in counted))
-    for role, named in (("contrasts", [name for pair in contrasts for name in pair]), ("edits", [*edits])):
+    for role, named in (("contrasts", [name for pair in contrasts for name in pair]), ("yardsticks", [*yardsticks])):
         if unknown := [name for name in named if name not in known]:
             raise ComparisonError(f"{role}: expected some of the conditions {', '.join(known)}, got {unknown[0]}.")
-        if role == "contrasts" and (both := [name for name in edits if name in named]):
-            raise ComparisonError(f"contrasts: {both[0]} is an edit of the prompt, which is not tested. Leave it out.")
-    if baseline in edits:
-        raise ComparisonError(f"edits: {baseline} is the baseline, which is not an edit of itself. Leave it out.")
+        if role == "contrasts" and (both := [name for name in yardsticks if name in named]):
+            raise ComparisonError(f"contrasts: {both[0]} is a yardstick, which is not tested. Leave it out.")
+    if baseline in yardsticks:
+        raise ComparisonError(f"yardsticks: {baseline} is the baseline, and cannot be held against itself.")

@@ -23,7 +23,7 @@ TESTED = tuple(name for name in GRADERS if name != "exact_match")
 
 
 def audit_table(
-    frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = (), edits: Collection[str] = ()
+    frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = (), yardsticks: Collection[str] = ()
 ) -> pandas.DataFrame:
     """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
@@ -39,7 +39,7 @@ def audit_table(
         frame: One row per sample, as `harness.load_run` gives it.
         baseline: The condition that the others are compared with.
         by: Further columns to split by, such as subject or level.
-        edits: Conditions that are not tested: harmless edits of the prompt.
+        yardsticks: Conditions that are not tested.
     """
     from harness.analysis.sample_counts import against_baseline
 
@@ -66,7 +66,7 @@ def audit_table(
     rng = np.random.default_rng(DEFAULT_SEED)
     by_problem = kinder.groupby([*keys, "problem_id"], observed=True, sort=False)[list(TESTED)].sum()
     for arm, new, old in against_baseline(by_problem, baseline):
-        if arm[-1] not in edits:
+        if arm[-1] not in yardsticks:
             moved = new.sub(old).dropna()
             table.loc[arm, tests] = [sign_flip_test(moved[name], rng=rng) for name in TESTED]
     table[tests] = holm(table[tests].to_numpy().ravel()).reshape(len(table), -1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED, read_contrast
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED, find_yardsticks, read_contrast
 from harness.runs.comparable import join
 from harness.runs.run import Run
 
@@ -30,7 +30,7 @@ class Leaderboard:
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
-        edits: Conditions that are harmless edits of the prompt (the prompt null).
+        yardsticks: Conditions that the others are held against, with the kind of each.
         by: Columns that the rows are split by, beside model, layout and condition.
         receipt: One entry per run: where it is from, versions, hashes, settings.
         seed: Seed of random sign flips.
@@ -42,7 +42,7 @@ class Leaderboard:
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
-    edits: tuple[str, ...]
+    yardsticks: Mapping[str, str]
     by: tuple[str, ...]
     receipt: tuple[Mapping[str, Any], ...]
     seed: int = DEFAULT_SEED
@@ -81,11 +81,9 @@ def make_leaderboard(
     frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    edits = [name for one in runs for name in one.facts.get("edits") or () if name != baseline]
-    if baseline != BASELINE:  # what edits another prompt is no null for this one
-        frame = frame[~frame["condition"].isin(edits)]
-    there = set(frame["condition"].unique())
-    edits = [name for name in dict.fromkeys(edits) if name in there]
+    yardsticks = find_yardsticks(name for name in frame["condition"].unique() if name != baseline)
+    if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
+        frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     return Leaderboard(
         comparison=compare(
@@ -95,14 +93,14 @@ def make_leaderboard(
             by=by,
             contrasts=contrasts,
             primary=primary,
-            edits=edits,
+            yardsticks=yardsticks,
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
-        audit=audit_table(frame, baseline=baseline, by=by, edits=edits),
+        audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
-        edits=tuple(edits),
+        yardsticks=yardsticks,
         by=tuple(by),
         receipt=tuple({"name": one.name, **one.facts} for one in runs),
     )

@@ -1,9 +1,9 @@
-"""Verdicts: better, worse, equivalent, inconclusive. Equivalence tests, p-values adjusted for several tests, ranks."""
+"""Verdicts: better, worse, equivalent, inconclusive. Equivalence tests, p-values adjusted for several tests."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from scipy.special import ndtr
 from harness.analysis.intervals import score_statistic
 from harness.analysis.power import ALPHA
 
-BASELINE, PROMPT_NULL, EXPLORATORY = "baseline", "prompt null", "exploratory"
-"""Verdicts of rows that are not tested."""
+BASELINE, EXPLORATORY, APART = "baseline", "exploratory", "set apart"
+"""Verdicts of rows that are not tested, beside the kinds of yardsticks."""
 
 Row = dict[str, Any]
 """A row of `harness.analysis.compare`. A row without a difference is a baseline."""
@@ -49,7 +49,12 @@ def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha:
 
 
 def judge(
-    rows: Sequence[Row], *, family: Collection[str] | None, primary: str | None, edits: Collection[str], alpha: float
+    rows: Sequence[Row],
+    *,
+    family: Collection[str] | None,
+    primary: str | None,
+    yardsticks: Mapping[str, str],
+    alpha: float,
 ) -> None:
     """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
 
@@ -62,7 +67,7 @@ def judge(
         family: Rows to test, by what stands under `condition`, named before the run; all others are exploratory. None
             if none were named; then all are tested.
         primary: The one of the family that the run is about, if any.
-        edits: Conditions that are harmless edits of the prompt; they are not tested.
+        yardsticks: Conditions that are not tested, with the kind of each.
         alpha: Level of the verdicts.
 
     Source:
@@ -72,8 +77,8 @@ def judge(
     for row in rows:
         if "difference" not in row:
             row["verdict"] = BASELINE
-        elif row["condition"] in edits:
-            row |= {"family": PROMPT_NULL, "verdict": PROMPT_NULL}
+        elif kind := row.get("verdict") or yardsticks.get(row["condition"]):
+            row |= {"family": kind, "verdict": kind}
         elif family is not None and row["condition"] not in family:
             row |= {"family": EXPLORATORY, "verdict": EXPLORATORY}
         else:
@@ -90,33 +95,6 @@ def judge(
                 word = verdict(p, row["difference"], within_margin=row["within_margin"], alpha=alpha)
                 row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
                 gate = p if row["condition"] == primary else gate
-
-
-def prompt_null_p(difference: float, null_differences: npt.ArrayLike) -> float:
-    """Rank p-value of a condition's difference among those of M harmless edits [edit], all against one baseline.
-
-    p = (1 + edits at least as far from zero) / (1 + M): with M edits no p-value is below 1 / (1 + M). It asks whether
-    the condition does more than any edit that keeps the meaning would, which a difference from one baseline cannot
-    tell. NaN without edits.
-
-    Source:
-        Monte Carlo test: Davison and Hinkley (1997), Bootstrap Methods and their Application, section 4.2; Phipson
-        and Smyth (2010), doi:10.2202/1544-6115.1585. Why prompts need it: Sclar et al. (2024), arXiv:2310.11324.
-    """
-    others = np.abs(np.asarray(null_differences, dtype=float))
-    if not len(others):
-        return math.nan
-    # sums of the same samples in another order may differ in the last bit
-    far = others >= abs(difference) * (1 - 1e-9)
-    return (1 + int(far.sum())) / (1 + len(others))
-
-
-def rank_among_edits(rows: Sequence[Row], edits: Collection[str], baseline: str) -> None:
-    """Add the rank p-value among the harmless edits to the rows of one model and layout."""
-    others = [row["difference"] for row in rows if row["condition"] in edits]
-    for row in rows:
-        if others and row["condition"] not in edits and "difference" in row and row["baseline"] == baseline:
-            row |= {"null_p": prompt_null_p(row["difference"], others), "null_edits": len(others)}
 
 
 def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, float]) -> float:

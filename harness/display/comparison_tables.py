@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import Leaderboard, records
-from harness.analysis.power import ALPHA
+from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.grid import (
     Cell,
     Column,
@@ -42,26 +43,24 @@ if TYPE_CHECKING:
 
 def comparison_grid(board: Leaderboard) -> Grid:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
-    rows = without_edits(board, board.comparison)
-    ranked = any(row["null_p"] is not None for row in rows)
+    rows = without_yardsticks(board, board.comparison)
     title, words = heading(board)
     columns = [
         *map(word_column, words),
         number_column("acc. %", "accuracy", number)
-        if board.by or ranked  # else the table would be too wide
+        if board.by  # else the table would be too wide
         else row_column(f"accuracy % [{LEVEL}]", "accuracy", accuracy),
         row_column(f"difference [{LEVEL}]", "difference", _difference),
         number_column("p adj.", "p_adjusted", p_value),
         verdict_column(),
         row_column("+ / -", "wrong_to_right", lambda row: flips(row, "aa_" if row["wrong_to_right"] is None else "")),
-        *([number_column("rank p", "null_p", p_value)] if ranked else []),
     ]
     return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
 
 
 def leaderboard_grid(board: Leaderboard) -> Grid:
     """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
-    rows = without_edits(board, board.comparison)
+    rows = without_yardsticks(board, board.comparison)
     others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
     main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else None)
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
@@ -96,7 +95,7 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
 
 def report_grid(board: Leaderboard, title: str) -> Grid:
     """The comparison for the report: more columns than `mless table` prints, each with its meaning."""
-    rows = without_edits(board, board.comparison)
+    rows = without_yardsticks(board, board.comparison)
 
     def there(name: str) -> bool:
         return any(row[name] is not None for row in rows)
@@ -117,7 +116,6 @@ def report_grid(board: Leaderboard, title: str) -> Grid:
         number_of("wrong to right", "wrong_to_right", count),
         number_of("right to wrong", "right_to_wrong", count),
         *(again if there("aa_p") else []),
-        *([number_of("rank p", "null_p", p_value)] if there("null_p") else []),
         number_of("n", "n", count),
         number_of("k", "k", count),
         number_of("SE", "standard_error", number),
@@ -126,9 +124,9 @@ def report_grid(board: Leaderboard, title: str) -> Grid:
     return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
 
 
-def without_edits(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
-    """The rows of a table of the leaderboard, without those of the prompt null, which is a note."""
-    return [row for row in records(table) if row["condition"] not in board.edits]
+def without_yardsticks(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
+    """The rows of a table of the leaderboard, without those of the yardsticks, which have a table of their own."""
+    return [row for row in records(table) if row["condition"] not in board.yardsticks]
 
 
 def heading(board: Leaderboard) -> tuple[str, list[str]]:
@@ -146,7 +144,7 @@ def heading(board: Leaderboard) -> tuple[str, list[str]]:
 
 def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
     """Notes for a table with these headings: what the numbers are, how they were tested, and how large the noise is."""
-    rows = without_edits(board, board.comparison)
+    rows = without_yardsticks(board, board.comparison)
     return [*_about_tests(board, rows, header), *_about_noise(board, rows, header)]
 
 
@@ -164,9 +162,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     notes = [f"{said}; {_about_family(board, compared)}."]
     if judged:
         notes.append(f"{verdicts(compared[0]['margin'])}.")
-    if judged and "rank p" in header:
-        notes[-1] += " Equivalence and rank p are not adjusted for several: each may err 5 times in 100."
-    elif judged:
+    if judged:
         notes[-1] += " Equivalence is not adjusted for several: it may err 5 times in 100."
     return notes
 
@@ -193,7 +189,7 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
 
 
 def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
-    """The noise of A/A and of the prompt null, by model and layout. A split table has them in its rows instead."""
+    """The noise of A/A, by model and layout, and the positive control. A split table has the former in its rows."""
     layouts = {row["layout"] for row in rows}
     notes = []
     said: dict[bool, list[str]] = {True: [], False: []}
@@ -205,25 +201,38 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     if any(said.values()):
         each = "; ".join(f"({'; '.join(said[greedy])}): {what}" for greedy, what in NOISE.items() if said[greedy])
         notes.append(f"A/A: the baseline run again, in another order, against itself {each}.")
-    null = [] if board.by else _moved(board, layouts)
-    if board.edits and "rank p" in header:
-        null.append("rank p: (1 + edits at least as far) / (1 + edits)")
-    if null:
-        edits = f"Prompt null (harmless edits of the prompt, without filler: {len(board.edits)})"
-        notes.append(f"{edits}: {'; '.join(null)}.")
+    controls = {
+        _setting(row, layouts): row for row in records(board.comparison) if row["verdict"] == "positive control"
+    }
+    several = len(controls) > 1
+    notes += [f"{f'{name}: ' * several}{_about_control(row, rows)}" for name, row in controls.items() if not board.by]
     return notes
 
 
-def _moved(board: Leaderboard, layouts: Collection[str]) -> list[str]:
-    """How far the edits of the prompt move the accuracy, by model and layout if there are several."""
-    null: dict[str, list[float]] = {}
-    for row in records(board.comparison):
-        if row["condition"] in board.edits:
-            null.setdefault(_setting(row, layouts), []).append(row["difference"])
-    ranges = {name: f"{signed(min(moves))} to {signed(max(moves))} points" for name, moves in null.items()}
-    if len(ranges) > 1:
-        return [f"accuracy moves by {', '.join(f'{said} ({name})' for name, said in ranges.items())}"]
-    return [f"accuracy moves by {said}" for said in ranges.values()]
+def _about_control(control: Row, rows: Sequence[Row]) -> str:
+    """Whether a model saw the positive control, and how small a change it could see."""
+    harmed = control["p"] < ALPHA and control["difference"] < 0
+    seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
+    said = (
+        f"Positive control (an answer at once, no working): {difference(control)}, p {p_value(control['p'])}: {seen}."
+    )
+    here = [row for row in rows if all(row[name] == control[name] for name in ("model", "layout")) and row["tests"]]
+    first = next((row for row in here if row["primary"]), here[0] if here else None)
+    if first is None or not first["discordance"]:
+        return said
+    n, k, share = first["n"], first["k"], min(first["discordance"] / 100, 0.5)
+    least, whole = (
+        minimal_detectable_effect(n=n, k=samples, discordance=share, alpha=ALPHA / first["tests"]) for samples in (k, 1)
+    )
+    wholly = f" ({_points(whole)} if it moves whole problems)" if k > 1 and whole == whole else ""
+    return (
+        f"{said} With as many flips as {label(first['condition'])} has, the least change that a run like this finds "
+        f"with {100 * POWER:.0f} % power is {_points(least)}{wholly}."
+    )
+
+
+def _points(effect: float) -> str:
+    return "none" if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def _setting(row: Row, layouts: Collection[str]) -> str:

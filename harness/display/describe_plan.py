@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from harness.analysis.forecast import find_speed
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.table_formats import align
-from harness.experiment.conditions import BASELINE, contrast_name
+from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
 from harness.experiment.problems import Problem
@@ -29,7 +30,8 @@ def describe_plan(plan: Plan) -> str:
     config, problems = plan.config, len(plan.whole.problems[: plan.limit])
     part = f", shard {plan.shard}" if plan.shard else ""
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
-    extra += [f"prompt null of {config.prompt_null} edits"] if config.prompt_null else []
+    groups = Counter(group_name(condition.name) for condition in config.yardsticks)
+    extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
     lines = [
         f"model     {config.model.display_name} through {config.model.backend}",
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
@@ -132,11 +134,10 @@ def describe_outlook(config: RunConfig, problems: int, requests: int) -> str:
 
 
 def _shown_together(arms: Sequence[Arm]) -> dict[tuple[str, str], list[Arm]]:
-    """The arms by name and layout. All edits of a prompt null are one line."""
+    """The arms by name and layout. Yardsticks of one kind are one line."""
     shown: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
-        name = "prompt null" if arm.built.condition.edit else arm.built.condition.name
-        shown.setdefault((name, str(arm.built.layout)), []).append(arm)
+        shown.setdefault((group_name(arm.built.condition.name), str(arm.built.layout)), []).append(arm)
     return shown
 
 

@@ -17,7 +17,7 @@ from harness.display.figures.forest import draw_forest
 from harness.display.figures.lengths import draw_lengths, length_shares
 from harness.display.figures.saving import write_figure
 from harness.display.figures.splits import draw_split_differences
-from harness.display.figures.style import without_contrasts, without_edits
+from harness.display.figures.style import without_contrasts, without_yardsticks
 from harness.errors import ComparisonError
 from harness.runs.comparable import join
 from harness.runs.find_runs import locate
@@ -68,7 +68,7 @@ def make_plots(
     files = []
     for kind in dict.fromkeys(map(Kind, kinds or Kind)):
         draw, table = _plot(kind, read, whole, board)
-        shown = table if kind == "forest" else without_edits(table)
+        shown = table if kind == "forest" else without_yardsticks(table)
         figure = draw(table, width=width)
         files += write_figure(figure, shown, folder, kind, {"figure": kind, **receipt}, width=width)
     return files
@@ -83,7 +83,7 @@ def _plot(
         return partial(draw_split_differences, by=by), board(by=(by,)).comparison
     if kind == "lengths":
         frame = join(read)
-        return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.edits)])
+        return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
     if kind == "bars":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
         return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), without_contrasts(whole.comparison)

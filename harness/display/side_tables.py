@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.power import ALPHA
-from harness.display.comparison_tables import heading, without_edits
+from harness.analysis.verdicts import APART
+from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Column, Grid, Row, make_grid, number_column, row_column, word_column
 from harness.display.words import LEVEL, accuracy, count, difference, interval, label, number, p_value, plural, signed
 
@@ -35,7 +36,7 @@ def mediator_grid(board: Leaderboard) -> Grid:
     return make_grid(
         "What else changed: percent of the samples; points of the difference",
         [*_words(board), *columns],
-        without_edits(board, board.mediators),
+        without_yardsticks(board, board.mediators),
         (
             "no box, truncated, refused, timed out: without a graded answer, by reason. looping: the last 100 "
             "characters occur at least 4 times in the completion.",
@@ -46,9 +47,65 @@ def mediator_grid(board: Leaderboard) -> Grid:
     )
 
 
+def yardstick_grid(board: Leaderboard) -> Grid | None:
+    """Each condition against harmless rewordings and other fillers, in units of their spread; None without these."""
+    rows = [row for row in without_yardsticks(board, board.comparison) if row["wordings"] or row["fillers"]]
+    if not rows:
+        return None
+
+    def spreads(name: str) -> Callable[[Row], str]:
+        return lambda row: (
+            f"{signed(row[name])} {interval(row[f'{name}_low'], row[f'{name}_high'], sign=True)}".rstrip()
+        )
+
+    columns = [row_column("difference", "difference", lambda row: signed(row["difference"]))]
+    notes = []
+    every = records(board.comparison)
+    if any(row["wordings"] for row in rows):
+        columns.append(row_column(f"/ rewordings [{LEVEL}]", "in_wordings", spreads("in_wordings")))
+        moves = _spread(rows, every, "wording", "rewording")
+        notes.append(
+            "/ rewordings: the difference in standard deviations of the accuracy among wordings without a filler, "
+            f"{moves}. Beyond 2 of them a harmless rewording seldom gets."
+        )
+    if any(row["fillers"] for row in rows):
+        columns.append(row_column("less fillers", "filler_difference", lambda row: signed(row["filler_difference"])))
+        columns.append(row_column(f"/ fillers [{LEVEL}]", "in_fillers", spreads("in_fillers")))
+        moves = _spread(rows, every, "filler", "other filler")
+        notes.append(
+            "less fillers: accuracy less the mean of other fillers of the same length (sentences, random tokens), "
+            f"{moves}; / fillers: that in standard deviations among these."
+        )
+    apart = [
+        f"{row['condition']} ({', '.join(str(row[word]) for word in ('model', 'layout'))}: {signed(row['difference'])})"
+        for row in every
+        if row["verdict"] == APART
+    ]
+    if apart:
+        notes.append(f"Set apart, since the share of samples with a gradable answer changes: {'; '.join(apart)}.")
+    return make_grid("Against harmless rewordings and other fillers", [*_words(board), *columns], rows, notes)
+
+
+def _spread(rows: Sequence[Row], every: Sequence[Row], name: str, kind: str) -> str:
+    """How many yardsticks of a kind there are and how far they lie apart, by model and layout if there are several."""
+    settings = {(row["model"], row["layout"]): row for row in rows if row[f"{name}s"]}
+    said, several = [], len(settings) > 1
+    for row in settings.values():
+        moves = [
+            one["difference"]
+            for one in every
+            if one["verdict"] == kind and (one["model"], one["layout"]) == (row["model"], row["layout"])
+        ]
+        reach = f"{signed(min(moves))} to {signed(max(moves))}" if moves else ""
+        where = f" in {row['model']}, {row['layout']}" if several else ""
+        spread = f"{number(row[f'{name}_spread'], 2)} points{where}"
+        said.append(f"{row[f'{name}s']} of them: {spread} ({reach} from the baseline)")
+    return "; ".join(said)
+
+
 def audit_grid(board: Leaderboard) -> Grid:
     """Each grader's accuracy on the same completions, and its difference from the baseline."""
-    rows = without_edits(board, board.audit)
+    rows = without_yardsticks(board, board.audit)
     headers = {
         "ours": "ours",
         "math_verify": "math_verify",

@@ -13,7 +13,7 @@ from harness.analysis.reference import read_reference, reference_table, setup_di
 from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
-from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid
+from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid, yardstick_grid
 from harness.display.table_formats import render_grids
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table
@@ -66,7 +66,7 @@ def make_table(
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    grids = [comparison_grid(board)]
+    grids = [comparison_grid(board), *filter(None, [yardstick_grid(board)])]
     tables = {}
     further: dict[str, Any] = {}
     if parts.mediators:

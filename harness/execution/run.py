@@ -172,10 +172,10 @@ def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> No
     from harness.analysis.accuracy import accuracy_table
     from harness.display.figures.bars import draw_accuracy_bars
     from harness.display.figures.saving import save_figure
-    from harness.experiment.conditions import is_edit
+    from harness.experiment.conditions import find_yardsticks
 
     figure = draw_accuracy_bars(
-        accuracy_table(frame[~frame["condition"].map(is_edit).astype(bool)]),
+        accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
     )
     kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}

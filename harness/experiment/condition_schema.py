@@ -11,7 +11,7 @@ from pydantic import Field, StrictInt, ValidationError
 
 from harness.errors import ConfigError
 from harness.experiment import conditions
-from harness.experiment.conditions import DEFAULT_SEED, SENTENCES, Condition, Filler, Placement, Sentence
+from harness.experiment.conditions import DEFAULT_SEED, SENTENCES, Condition, Filler, Placement, RandomTokens, Sentence
 from harness.experiment.yaml_settings import Strict, explain
 
 
@@ -66,9 +66,9 @@ def as_condition(value: Any) -> Condition:
             "Quote names that YAML reads as something else."
         )
     condition = ConditionConfig.parse(value)
-    if condition.name in conditions.named_conditions() or conditions.is_edit(condition.name):
+    if condition.name in conditions.named_conditions() or conditions.yardstick(condition.name):
         raise ConfigError(
-            f"conditions: the name {condition.name!r} is the study's own condition or a prompt edit's. Give the "
+            f"conditions: the name {condition.name!r} is the study's own condition's or a yardstick's. Give the "
             "inline condition another name."
         )
     return condition
@@ -104,6 +104,7 @@ def to_yaml(condition: Condition) -> str | dict[str, Any]:
     filler = condition.filler
     if filler is None or condition == conditions.named_conditions().get(condition.name):
         return condition.name
+    assert not isinstance(filler, RandomTokens)  # which no config can ask for by name
     if isinstance(filler, Sentence):
         assert filler.number is not None  # only the study's own sentence is chosen by its seed
         content: dict[str, Any] = {"sentence": filler.number + 1}

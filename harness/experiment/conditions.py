@@ -1,8 +1,10 @@
 """The experimental conditions: what is inserted into the prompt, how much of it, and where.
 
 A condition is a filler and a placement. The study compares no filler (`wo`) with 55 meaningless tokens (`mless`),
-55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). The prompt null adds
-conditions without a filler, each with a harmless edit of the instruction, to see how far any edit moves the accuracy.
+55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`).
+
+Yardsticks are what these are held against: harmless rewordings of the instruction without a filler (the prompt null),
+other fillers of the same length (the filler null), and an answer at once, which must do harm (the positive control).
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -10,11 +12,13 @@ Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, se
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import cycle, islice
+from typing import Literal
 
 import yaml
 
@@ -60,6 +64,7 @@ class Placement(StrEnum):
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 
+_DRAWS = 100
 _PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 
 
@@ -143,10 +148,9 @@ class Sentence:
             raise ConfigError(
                 f"There are {len(SENTENCES)} sentences: expected 1 to {len(SENTENCES)}, got {self.number + 1}."
             )
-        longest = min(_estimated_tokens(sentence.split()) for sentence in SENTENCES)
-        if self.count > longest:
+        if self.count > _LONGEST:
             raise ConfigError(
-                f"The random sentence can have at most {longest} tokens, got count {self.count}. "
+                f"The random sentence can have at most {_LONGEST} tokens, got count {self.count}. "
                 "Lower the count, or use a repeated unit."
             )
 
@@ -176,6 +180,48 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomTokens:
+    """A filler of tokens drawn at random from a model's vocabulary, each of them one word.
+
+    Attributes:
+        count: Number of tokens that the filler must have.
+        seed: Draws them.
+
+    Raises:
+        ConfigError: `count` is below 1.
+    """
+
+    count: int = STUDY_COUNT
+    seed: int = DEFAULT_SEED
+
+    def __post_init__(self) -> None:
+        _check_count(self.count)
+
+    def text(self, words: Sequence[str] = (), count_tokens: Callable[[str], int] = len) -> str:
+        """The filler as text.
+
+        Args:
+            words: The words that are one token each where they follow a blank.
+            count_tokens: Counts a text's tokens as it will stand in the prompt.
+
+        Raises:
+            ConfigError: there are no such words, or none of many draws has the count.
+        """
+        draw = random.Random(self.seed)
+        for _ in range(_DRAWS if words else 0):
+            drawn = draw.choices(words, k=self.count)
+            while drawn and (got := count_tokens(" ".join(drawn))) >= self.count:  # the first word follows no blank
+                if got == self.count:
+                    return " ".join(drawn)
+                drawn.pop()
+        raise ConfigError(
+            "Random tokens are drawn from the words of the model's vocabulary, and no draw of these has "
+            f"{self.count} tokens. Name the model's tokenizer (--set model.arguments.tokenizer=NAME), or leave "
+            "filler_null out."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """Another wording of the same instruction.
 
@@ -198,13 +244,19 @@ class Condition:
         placement: Where the filler is inserted.
         seed: Draws the place if the placement is `random`. Each problem gets a place of its own.
         edit: An edit of the instruction, which the prompt null has instead of a filler.
+        answer_prefix: The beginning of the answer, which the prompt then ends in, and the model continues.
     """
 
     name: str
-    filler: Filler | Sentence | None = None
+    filler: Filler | Sentence | RandomTokens | None = None
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
     edit: Edit | None = None
+    answer_prefix: str = ""
+
+
+CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
+"""The positive control: the model must answer at once, without any working."""
 
 
 def named_conditions() -> dict[str, Condition]:
@@ -252,9 +304,46 @@ def first_edits(count: int) -> tuple[Condition, ...]:
     return edits[:count]
 
 
-def is_edit(name: str) -> bool:
-    """Whether a condition's name is that of an edit of the prompt null."""
-    return any(edit.name == name for edit in all_edits())
+def other_fillers(number: int, like: Condition) -> tuple[Condition, ...]:
+    """So many other fillers of the length and at the place of a condition's: the filler null, `filler-01` and so on.
+
+    Every other one is a sentence that the study's `random` does not have, while there are any of that length; the rest
+    are random tokens.
+    """
+    assert like.filler is not None
+    count = like.filler.count
+    used = random.Random(DEFAULT_SEED).choice(SENTENCES)
+    left = [place for place, text in enumerate(SENTENCES) if text != used and count <= _LONGEST]
+    found = []
+    for place in range(number):
+        sentence = place % 2 == 0 and bool(left)
+        filler = Sentence(count=count, number=left.pop(0)) if sentence else RandomTokens(count=count, seed=place + 1)
+        name = f"filler-{place + 1:02}"
+        found.append(Condition(name=name, filler=filler, placement=like.placement, seed=like.seed))
+    return tuple(found)
+
+
+Yardstick = Literal["rewording", "other filler", "positive control"]
+
+
+def yardstick(name: str) -> Yardstick | None:
+    """What kind of yardstick a condition of this name is. None: it is a condition of the experiment itself."""
+    if any(edit.name == name for edit in all_edits()):
+        return "rewording"
+    if name == CONTROL.name:
+        return "positive control"
+    return "other filler" if re.fullmatch(r"filler-(?!00)\d\d", name) else None
+
+
+def find_yardsticks(names: Iterable[str]) -> dict[str, Yardstick]:
+    """Those of the conditions that are yardsticks, with the kind of each, as `analysis.compare` takes them."""
+    return {str(name): kind for name in names if (kind := yardstick(str(name)))}
+
+
+def group_name(name: str) -> str:
+    """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
+    kind = yardstick(name)
+    return name if kind is None else kind if kind == "positive control" else f"{kind}s"
 
 
 def _check_count(count: int) -> None:
@@ -268,6 +357,10 @@ def _check_count(count: int) -> None:
 def _estimated_tokens(words: list[str]) -> int:
     """Tokens of plain English in a large vocabulary: one per word, one per comma, one for the full stop."""
     return len(words) + sum(word.endswith(",") for word in words) + 1
+
+
+_LONGEST = min(_estimated_tokens(sentence.split()) for sentence in SENTENCES)
+"""Tokens that every sentence has at least."""
 
 
 def _as_sentence(words: list[str]) -> str:

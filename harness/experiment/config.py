@@ -12,7 +12,16 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from harness import resources
 from harness.errors import ConfigError
 from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED, contrast_name, first_edits, read_contrast
+from harness.experiment.conditions import (
+    BASELINE,
+    CONTROL,
+    DEFAULT_SEED,
+    Condition,
+    contrast_name,
+    first_edits,
+    other_fillers,
+    read_contrast,
+)
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, resolve_sampling
@@ -137,7 +146,10 @@ class RunConfig(Strict):
         primary: The contrast that the experiment is about, named before it is run and tested first. By default
             `mless - wo` if it is among the contrasts.
         replicates: How often the baseline is run: 2 gives a noise floor (A/A).
-        prompt_null: So many harmless edits of the prompt are run too, without a filler.
+        prompt_null: So many harmless rewordings of the instruction are run too, without a filler.
+        filler_null: So many other fillers are run too, of the length and at the place of the primary contrast's:
+            sentences and random tokens.
+        positive_control: Whether the problems are also asked so that the model must answer at once, which must do harm.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
@@ -150,6 +162,8 @@ class RunConfig(Strict):
     primary: str | None = None
     replicates: int = Field(default=1, ge=1)
     prompt_null: int = Field(default=0, ge=0)
+    filler_null: int = Field(default=0, ge=0, le=99)
+    positive_control: bool = False
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
     instruction: str | None = None
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
@@ -213,6 +227,13 @@ class RunConfig(Strict):
                 raise ValueError(
                     "prompt_null has edits of the standard instruction only: leave out `instruction` and as_published"
                 )
+        if self.filler_null and all(condition.filler is None for condition in self.conditions):
+            raise ValueError("filler_null has the length of a condition's filler, and no condition has one")
+        if self.positive_control and self.model.templates_itself:
+            raise ValueError(
+                "positive_control begins the answer, which a chat API does not allow: leave it out, or use a "
+                "completions API"
+            )
         if self.samples_per_problem > 1 and self.sampling != "model_default":
             self.resolve_sampling(None)
         if not self.model.name:
@@ -239,6 +260,14 @@ class RunConfig(Strict):
         usual = ("mless", BASELINE)
         there = set(usual) <= {condition.name for condition in self.conditions}
         return usual if there and usual in self.tested else None
+
+    @property
+    def yardsticks(self) -> tuple[Condition, ...]:
+        """What the conditions are held against: rewordings, other fillers, the positive control."""
+        about = (self.primary_contrast or ("",))[0]
+        filled = sorted((one for one in self.conditions if one.filler), key=lambda one: one.name != about)
+        fillers = other_fillers(self.filler_null, filled[0]) if self.filler_null else ()
+        return (*first_edits(self.prompt_null), *fillers, *([CONTROL] if self.positive_control else []))
 
     @property
     def sampling_words(self) -> str:
@@ -275,7 +304,12 @@ class RunConfig(Strict):
         may have and how it schedules.
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts")
-        values = {name: value for name, value in self.as_written().items() if name not in left_out}
+        off = ("filler_null", "positive_control")  # runs that were begun before these came have neither
+        values = {
+            name: value
+            for name, value in self.as_written().items()
+            if name not in left_out and (value or name not in off)
+        }
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from harness.errors import ConfigError
-from harness.experiment.conditions import BASELINE, first_edits
+from harness.experiment.conditions import BASELINE, group_name, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
@@ -86,8 +86,9 @@ class Plan:
 
     @property
     def lines(self) -> dict[str, str]:
-        """Under what name each task is shown while it runs: all edits of a prompt null are one line."""
-        return {arm.task: "prompt null" if arm.built.condition.edit else arm.task for arm in self.arms}
+        """Under what name each task is shown while it runs: yardsticks of one kind are one line."""
+        names = {arm.task: arm.built.condition.name for arm in self.arms}
+        return {task: group_name(name) if yardstick(name) else task for task, name in names.items()}
 
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
@@ -103,6 +104,7 @@ class Plan:
                 "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
                 "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
+                **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
             }
             for arm, problem, prompt in self.rows
         ]
@@ -133,7 +135,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
     dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    conditions = (*config.conditions, *first_edits(config.prompt_null))
+    conditions = (*config.conditions, *config.yardsticks)
     arms = [
         Arm(
             task=config.task_name(dataset.name, built.condition.name, layout),

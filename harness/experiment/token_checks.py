@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
-from harness.experiment.conditions import BASELINE, Condition, Filler, Sentence, named_condition
-from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
+from harness.experiment.conditions import BASELINE, Condition, Filler, RandomTokens, Sentence, named_condition
+from harness.experiment.prompt import SEPARATOR, Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ class BuiltPrompt:
         straddling: Number of tokens that cover filler and other text at once.
         merged: Number of tokens within the filler that cover more than one unit.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
+        answer_prefix: The beginning of the answer, in which the text ends.
     """
 
     prompt: Prompt
     text: str
+    answer_prefix: str = ""
     prompt_token_ids: tuple[int, ...] = ()
     problem_token_ids: tuple[int, ...] = ()
     filler_tokens: int = 0
@@ -64,7 +66,12 @@ class BuiltPrompt:
 
 
 def measure(
-    prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase | None, *, unit: str | None = None
+    prompt: Prompt,
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    unit: str | None = None,
+    answer_prefix: str = "",
 ) -> BuiltPrompt:
     """Tokenize a prompt and lay the tokens over its segments.
 
@@ -73,15 +80,21 @@ def measure(
         layout: How it becomes the model's input.
         tokenizer: The model's. None: it is not known, and nothing is measured.
         unit: The text that the filler repeats, if it repeats one.
+        answer_prefix: The beginning of the answer. It follows a separator where no template begins the answer, and
+            ends a think block that the template opened.
 
     Raises:
         ModelError: the layout is `chat`, and the model has no chat template or the template fails.
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
     """
+    text = prompt.text if tokenizer is None else render(prompt, layout, tokenizer)
+    if answer_prefix:
+        opened = text.rstrip().endswith("<think>")
+        answer_prefix = ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened + answer_prefix
     if tokenizer is None:
-        return BuiltPrompt(prompt=prompt, text=prompt.text)
-    text = render(prompt, layout, tokenizer)
+        return BuiltPrompt(prompt=prompt, text=text + answer_prefix, answer_prefix=answer_prefix)
     spans = find_segments(prompt, text)
+    text += answer_prefix
     token_ids, offsets = encode(text, tokenizer)
     fillers = [span for role, span in spans if role == "filler"]
     problems = [span for role, span in spans if role == "problem"]
@@ -100,6 +113,7 @@ def measure(
     return BuiltPrompt(
         prompt=prompt,
         text=text,
+        answer_prefix=answer_prefix,
         prompt_token_ids=token_ids,
         problem_token_ids=tuple(problem_ids),
         filler_tokens=len(inside),
@@ -174,7 +188,7 @@ class PromptBuilder:
             ModelError: the chat template is missing or fails.
             PromptMismatchError: the chat template changed or dropped a turn.
         """
-        is_plain = condition.filler is None and condition.edit is None
+        is_plain = condition.filler is None and condition.edit is None and not condition.answer_prefix
         prompts = self._plain if is_plain else self._build_all(condition)
         same = 0
         violations: list[str] = []
@@ -207,7 +221,8 @@ class PromptBuilder:
                 system_turn=self._system_turn,
                 instruction=self._instruction,
             )
-            prompts.append(measure(prompt, self._layout, self._tokenizer, unit=_unit(condition.filler)))
+            unit, prefix = _unit(condition.filler), condition.answer_prefix
+            prompts.append(measure(prompt, self._layout, self._tokenizer, unit=unit, answer_prefix=prefix))
         return tuple(prompts)
 
 
@@ -223,7 +238,7 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
         )
 
 
-def _unit(filler: Filler | Sentence | None) -> str | None:
+def _unit(filler: Filler | Sentence | RandomTokens | None) -> str | None:
     return filler.unit if isinstance(filler, Filler) else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.experiment.conditions import Condition, Sentence
+from harness.experiment.conditions import Condition, RandomTokens, Sentence
 from harness.experiment.prompt import SEPARATOR
 
 if TYPE_CHECKING:
@@ -104,8 +104,14 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
         return ""
     if tokenizer is None:
         return filler.text()
-    if isinstance(filler, Sentence):
-        return filler.text(lambda text: len(_ids_between_separators(text, tokenizer)))
+    if isinstance(filler, Sentence | RandomTokens):
+
+        def count_tokens(text: str) -> int:
+            return len(_ids_between_separators(text, tokenizer))
+
+        if isinstance(filler, Sentence):
+            return filler.text(count_tokens)
+        return filler.text(_words(tokenizer), count_tokens)
     if filler.token_ids is None:
         return filler.text()
     wanted, largest = filler.repeated_ids(), max(filler.token_ids)
@@ -122,6 +128,12 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
             f"reads back as {len(got)} other ids. Give ids whose text stands by itself, or a `unit`."
         )
     return text
+
+
+def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The words of the vocabulary that are one token where they follow a blank, in the order of their ids."""
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return [token[1:] for token, _ in tokens if re.fullmatch("[\u0120\u2581][A-Za-z]+", token)]
 
 
 def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:

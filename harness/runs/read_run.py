@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.experiment.conditions import contrast_name, is_edit
+from harness.experiment.conditions import contrast_name
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.sample_key import hash_json
@@ -53,7 +53,6 @@ def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> R
 
 def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
-    names = list(dict.fromkeys(row["condition"] for row in prompts))
     arguments = receipt["config"]["model"]["arguments"]
     identity = read_identity(path)
     sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
@@ -79,7 +78,6 @@ def _read_folder(path: Path) -> Run:
         "engine": "{name} {version} on {device}".format(**receipt["engine"]),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
-        "edits": [name for name in names if is_edit(name)],
         "seed": receipt["seed"],
         "created": receipt["created"],
         "versions": receipt["versions"],

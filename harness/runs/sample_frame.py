@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
-from harness.experiment.conditions import is_edit
+from harness.experiment.conditions import find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import (
@@ -71,12 +71,12 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     return receipt
 
 
-def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = False) -> pandas.DataFrame:
+def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = False) -> pandas.DataFrame:
     """A run as a tidy frame, one row per sample; needs neither torch nor lm-eval.
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
-    the A/A columns and the prompt null of a frame with both options.
+    the A/A columns and those of the yardsticks of a frame with both options.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
@@ -87,8 +87,8 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
     Args:
         path: The run's folder.
         replicates: Whether to include the further replicates of the baseline (A/A), those with `replicate` above 0.
-        rewordings: Whether to include the harmless edits of the prompt (the prompt null), which stand in `condition`
-            as `edit-01`, `edit-02`, ...
+        yardsticks: Whether to include what the conditions are held against: harmless rewordings (in `condition` as
+            `edit-01`, `edit-02`, ...), other fillers (`filler-01`, ...) and the positive control (`control`).
 
     Raises:
         RunError: there is no finished run there, a file of it is missing or damaged, or samples are missing or
@@ -103,8 +103,8 @@ def load_run(path: str | Path, *, replicates: bool = False, rewordings: bool = F
     frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
-    if not rewordings:
-        frame = frame[~frame["condition"].map(is_edit).astype(bool)]
+    if not yardsticks:
+        frame = frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
 
 

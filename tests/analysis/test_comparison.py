@@ -203,18 +203,18 @@ def table_rows(p_values):
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())
 def test_without_a_primary_contrast_holm_goes_over_every_test_of_the_family(p_values, registered):
     rows = table_rows(p_values)
-    judge(rows, family=CONDITIONS if registered else None, primary=None, edits=(), alpha=0.05)
+    judge(rows, family=CONDITIONS if registered else None, primary=None, yardsticks={}, alpha=0.05)
     assert [row["p_adjusted"] for row in rows[2:]] == holm(p_values).tolist()
     assert [row["verdict"] == "better" for row in rows[2:]] == (holm(p_values) < 0.05).tolist()
     part = table_rows(p_values)
-    judge(part, family=["mless", "random"], primary=None, edits=(), alpha=0.05)
+    judge(part, family=["mless", "random"], primary=None, yardsticks={}, alpha=0.05)
     kept = [p for p, row in zip(p_values, part[2:], strict=True) if row["condition"] != "mful"]
     assert [row["p_adjusted"] for row in part[2:] if row["condition"] != "mful"] == holm(kept).tolist()
 
 
 def test_with_a_primary_contrast_each_model_has_a_share_and_the_others_wait_for_it():
     rows = table_rows([0.02, 0.001, 0.01, 0.03, 0.001, 0.001])
-    judge(rows, family=CONDITIONS, primary="mless", edits=(), alpha=0.05)
+    judge(rows, family=CONDITIONS, primary="mless", yardsticks={}, alpha=0.05)
     assert [row["p_adjusted"] for row in rows[2:]] == pytest.approx([0.04, 0.04, 0.04, 0.06, 0.06, 0.06])
     assert [row["tests"] for row in rows[2:]] == [2, 4, 4, 2, 4, 4]
     assert [row["verdict"] for row in rows[2:]] == ["better"] * 3 + ["inconclusive"] * 3
@@ -246,24 +246,27 @@ def test_tables_without_any_effect_hold_a_false_finding_at_most_five_times_in_a_
     found = 0
     for p_values in 2 * ndtr(-np.abs(scores.reshape(experiments, -1))):
         rows = table_rows(p_values)
-        judge(rows, family=family, primary=primary, edits=(), alpha=0.05)
+        judge(rows, family=family, primary=primary, yardsticks={}, alpha=0.05)
         found += any(row["verdict"] in ("better", "worse") for row in rows if not effect or row["condition"] != primary)
     error = (0.05 * 0.95 / experiments) ** 0.5
     assert 0.02 < found / experiments < 0.05 + 3 * error
 
 
-def test_harmless_edits_are_not_judged_but_ranked_among(run):
-    edits = [f"edit-{i}" for i in range(9)]
-    null = [samples(chances(10 + i, 0.5, k=4), condition=name) for i, name in enumerate(edits)]
-    table = by_condition(compare(pandas.concat([run, *null]), edits=edits))
-    assert (table.loc[edits, "verdict"] == "prompt null").all()
-    assert table.loc[edits, ["p_adjusted", "tests", "null_p"]].isna().all(axis=None)
-    assert (table.loc["mless", "null_p"], table.loc["mless", "null_edits"]) == (1 / 10, 9)
-    nearer = (table.loc[edits, "difference"].abs() >= abs(table.loc["mful", "difference"])).sum()
-    assert table.loc["mful", "null_p"] == (1 + nearer) / 10
+def test_yardsticks_are_not_judged(run):
+    yardsticks = {f"edit-{i}": "rewording" for i in range(9)}
+    null = [samples(chances(10 + i, 0.5, k=4), condition=name) for i, name in enumerate(yardsticks)]
+    frame = pandas.concat([run, *null])
+    table = by_condition(compare(frame, yardsticks=yardsticks))
+    assert (table.loc[list(yardsticks), ["verdict", "family"]] == "rewording").all(axis=None)
+    assert table.loc[list(yardsticks), ["p_adjusted", "tests", "wordings", "in_wordings"]].isna().all(axis=None)
     assert table.loc["mful", "tests"] == 2
-    with pytest.raises(ComparisonError, match="contrasts: edit-1 is an edit of the prompt, which is not"):
-        compare(pandas.concat([run, *null]), edits=edits, contrasts=["mless - edit-1"])
+    assert refused(frame, yardsticks=yardsticks, contrasts=["mless - edit-1"]) == (
+        "contrasts: edit-1 is a yardstick, which is not tested. Leave it out."
+    )
+    assert refused(run, yardsticks={"wo": "rewording"}).startswith("yardsticks: wo is the baseline")
+    assert refused(run, yardsticks={"edit-1": "rewording"}).startswith(
+        "yardsticks: expected some of the conditions wo,"
+    )
 
 
 def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):

@@ -110,11 +110,9 @@ def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
 
 def test_against_another_baseline_there_is_no_prompt_null():
     chances = {"wo": 0.5, "mless": 0.6, "edit-01": 0.5, "edit-02": 0.5}
-    whole = evaluation(
-        drawn(7, 60, 1, chances), edits=["edit-01", "edit-02"], **{**REGISTERED, "contrasts": ["mless - wo"]}
-    )
+    whole = evaluation(drawn(7, 60, 1, chances), **{**REGISTERED, "contrasts": ["mless - wo"]})
     board = make_leaderboard([whole], baseline="mless")
-    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.edits == ()
+    assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.yardsticks == {}
     edit = make_leaderboard([whole], baseline="edit-01")
     assert edit.comparison["condition"].tolist() == ["wo", "mless", "edit-01"]
     assert "Differences from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")

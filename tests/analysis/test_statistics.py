@@ -28,7 +28,6 @@ from harness.analysis import (
     mcnemar_test,
     minimal_detectable_effect,
     paired_test,
-    prompt_null_p,
     score_interval,
     score_statistic,
     sign_flip_test,
@@ -242,7 +241,7 @@ def test_without_flips_the_score_interval_is_as_long_as_so_few_problems_allow():
     assert score_interval(np.zeros(50), bounds=BOTH_WAYS) == pytest.approx((-z2 / (50 + z2), z2 / (50 + z2)), abs=1e-9)
 
 
-# many tests, prompt null
+# many tests
 
 
 def test_holm_adjusts_a_textbook_example():
@@ -260,14 +259,6 @@ def test_holm_is_between_the_p_value_and_bonferroni_in_any_order(p_values, rando
     assert holm(np.array(p_values)[order]).tolist() == adjusted[order].tolist()
     smallest = int(np.argmin(p_values))
     assert adjusted[smallest] == min(1, len(p_values) * p_values[smallest])
-
-
-def test_the_prompt_null_counts_edits_at_least_as_far_either_way():
-    edits = [0.2, -1.4, 0.0, 1.4, -3.0, 0.6]
-    assert prompt_null_p(1.4, edits) == 4 / 7
-    assert prompt_null_p(-5, edits) == 1 / 7
-    assert prompt_null_p(0, edits) == 1
-    assert math.isnan(prompt_null_p(1, []))
 
 
 # power

@@ -70,7 +70,7 @@ def frame(request):
 
 @pytest.fixture(scope="module")
 def table(frame):
-    return compare(frame, edits=EDITS)
+    return compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_drawing_leaves_the_tables_alone(table, splits, frame):
 def test_the_forest_shows_both_intervals_of_every_row_and_fills_only_what_passed(table):
     axes = draw_forest(table).axes[0]
     lines = [np.asarray(line.get_xdata(), dtype=float) for line in axes.lines]
-    compared = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    compared = table[~table["verdict"].isin(["baseline", "rewording"])]
     assert set(compared["verdict"]) > {"better", "worse"}
     dots = [
         (round(float(line.get_xdata()[0]), 9), to_hex(line.get_markerfacecolor()) != "#ffffff")
@@ -185,20 +185,20 @@ def test_the_forest_shows_both_intervals_of_every_row_and_fills_only_what_passed
     noise = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "D"]
     assert np.allclose(noise, table[table["verdict"] == "baseline"]["aa_difference"])
     ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
-    assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "prompt null"]["difference"]))
+    assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "rewording"]["difference"]))
 
 
-def test_an_edit_far_out_is_an_arrow_and_does_not_squeeze_the_differences(table):
+def test_a_rewording_far_out_is_an_arrow_and_does_not_squeeze_the_differences(table):
     before = draw_forest(table).axes[0].get_xlim()
     far = table.copy()
-    far.loc[far[far["verdict"] == "prompt null"].index[0], "difference"] = -80.0
+    far.loc[far[far["verdict"] == "rewording"].index[0], "difference"] = -80.0
     figure = draw_forest(far)
     axes = figure.axes[0]
     assert axes.get_xlim()[0] > 2.5 * before[0]
     (arrow,) = [line for line in axes.lines if line.get_marker() == "<"]
     ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
     assert arrow.get_xdata()[0] == -max(abs(tick) for tick in (*ticks, *arrow.get_xdata()))
-    assert len(ticks) == (table["verdict"] == "prompt null").sum() - 1
+    assert len(ticks) == (table["verdict"] == "rewording").sum() - 1
     assert "\N{MINUS SIGN}80.0 to" in " ".join(figure.texts[0].get_text().split()) and not cut_off(figure)
 
 
@@ -207,7 +207,7 @@ def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(tab
     names = [text for text in texts if text.startswith("w/ ") or text == "Random sentence"]
     assert names == ["w/ Mless", "w/ Mful", "Random sentence"] * len(MODELS)
     verdicts = [text for text in texts if text in ("better", "worse", "equivalent", "inconclusive")]
-    compared = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    compared = table[~table["verdict"].isin(["baseline", "rewording"])]
     expected = [
         compared[(compared["model"] == model) & (compared["condition"] == condition)]["verdict"].item()
         for model in MODELS
@@ -219,11 +219,11 @@ def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(tab
         assert f"[{low}, {high}]" in [text.replace("[0.0", "[+0.0").replace(" 0.0]", " +0.0]") for text in texts]
 
 
-def test_without_a_second_run_or_edits_the_forest_has_no_row_for_them(frame):
+def test_without_a_second_run_or_rewordings_the_forest_has_no_row_for_them(frame):
     plain = frame[(frame["replicate"] == 0) & ~frame["condition"].isin(EDITS)]
     figure = draw_forest(compare(plain))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert not any("A/A" in text or "edits" in text for text in texts)
+    assert not any("A/A" in text or "rewordings" in text for text in texts)
     assert "Diamonds" not in figure.texts[0].get_text() and "Ticks" not in figure.texts[0].get_text()
 
 
@@ -233,11 +233,11 @@ def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
 
     tests = len(MODELS) * 3
     assert f"adjusted p < 0.05 (Holm, {tests} tests)." in note(table)
-    fewer = compare(frame, edits=EDITS, contrasts=["mless - wo"])
+    fewer = compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"), contrasts=["mless - wo"])
     assert f"(Holm, {len(MODELS)} tests)." in note(fewer)
     texts = [text.get_text() for text in draw_forest(fewer).axes[0].texts]
     assert texts.count("exploratory") == 2 * len(MODELS)
-    assert "(Holm)" in note(compare(frame, edits=EDITS, contrasts=[]))
+    assert "(Holm)" in note(compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"), contrasts=[]))
 
 
 def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):
@@ -288,13 +288,15 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, splits, frame, label, t
         assert any(spelt in text for text in shown), kind
 
 
-def test_harmless_edits_are_counted_and_not_drawn(table, splits, frame):
-    rows = pandas.concat([splits["level"], table[table["verdict"] == "prompt null"].assign(level=1)])
+def test_yardsticks_are_counted_and_not_drawn(table, splits, frame):
+    rows = pandas.concat([splits["level"], table[table["verdict"] == "rewording"].assign(level=1)])
     split = draw_split_differences(rows, by="level")
     for figure in (draw_accuracy_bars(table, title=""), draw_flip_matrix(table), split):
         shown = [text for text, _ in words(figure)]
         assert not [text for text in shown if "edit_" in text]
-        assert "6 harmless edits of the prompt (prompt null) are not shown." in " ".join(shown).replace("\n", " ")
+        assert "Not shown: 6 rewordings, other fillers and controls that these are held against." in " ".join(
+            shown
+        ).replace("\n", " ")
 
 
 def test_the_flips_matrix_has_the_flips_of_the_table_and_adds_up(table):
@@ -399,7 +401,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     assert all(file.stat().st_size > 500 for file in files)
     shown = pandas.read_csv(tmp_path / "figures" / "forest-column.csv")
     expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")
-    for condition, row in shown[shown["verdict"] != "prompt null"].set_index("condition").iterrows():
+    for condition, row in shown[shown["verdict"] != "rewording"].set_index("condition").iterrows():
         if row["verdict"] != "baseline":
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
             assert row["high"] == pytest.approx(expected.loc[condition, "high"])

@@ -18,9 +18,10 @@ from harness.analysis.accuracy import accuracy_table
 from harness.analysis.grader_agreement import audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.mediators import COLUMNS as MEDIATORS
+from harness.analysis.power import minimal_detectable_effect
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
-from harness.display.side_tables import audit_grid, mediator_grid
+from harness.display.side_tables import audit_grid, mediator_grid, yardstick_grid
 from harness.display.table_formats import render_grids
 from harness.display.table_pages import Parts, make_leaderboard_page, make_table
 from harness.display.words import MINUS, NONE, p_value, signed
@@ -127,25 +128,57 @@ def test_the_baseline_run_again_stands_beside_every_effect():
     assert rows(none)["w/o"]["difference [95 %]"].text == rows(none)["w/o"]["+ / -"].text == NONE
 
 
-def test_edits_of_the_prompt_are_a_note_and_a_rank():
-    chances = {"wo": 0.5, "mless": 0.6, **{f"edit-{i:02}": 0.5 for i in range(1, 6)}}
-    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), edits=[c for c in chances if "edit" in c])])
-    grid = comparison_grid(board)
-    assert list(rows(grid)) == ["w/o", "w/ Mless"]
-    change = board.comparison.set_index("condition")["difference"]
-    edits = change[[c for c in chances if "edit" in c]].abs()
-    assert rows(grid)["w/ Mless"]["rank p"].text == f"{(1 + (edits >= abs(change['mless'])).sum()) / 6:.3f}"
-    assert any("harmless edits of the prompt, without filler: 5" in note for note in grid.notes)
+def test_rewordings_and_other_fillers_have_a_table_of_their_own():
+    names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 6)]
+    chances = {"wo": 0.5, "mless": 0.6, "mful": 0.5, **dict.fromkeys(names, 0.5), "control": 0.1}
+    board = make_leaderboard([evaluation(drawn(7, 100, 1, chances), contrasts=["mless - wo", "mless - mful"])])
+    assert list(rows(comparison_grid(board))) == ["w/o", "w/ Mless", "w/ Mful", "mless - mful"]
+    grid = yardstick_grid(board)
+    assert list(rows(grid)) == ["w/ Mless", "w/ Mful"]
+    table = board.comparison.set_index("condition")
+    for shown, name in (("w/ Mless", "mless"), ("w/ Mful", "mful")):
+        row = table.loc[name]
+        for header, of in (("/ rewordings [95 %]", "in_wordings"), ("/ fillers [95 %]", "in_fillers")):
+            ends = f"[{signed(row[f'{of}_low'])}, {signed(row[f'{of}_high'])}]"
+            assert rows(grid)[shown][header].text == f"{signed(row[of])} {ends}"
+    wordings, fillers = (table.loc[[name for name in names if kind in name]] for kind in ("edit", "filler"))
+    moved = [
+        f"{signed(part['difference'].min())} to {signed(part['difference'].max())}" for part in (wordings, fillers)
+    ]
+    spread = np.std([*wordings["accuracy"], table.loc["wo", "accuracy"]], ddof=1)
+    assert f"6 of them: {spread:.2f} points ({moved[0]} from the baseline)" in grid.notes[0]
+    assert f"5 of them: {fillers['accuracy'].std():.2f} points ({moved[1]} from the baseline)" in grid.notes[1]
+    assert yardstick_grid(make_leaderboard([evaluation(drawn(7, 20, 1, REAL))])) is None
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
-    assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless"]
+    assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless", "w/ Mful"]
+
+
+def test_the_positive_control_says_whether_the_run_could_see_anything_and_how_little():
+    def note(control, k=1, **facts):
+        chances = {"wo": 0.5, "mless": 0.55, "control": control}
+        board = make_leaderboard([evaluation(drawn(3, 200, k, chances), **facts)])
+        (found,) = [note for note in comparison_grid(board).notes if note.startswith("Positive control")]
+        assert found in leaderboard_grid(board).notes
+        return found, board.comparison.set_index("condition")
+
+    for k in (1, 3):
+        seen, table = note(0.1, k=k)
+        assert f"{signed(table.loc['control', 'difference'])} [" in seen and ": this run sees harm." in seen
+        share = table.loc["mless", "discordance"] / 100
+        least = 100 * minimal_detectable_effect(n=200, k=k, discordance=min(share, 0.5))
+        assert f"with 80 % power is {least:.1f} points" in seen and ("whole problems" in seen) == (k > 1)
+    assert table.loc["control", ["verdict", "family"]].tolist() == ["positive control"] * 2
+    assert table.loc["control", ["tests", "p_adjusted", "wordings"]].isna().all()
+    assert "NOT SEEN: this run has not shown that it could see any effect" in note(0.5)[0]
+    assert "NOT SEEN" in note(0.9)[0], "it did no harm"
+    assert note(0.1, contrasts=[])[0].endswith("this run sees harm."), "no test, so no power"
 
 
 def noisy(*settings, **facts):
     """A leaderboard of runs with both noise floors, one for each model and layout."""
-    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, "edit-01": 0.2, "edit-02": 0.5}
+    chances = {"wo": 0.5, "wo again": 0.5, "mless": 0.6, **{f"edit-0{i}": i / 9 for i in range(3, 7)}, "control": 0.1}
     parts = [
-        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout, edits=["edit-01", "edit-02"])
-        for i, (model, layout) in enumerate(settings)
+        evaluation(drawn(i, 60, 1, chances), model=model, layout=layout) for i, (model, layout) in enumerate(settings)
     ]
     for number, part in enumerate(parts):
         object.__setattr__(part, "name", f"results/{number}")
@@ -155,21 +188,24 @@ def noisy(*settings, **facts):
 def test_the_noise_is_told_for_each_model_and_layout_and_never_pooled():
     settings = [("m", "raw"), ("m", "chat"), ("n", "raw")]
     board = noisy(*settings)
-    again, null = comparison_grid(board).notes[-2:]
+    (again,) = [note for note in comparison_grid(board).notes if note.startswith("A/A")]
+    spread = yardstick_grid(board).notes[0]
+    controls = comparison_grid(board).notes[-3:]
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
-        moves = [signed(table.loc[(model, layout, edit), "difference"]) for edit in ("edit-01", "edit-02")]
+        moves = [table.loc[(model, layout, f"edit-0{i}"), "difference"] for i in range(3, 7)]
         assert f"{model}, {layout} {signed(table.loc[(model, layout, 'wo'), 'aa_difference'])}, " in again
-        assert f"{moves[0]} to {moves[1]} points ({model}, {layout})" in null
-    (split,) = [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "null" in note]
-    assert "moves" not in split and split.endswith("rank p: (1 + edits at least as far) / (1 + edits).")
-    assert not [note for note in comparison_grid(noisy(("m", "raw"), by=["level"])).notes if "A/A" in note]
+        assert (
+            f" points in {model}, {layout} ({signed(min(moves))} to {signed(max(moves))} from the baseline)" in spread
+        )
+        assert sum(note.startswith(f"{model}, {layout}: Positive control") for note in controls) == 1
+    split = comparison_grid(noisy(("m", "raw"), by=["level"])).notes
+    assert not [note for note in split if "A/A" in note or "Positive control" in note]
 
 
 def test_footers_explain_what_is_shown_and_nothing_else():
     whole, line = (" ".join(grid(noisy(("m", "raw"))).notes) for grid in (comparison_grid, leaderboard_grid))
-    for clause in ("; + / -: problems", "Equivalence and rank p are not adjusted", "rank p: (1 + edits"):
-        assert clause in whole and clause not in line
+    assert "; + / -: problems" in whole and "; + / -: problems" not in line
     assert "Equivalence is not adjusted for several: it may err" in line and "A/A" in line
     one = evaluation(drawn(3, 60, 1, REAL), primary="mless - wo", contrasts=["mless - wo", "mful - wo"])
     grid = leaderboard_grid(make_leaderboard([one]))
@@ -222,10 +258,17 @@ def test_a_folder_of_runs_is_its_runs(demo_run):
 
 def test_no_table_is_wider_than_a_page():
     name = "Qwen2.5-Math-1.5B-Instruct"
-    verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "edit-01": 0.4})
-    models = [evaluation(verdicts, model=m, edits=["edit-01"], **REGISTERED) for m in (name, "short")]
+    verdicts = drawn(
+        5, 60, 2, {**REAL, "wo again": 0.4, **{f"{kind}-0{i}": 0.4 for kind in ("edit", "filler") for i in (1, 2, 3)}}
+    )
+    models = [evaluation(verdicts, model=m, **REGISTERED) for m in (name, "short")]
     board = make_leaderboard(models[:1])
-    for grid in (comparison_grid(board), leaderboard_grid(make_leaderboard(models)), audit_grid(board)):
+    for grid in (
+        comparison_grid(board),
+        yardstick_grid(board),
+        leaderboard_grid(make_leaderboard(models)),
+        audit_grid(board),
+    ):
         assert (
             max(map(len, render_grids([grid], "text", [receipt_line(one) for one in board.receipt]).splitlines()))
             <= 100
@@ -363,7 +406,7 @@ def test_the_audit_has_each_graders_difference():
 def test_the_footer_names_the_grader_on_whom_the_difference_depends_and_no_other():
     """One is more lenient everywhere, another under one condition alone: only that moves the difference."""
     problems = {"wo": [["correct"]] * 60 + [["incorrect"]] * 60}
-    run = evaluation({**problems, "mless": problems["wo"], "edit-01": problems["wo"]}, edits=["edit-01"])
+    run = evaluation({**problems, "mless": problems["wo"], "edit-01": problems["wo"]})
     frame = run.frame
     wrong = frame["verdict"] == "incorrect"
     frame.loc[wrong, "math_verify"] = True
@@ -541,10 +584,11 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
     board = make_leaderboard([read_run(run)])
     table = board.comparison.set_index("condition")
-    assert board.primary == "unrelated-1 - wo" and board.edits == ("edit-01", "edit-02", "edit-03")
+    assert board.primary == "unrelated-1 - wo" and list(board.yardsticks) == ["edit-01", "edit-02", "edit-03"]
     assert table["accuracy"].tolist() == [100] * 6
     assert table.loc["wo", ["aa_difference", "aa_right_to_wrong"]].tolist() == [-50, 3]
-    assert table.loc["unrelated-2", ["null_p", "null_edits", "family"]].tolist() == [1.0, 3, "registered"]
+    assert table.loc["unrelated-2", ["wordings", "wording_spread", "family"]].tolist() == [4, 0, "registered"]
+    assert math.isnan(table.loc["unrelated-2", "in_wordings"]), "of no spread there are no units"
     assert json.loads((run / "run.json").read_text())["config"]["replicates"] == 2
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"

@@ -8,7 +8,7 @@ import pytest
 
 from harness.display.describe_plan import describe_plan
 from harness.errors import ConfigError
-from harness.experiment.conditions import all_edits, first_edits, is_edit, named_condition
+from harness.experiment.conditions import all_edits, first_edits, named_condition, yardstick
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
@@ -22,8 +22,18 @@ def test_there_are_enough_and_no_two_are_alike():
     assert len(EDITS) >= 20
     assert len({edit.edit.instruction for edit in EDITS} | {INSTRUCTION}) == len(EDITS) + 1
     assert [edit.name for edit in first_edits(3)] == ["edit-01", "edit-02", "edit-03"]
-    assert all(is_edit(edit.name) for edit in EDITS) and not is_edit("mless")
-    assert not any(map(is_edit, ("edit-mine", "edit-00", "edit-1", f"edit-{len(EDITS) + 1:02}"))), "names of conditions"
+    assert all(yardstick(edit.name) == "rewording" for edit in EDITS) and not yardstick("mless")
+    names = (
+        "edit-mine",
+        "edit-00",
+        "edit-1",
+        f"edit-{len(EDITS) + 1:02}",
+        "filler-00",
+        "filler-1",
+        "filler-x",
+        "controls",
+    )
+    assert not any(map(yardstick, names)), "names of conditions"
     with pytest.raises(ConfigError, match=f"prompt_null: expected 0 to {len(EDITS)} edits .* got 99"):
         first_edits(99)
 
@@ -68,4 +78,4 @@ def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
     plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 2"))
     assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
     said = describe_plan(plan)
-    assert "requests  21: wo 2 times, prompt null of 4 edits" in said and said.count("prompt null") == 2
+    assert "requests  21: wo 2 times, 4 rewordings" in said and said.count("rewordings") == 2

@@ -11,7 +11,7 @@ import pytest
 from harness import load_run
 from harness.analysis import compare
 from harness.display.table_pages import make_table
-from harness.experiment.conditions import is_edit
+from harness.experiment.conditions import find_yardsticks, yardstick
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
@@ -46,7 +46,7 @@ def table():
 def test_the_example_is_the_run_of_its_config():
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
     assert identity.config == config.identity()
-    assert len(load_run(EXAMPLE, replicates=True, rewordings=True)) == 25_000
+    assert len(load_run(EXAMPLE, replicates=True, yardsticks=True)) == 25_000
     name = config.model_arguments()["pretrained"]
     assert identity.model == model_fingerprint(name)
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
@@ -86,7 +86,7 @@ def test_its_table_is_what_the_command_prints(table):
         # another machine may round the last digits differently
         assert {name: row[name] for name in numbers} == pytest.approx(numbers, rel=1e-9, abs=1e-12)
         assert {**row, **numbers} == expected
-    assert {is_edit(row["condition"]) for row in kept["rows"]} == {True, False}
+    assert {bool(yardstick(row["condition"])) for row in kept["rows"]} == {True, False}
 
 
 def test_the_readme_shows_its_table():
@@ -98,28 +98,37 @@ def test_the_readme_shows_its_table():
 
 @pytest.fixture(scope="module")
 def everything():
-    return load_run(EXAMPLE, replicates=True, rewordings=True)
+    return load_run(EXAMPLE, replicates=True, yardsticks=True)
 
 
 def test_a_mean_over_its_frame_is_the_accuracy_of_its_table(table):
     frame = load_run(EXAMPLE)
     shown = {row["condition"]: row["accuracy"] for row in table["rows"]}
-    compared = [name for name in shown if not is_edit(name)]
+    compared = [name for name in shown if not yardstick(name) and " - " not in name]
     assert (100 * frame.groupby("condition")["correct"].mean()).to_dict() == pytest.approx(
         {name: shown[name] for name in compared}
     )
     assert list(frame["condition"].cat.categories) == compared and list(frame.index) == list(range(len(frame)))
 
 
+def of_yardsticks(frame):
+    return frame["condition"].isin(find_yardsticks(frame["condition"].unique()))
+
+
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
-        ({}, lambda frame: (frame["replicate"] == 0) & ~frame["condition"].map(is_edit).astype(bool)),
-        ({"replicates": True}, lambda frame: ~frame["condition"].map(is_edit).astype(bool)),
-        ({"rewordings": True}, lambda frame: frame["replicate"] == 0),
+        (
+            {},
+            lambda frame: (
+                (frame["replicate"] == 0) & ~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))
+            ),
+        ),
+        ({"replicates": True}, lambda frame: ~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))),
+        ({"yardsticks": True}, lambda frame: frame["replicate"] == 0),
     ],
 )
-def test_replicates_and_rewordings_are_loaded_on_request(everything, options, kept):
+def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, kept):
     loaded, wanted = load_run(EXAMPLE, **options), everything[kept(everything)]
     assert 0 < len(loaded) < len(everything)
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
@@ -128,8 +137,8 @@ def test_replicates_and_rewordings_are_loaded_on_request(everything, options, ke
 
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_every_word_of_its_figures_is_on_the_page(everything, width):
-    edits = [name for name in everything["condition"].unique() if is_edit(name)]
-    table, kept = compare(everything, edits=edits), everything[~everything["condition"].isin(edits)]
+    yardsticks = find_yardsticks(everything["condition"].unique())
+    table, kept = compare(everything, yardsticks=yardsticks), everything[~everything["condition"].isin(yardsticks)]
     splits = {by: compare(kept, by=[by]) for by in ("level", "subject")}
     for kind, figure in drawn(table, splits, kept, width).items():
         assert not cut_off(figure), kind

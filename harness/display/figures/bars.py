@@ -23,13 +23,13 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str, width: Width = "p
     """A figure of `plot_accuracy_bars` with a legend above, and under it what its intervals cannot say.
 
     Args:
-        table: See `plot_accuracy_bars`; rows of the prompt null are left out.
+        table: See `plot_accuracy_bars`; rows of yardsticks are left out.
         title: Above it.
         width: `page` is 7 inches, `column` 3.3.
     """
-    note = _ALONE + style.about_edits(table)
+    note = _ALONE + style.about_yardsticks(table)
     with style.drawing(width, 2.9 if width == "page" else 2.6, note) as figure:
-        shown = style.without_edits(table)
+        shown = style.without_yardsticks(table)
         plot_accuracy_bars(figure.add_subplot(), shown, title=title, font_size=style.FONT[width] - 1)
     return figure
 

@@ -26,7 +26,7 @@ def draw_flip_matrix(table: pandas.DataFrame, *, width: Width = "page") -> Figur
     """A matrix for each model, layout and condition, and for the baseline against itself where it was run twice.
 
     Args:
-        table: As of `harness.analysis.compare`; rows of the prompt null are left out.
+        table: As of `harness.analysis.compare`; rows of yardsticks are left out.
         width: `page` is 7 inches, `column` 3.3.
     """
     groups = {name: _matrices(rows) for name, rows in style.split_settings(table).items()}
@@ -102,5 +102,5 @@ def _note(table: pandas.DataFrame) -> str:
     return (
         f"{counted}: rows by the baseline, columns by the condition above. Blue: wrong to right; orange: the reverse. "
         "Their difference, not their number, is the effect; whether it is more than chance is in the forest plot."
-        + style.about_edits(table)
+        + style.about_yardsticks(table)
     )

@@ -10,6 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness.analysis.verdicts import APART
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.words import PASSED, interval, p_value, points, signed
@@ -43,7 +44,7 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
 
     Args:
         table: As of `harness.analysis.compare`. Its baseline rows give the baseline against itself (A/A), where it
-            was run twice; rows of the prompt null become ticks in one row.
+            was run twice; yardsticks of a kind become ticks in one row.
         width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
     """
@@ -72,7 +73,7 @@ def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float 
 
 def _lines(table: pandas.DataFrame, size: float) -> list[_Line]:
     conditions = style.in_order(table["condition"])
-    reach = style.without_edits(table)[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
+    reach = style.without_yardsticks(table)[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
     lines = []
     for name, rows in style.split_settings(table).items():
         (base,) = rows[rows["verdict"] == "baseline"].to_dict("records")
@@ -86,10 +87,11 @@ def _lines(table: pandas.DataFrame, size: float) -> list[_Line]:
             }
             draw = partial(_draw_difference, row=row, colour=style.colour(row["condition"], conditions), size=size)
             lines.append(_Line(style.label(row["condition"]), draw, cells))
-        edits = rows[rows["verdict"] == "prompt null"]["difference"].astype(float)
-        if len(edits):
-            draw = partial(_draw_edits, edits=edits, edge=2 * reach, size=size)
-            lines.append(_Line(f"{len(edits)} harmless edits", draw))
+        for kind in ("rewording", "other filler"):
+            moves = rows[rows["verdict"] == kind]["difference"].astype(float)
+            if len(moves):
+                draw = partial(_draw_ticks, moves=moves, edge=2 * reach, size=size)
+                lines.append(_Line(f"{len(moves)} {style.YARDSTICKS[kind]}", draw))
         again = base["aa_difference"]
         if again == again:
             draw = partial(_draw_marks, xs=[again], marker="D", size=size * 0.5)
@@ -115,11 +117,11 @@ def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, si
     )
 
 
-def _draw_edits(axes: Axes, y: int, edits: pandas.Series[float], edge: float, size: float) -> None:
-    """A tick for each edit up to the edge: one edit that wrecks the prompt must not squeeze all else."""
-    _draw_marks(axes, y, edits[edits.abs() <= edge], "|", size)
+def _draw_ticks(axes: Axes, y: int, moves: pandas.Series[float], edge: float, size: float) -> None:
+    """A tick for each up to the edge: one that wrecks the prompt must not squeeze all else."""
+    _draw_marks(axes, y, moves[moves.abs() <= edge], "|", size)
     for side, marker in ((-1, "<"), (1, ">")):
-        if (side * edits).max() > edge:
+        if (side * moves).max() > edge:
             _draw_marks(axes, y, [side * edge], marker, size * 0.6)
 
 
@@ -162,10 +164,13 @@ def _note(table: pandas.DataFrame, margin: float, alpha: float) -> str:
     ]
     if table["aa_difference"].notna().any():
         sentences.append("Diamonds: the baseline run a second time less the first.")
-    edits = table[table["verdict"] == "prompt null"]["difference"]
-    if len(edits):
-        sentences.append(
-            "Ticks: edits of the prompt that change neither meaning nor length much, without filler, "
-            f"{signed(edits.min())} to {signed(edits.max())} points; an arrow is for those farther out."
-        )
+    for kind, meaning in (
+        ("rewording", "harmless rewordings of the instruction, without filler"),
+        ("other filler", "other fillers of the same length, sentences and random tokens"),
+    ):
+        moves = table[table["verdict"] == kind]["difference"]
+        if len(moves):
+            sentences.append(f"Ticks: {meaning}, {signed(moves.min())} to {signed(moves.max())} points.")
+    if (table["verdict"] == APART).any():
+        sentences.append("A rewording that breaks the format is left out.")
     return " ".join(sentences)

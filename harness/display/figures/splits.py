@@ -21,7 +21,7 @@ def draw_split_differences(table: pandas.DataFrame, *, by: str, width: Width = "
     """A panel for each model and layout, a row for each level or subject, a dot with its interval for each condition.
 
     Args:
-        table: As of `harness.analysis.compare(..., by=[by])`; rows of the prompt null are left out.
+        table: As of `harness.analysis.compare(..., by=[by])`; rows of yardsticks are left out.
         by: The column that it is split by.
         width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
@@ -32,7 +32,7 @@ def draw_split_differences(table: pandas.DataFrame, *, by: str, width: Width = "
     panels = style.split_settings(table)
     down, across = style.panel_grid(len(panels), width)
     height = 0.95 + down * (0.35 + len(counts) * (0.09 + 0.095 * len(conditions)))
-    with style.drawing(width, height, _note(compared, by, alpha) + style.about_edits(table)) as figure:
+    with style.drawing(width, height, _note(compared, by, alpha) + style.about_yardsticks(table)) as figure:
         axes = style.add_panels(figure, len(panels), width, sharex=True, sharey=True)
         for panel, (name, rows) in zip(axes, panels.items(), strict=True):
             panel.set_title(name)

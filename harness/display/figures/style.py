@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.analysis.verdicts import APART
 from harness.choices import Width
 from harness.display.visible import visible
 from harness.display.words import LABELS, plural
@@ -60,9 +61,13 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     }
 
 
-def without_edits(table: pandas.DataFrame) -> pandas.DataFrame:
-    """A table without the harmless edits of the prompt, which are no conditions."""
-    return table[table["verdict"] != "prompt null"] if "verdict" in table else table
+YARDSTICKS = {"rewording": "rewordings", "other filler": "other fillers", "positive control": "control", APART: APART}
+"""Verdicts of rows that conditions are held against, and what a figure calls several."""
+
+
+def without_yardsticks(table: pandas.DataFrame) -> pandas.DataFrame:
+    """A table without the rows that its conditions are held against."""
+    return table[~table["verdict"].isin(YARDSTICKS)] if "verdict" in table else table
 
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -73,14 +78,14 @@ def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
 def compared(table: pandas.DataFrame) -> pandas.DataFrame:
     """The rows of conditions that are compared with the baseline, in the study's order."""
     order = in_order(table["condition"])
-    rows = table[~table["verdict"].isin(["baseline", "prompt null"])]
+    rows = table[~table["verdict"].isin(["baseline", *YARDSTICKS])]
     return rows.sort_values("condition", key=lambda names: names.astype(str).map(order.index), kind="stable")
 
 
-def about_edits(table: pandas.DataFrame) -> str:
-    """A sentence on the harmless edits that a table has and its figure leaves out; empty if there are none."""
-    edits = table["condition"].nunique() - without_edits(table)["condition"].nunique()
-    return f" {edits} harmless edits of the prompt (prompt null) are not shown." if edits else ""
+def about_yardsticks(table: pandas.DataFrame) -> str:
+    """A sentence on the yardsticks that a table has and its figure leaves out; empty if there are none."""
+    left = table["condition"].nunique() - without_yardsticks(table)["condition"].nunique()
+    return f" Not shown: {left} rewordings, other fillers and controls that these are held against." if left else ""
 
 
 def adjustment(table: pandas.DataFrame) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
-from harness.display.comparison_tables import report_grid, without_edits
+from harness.display.comparison_tables import report_grid, without_yardsticks
 from harness.display.figures.style import COLOURS
 from harness.display.grid import Grid
 from harness.display.report import drawings, summary
@@ -24,7 +24,7 @@ from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import Details, make_details
 from harness.display.report.drawings import Row
-from harness.display.side_tables import audit_grid, mediator_grid
+from harness.display.side_tables import audit_grid, mediator_grid, yardstick_grid
 from harness.display.visible import visible
 from harness.display.words import LEVEL, count, label, number, points, signed
 from harness.errors import RunError
@@ -88,7 +88,7 @@ def write_report(
 
 def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderboard) -> dict[str, Any]:
     """All that the template shows except the details of samples."""
-    rows = without_edits(board, board.comparison)
+    rows = without_yardsticks(board, board.comparison)
     margin = float(rows[0]["margin"])
     slots = {one["name"]: one["slot"] for one in _conditions(rows)}
     results = report_grid(board, "Every condition against the baseline")
@@ -113,13 +113,13 @@ def _parts(content: Content, attention: Sequence[AttentionFile], board: Leaderbo
         "trace_receipts": [(one.name, _json(one.receipt)) for one in attention],
         "samples": len(content.samples),
         "problems": len({row["problem_id"] for row in content.samples}),
-        "edits": len(board.edits),
+        "yardsticks": len(board.yardsticks),
     }
 
 
 def _arms(board: Leaderboard) -> list[Mapping[str, Any]]:
     """The rows of conditions, without those of contrasts with another baseline."""
-    return [row for row in without_edits(board, board.comparison) if row["baseline"] == board.baseline]
+    return [row for row in without_yardsticks(board, board.comparison) if row["baseline"] == board.baseline]
 
 
 def _fill(parts: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
     """Mediators, all graders, and the comparison by level and by subject."""
-    found = [mediator_grid(board), audit_grid(board)]
+    found = [*filter(None, [yardstick_grid(board)]), mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
             split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ComparisonError, RunError, list_first
-from harness.experiment.conditions import BASELINE, is_edit, named_conditions
+from harness.experiment.conditions import BASELINE, named_conditions
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.sample_key import hash_json
 from harness.grading import COLUMNS as GRADERS
@@ -83,7 +83,6 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "backend": first.config.model,
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
-        "edits": [condition for condition in order if is_edit(condition)],
         "seed": first.config.random_seed,
         "created": None
         if first.date is None

@@ -1,0 +1,136 @@
+"""How far a condition is from its baseline, in units of what harmless rewordings and other fillers do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from scipy.special import chdtri, ndtr
+
+from harness.analysis.accuracy import clustered_error
+from harness.analysis.paired_tests import sign_flip_test
+from harness.analysis.power import ALPHA
+from harness.analysis.verdicts import holm
+
+if TYPE_CHECKING:
+    import pandas
+
+FEWEST = 3
+"""Fewer of a kind show no spread."""
+BREAKS = 0.01
+"""The share of samples by which a rewording must change how many can be graded, to break the format."""
+
+Scores = npt.NDArray[np.float64]
+
+
+def in_spreads(
+    effect: float, *, error: float, spread: float, freedom: int, level: float = 1 - ALPHA
+) -> tuple[float, float, float]:
+    """An effect in units of a spread, with an interval that knows that neither is known exactly.
+
+    The interval is that of the generalised pivot: the effect is normal about the true one, and `freedom` times the
+    squared spread over the true one is chi-squared. NaN if there is no spread, or of fewer than two degrees of freedom.
+
+    Args:
+        effect: The effect.
+        error: Its standard error.
+        spread: A standard deviation in the same unit, as it was estimated.
+        freedom: Of so many degrees of freedom.
+        level: Of the interval.
+
+    Source:
+        Weerahandi (1993), doi:10.1080/01621459.1993.10476355.
+    """
+    if freedom < FEWEST - 1 or not spread > 0:
+        return math.nan, math.nan, math.nan
+    steps = (np.arange(2000) + 0.5) / 2000
+    true = spread * np.sqrt(freedom / chdtri(freedom, steps))
+    error = max(error, 1e-9 * spread)
+    far = (abs(effect) + 10 * error) / float(true.min())
+
+    def end(chance: float) -> float:
+        return float(brentq(lambda ratio: float(ndtr((ratio * true - effect) / error).mean()) - chance, -far, far))
+
+    return effect / spread, end((1 - level) / 2), end((1 + level) / 2)
+
+
+def measure_yardsticks(
+    rows: Sequence[dict[str, Any]], scores: Mapping[str, Scores], yardsticks: Mapping[str, str], *, baseline: str
+) -> None:
+    """Add to the rows of one model and layout how they compare with rewordings and with other fillers.
+
+    Args:
+        rows: All of them. Those with another baseline, those of yardsticks and the baseline's own are left as they are;
+            a rewording that has a verdict already, which sets it apart, does not count.
+        scores: Of each condition [problem]: the share of right samples.
+        yardsticks: The kind of each condition that the others are held against.
+        baseline: The condition that the rewordings reword. It counts as one of the wordings.
+    """
+    kinds: dict[str, list[str]] = {"rewording": [baseline], "other filler": []}
+    for row in rows:
+        if (name := row["condition"]) in yardsticks and "verdict" not in row:
+            kinds.setdefault(yardsticks[name], []).append(name)
+    wordings, fillers = kinds["rewording"], kinds["other filler"]
+    for row in rows:
+        if row["baseline"] != baseline or row["condition"] in (baseline, *yardsticks):
+            continue
+        mine = scores[row["condition"]]
+        if len(wordings) > FEWEST:
+            error = 100 * clustered_error(mine - scores[baseline])
+            row |= _held_against("wording", row["difference"], error, [scores[name] for name in wordings])
+        if len(fillers) >= FEWEST:
+            others = [scores[name] for name in fillers]
+            change = mine - np.mean(others, axis=0)
+            # another draw of fillers would have another mean
+            error = math.hypot(100 * clustered_error(change), _spread(others) / math.sqrt(len(others)))
+            row["filler_difference"] = 100 * float(change.mean())
+            row |= _held_against("filler", row["filler_difference"], error, others)
+
+
+def _spread(scores: Sequence[Scores]) -> float:
+    """Standard deviation of the accuracy, in points."""
+    return 100 * float(np.std([one.mean() for one in scores], ddof=1))
+
+
+def _held_against(name: str, effect: float, error: float, scores: Sequence[Scores]) -> dict[str, Any]:
+    """The columns of `comparison.COLUMNS` about yardsticks of one kind."""
+    spread = _spread(scores)
+    ratio, low, high = in_spreads(effect, error=error, spread=spread, freedom=len(scores) - 1)
+    ends = {f"in_{name}s_low": low, f"in_{name}s_high": high}
+    return {f"{name}s": len(scores), f"{name}_spread": spread, f"in_{name}s": ratio, **ends}
+
+
+def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baseline: str) -> dict[tuple[str, ...], float]:
+    """Rewordings that break the format, by model, layout and condition: the change in samples that cannot be graded.
+
+    A rewording breaks the format if it changes their share by at least `BREAKS`, and that is no chance: by a sign-flip
+    test over problems, adjusted by Holm over the model's rewordings. Right and wrong answers have no part in it, so
+    setting such a rewording apart is no choice by the result.
+
+    Args:
+        frame: One row per sample, as of `harness.load_run`. Without its verdicts nothing is found.
+        rewordings: The conditions.
+        baseline: What they reword.
+    """
+    if "verdict" not in frame or not rewordings:
+        return {}
+    kept = frame[(frame["replicate"] == 0) & frame["condition"].isin([baseline, *rewordings])]
+    kept = kept.assign(
+        condition=kept["condition"].astype(str), ungraded=~kept["verdict"].isin(("correct", "incorrect"))
+    )
+    broken = {}
+    for setting, part in kept.groupby(["model", "layout"], observed=True, sort=False):
+        counts = part.pivot_table(
+            index="problem_id", columns="condition", values="ungraded", aggfunc="sum", observed=True
+        ).astype(int)
+        changes = counts.drop(columns=baseline).sub(counts[baseline], axis=0)
+        p = holm([sign_flip_test(changes[name], rng=np.random.default_rng(0)) for name in changes])
+        shares = changes.sum() / (part["condition"] == baseline).sum()
+        for name, adjusted in zip(changes, p, strict=True):
+            if adjusted < ALPHA and abs(float(shares[str(name)])) >= BREAKS:
+                broken[(*map(str, setting), str(name))] = float(shares[str(name)])
+    return broken

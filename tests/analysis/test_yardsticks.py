@@ -1,0 +1,93 @@
+"""What conditions are held against: units of a spread, and rewordings that break the format."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from harness.analysis import compare
+from harness.analysis.yardsticks import find_broken, in_spreads
+from harness.experiment.conditions import find_yardsticks
+from tests.example_runs import drawn, evaluation
+
+
+@pytest.mark.parametrize("freedom", [3, 10])
+@pytest.mark.parametrize(("effect", "error"), [(0, 1.5), (1, 0.3), (3, 1.5)])
+def test_the_interval_of_an_effect_in_spreads_holds_the_true_ratio_in_95_of_100(freedom, effect, error):
+    draw, experiments, held = np.random.default_rng(freedom), 600, 0
+    for _ in range(experiments):
+        spread = np.std(draw.normal(size=freedom + 1), ddof=1)
+        _, low, high = in_spreads(effect + error * draw.normal(), error=error, spread=spread, freedom=freedom)
+        held += low <= effect <= high
+    assert abs(held / experiments - 0.95) < 4 * (0.05 * 0.95 / experiments) ** 0.5
+
+
+def test_the_interval_is_that_of_the_effect_where_the_spread_is_known_and_has_no_unit():
+    ratio, low, high = in_spreads(3, error=1, spread=2, freedom=10**6)
+    assert (ratio, low, high) == pytest.approx((1.5, 1.5 - 0.98, 1.5 + 0.98), abs=0.005)
+    assert in_spreads(30, error=10, spread=20, freedom=9) == pytest.approx(in_spreads(3, error=1, spread=2, freedom=9))
+    mirrored = in_spreads(-3, error=1, spread=2, freedom=9)
+    assert mirrored == pytest.approx([-end for end in np.take(in_spreads(3, error=1, spread=2, freedom=9), [0, 2, 1])])
+    exact = in_spreads(3, error=0, spread=2, freedom=9)
+    assert exact[0] == 1.5 and 0 < exact[1] < 1.5 < exact[2]
+    for spread, freedom in ((0, 9), (math.nan, 9), (2, 1)):
+        assert all(map(math.isnan, in_spreads(3, error=1, spread=spread, freedom=freedom)))
+
+
+def test_a_condition_is_held_against_wordings_by_its_difference_and_against_fillers_by_the_distance_from_their_mean():
+    names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 5)]
+    run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).frame
+    table = compare(run, yardsticks=find_yardsticks(run["condition"].unique())).set_index("condition")
+    row, accuracy = table.loc["mless"], run.groupby("condition")["correct"].mean() * 100
+    edits, fillers = (accuracy[[name for name in names if kind in name]] for kind in ("edit", "filler"))
+    spread = np.std([*edits, accuracy["wo"]], ddof=1)
+    assert row[["wordings", "fillers"]].tolist() == [5, 4]
+    assert row["wording_spread"] == pytest.approx(spread) and row["in_wordings"] == pytest.approx(
+        (accuracy["mless"] - accuracy["wo"]) / spread
+    )
+    assert row["filler_difference"] == pytest.approx(accuracy["mless"] - fillers.mean())
+    assert row["in_fillers"] == pytest.approx(row["filler_difference"] / np.std(fillers, ddof=1))
+    for of in ("in_wordings", "in_fillers"):
+        assert row[f"{of}_low"] < row[of] < row[f"{of}_high"]
+    few = run[~run["condition"].isin(["edit-03", "edit-04", "filler-03", "filler-04"])]
+    bare = compare(few, yardsticks=find_yardsticks(few["condition"].unique())).set_index("condition").loc["mless"]
+    assert bare[["wordings", "fillers", "in_wordings", "in_fillers"]].isna().all(), "too few to show a spread"
+
+
+def boxless(frame, name, share):
+    """The condition's first samples lose their box; of those some were right."""
+    place = frame.index[frame["condition"] == name][: round(share * (frame["condition"] == name).sum())]
+    frame = frame.copy()
+    frame.loc[place, ["verdict", "correct"]] = ["no_box", False]
+    return frame
+
+
+def test_a_rewording_is_set_apart_for_its_format_and_never_for_its_result():
+    names = [f"edit-{i:02}" for i in range(1, 7)]
+    same = [["correct"] * 2, ["incorrect"] * 2] * 100
+    run = evaluation({name: same for name in ("wo", "mless", *names)}).frame
+    wrong = run["condition"] == "edit-02"
+    run.loc[wrong, ["verdict", "correct"]] = ["incorrect", False]
+    run = boxless(boxless(run, "edit-01", 0.1), "edit-03", 0.01)
+    assert find_broken(run, names, baseline="wo") == {("m", "raw", "edit-01"): 0.1}
+    yardsticks = find_yardsticks(names)
+    table = compare(run, yardsticks=yardsticks).set_index("condition")
+    assert table.loc["edit-01", ["verdict", "family"]].tolist() == ["set apart"] * 2
+    assert (table.loc[names[1:], "verdict"] == "rewording").all(), "however far it is"
+    assert table.loc["mless", "wordings"] == 6 and table.loc["mless", "wording_spread"] == pytest.approx(
+        table.loc[["wo", *names[1:]], "accuracy"].std()
+    )
+    bare = compare(run.drop(columns="verdict"), yardsticks=yardsticks).set_index("condition")
+    assert bare.loc["mless", "wordings"] == 7, "nothing is known of formats"
+
+
+def test_by_chance_alone_hardly_any_rewording_is_set_apart():
+    names, found = [f"edit-{i:02}" for i in range(1, 11)], 0
+    for seed in range(40):
+        run = evaluation(drawn(seed, 60, 1, dict.fromkeys(["wo", *names], 0.5))).frame
+        found += bool(find_broken(run, names, baseline="wo"))
+    assert found <= 6
+    assert isinstance(run, pandas.DataFrame) and find_broken(run, [], baseline="wo") == {}
