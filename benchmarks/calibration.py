@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,6 +28,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from benchmarks import calibration_page, report
+from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
+from benchmarks.pooled_calibration import section, simulate_study, studies
 from benchmarks.runs import ROOT
 from harness.analysis.intervals import difference_bounds, score_statistic
 from harness.analysis.paired_tests import paired_test
@@ -36,14 +38,15 @@ from harness.analysis.verdicts import equivalence_p, holm
 from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]
-Population = Literal["undecided", "beta", "skewed"]
+Population = Literal["undecided", "beta", "skewed", "shared seeds", "blocks"]
 
 ALPHA, MARGIN, CONDITIONS, N = 0.05, 0.01, 3, 500
 EXPERIMENTS = {"full": 10_000, "small": 100}
 SEED = 20_251
 DISCORDANCES = (0.02, 0.05, 0.10, 0.20)
 MEAN_ACCURACY = 0.65
-Z, Z_SHARED = (float(ndtri(1 - ALPHA / tests / 2)) for tests in (1, CONDITIONS))
+SAME_DICE, BLOCK = 0.7, 5
+Z = float(ndtri(1 - ALPHA / 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,14 @@ class Cell:
         population: `undecided`: a problem is settled, or a coin; what the power formula assumes. `beta`: chances
             of success from a U-shaped beta distribution with mean 0.65; the effect is greatest for even chances.
             `skewed`: a share `discordance` of the problems gains wholly and all others lose a little, so that the true
-            difference is 0.
+            difference is 0. `shared seeds`: undecided, and 7 of 10 samples of a condition fall as the baseline's do.
+            `blocks`: undecided problems in blocks of `BLOCK`, each moved up or down as a whole, so that the true
+            difference is 0 and problems are no independent witnesses.
         n: Problems.
         k: Samples a problem and condition.
         discordance: Share of problems in which one sample of either condition disagrees.
         effect: True difference of the first condition from the baseline; the others have none.
+        tests: Conditions that are compared with the baseline.
     """
 
     population: Population
@@ -66,10 +72,11 @@ class Cell:
     k: int
     discordance: float
     effect: float
+    tests: int = CONDITIONS
 
     def __str__(self) -> str:
         points = f"discordance {100 * self.discordance:g} %, effect {100 * self.effect:.2f} points"
-        return f"{self.population}, n {self.n}, k {self.k}, {points}"
+        return f"{self.population}, n {self.n}, k {self.k}, {points}, tests {self.tests}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,10 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
     """Make the experiments of one cell and count."""
     rng = np.random.default_rng([seed, *_numbers(cell)])
     draw_chances = population(cell)
-    hits = np.zeros(6)
+    shared, hits = float(ndtri(1 - ALPHA / cell.tests / 2)), np.zeros(6)
     for _ in range(experiments):
         before, after = draw_chances(rng)
-        right = rng.binomial(cell.k, before)
-        changes = [rng.binomial(cell.k, before if other else after) - right for other in range(CONDITIONS)]
+        changes = draw_changes(cell, before, after, rng)
         p_values = [paired_test(change, cell.k, rng=rng) for change in changes]
         significant, means = p_values[0] < ALPHA, changes[0] / cell.k
         found = significant and cell.effect > 0 and means.sum() > 0
@@ -120,17 +126,38 @@ def simulate(cell: Cell, experiments: int, seed: int) -> Rates:
             found,
             score <= Z,
             # `hold_zero`: where the test is passed, one side of 0; else all between 0 and the interval too
-            (score <= Z_SHARED and mean > 0 < cell.effect)
+            (score <= shared and mean > 0 < cell.effect)
             if adjusted[0] < ALPHA
-            else (score <= Z_SHARED or mean > cell.effect >= 0 or mean < 0 == cell.effect),
+            else (score <= shared or mean > cell.effect >= 0 or mean < 0 == cell.effect),
             equivalence_p(means, MARGIN, bounds=bounds) < ALPHA,
         )
     return Rates(cell, experiments, *(hits / experiments).tolist())
 
 
+def draw_changes(cell: Cell, before: Floats, after: Floats, rng: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    """Each condition's changes [problem] in right samples."""
+    chances = [before if other else after for other in range(cell.tests)]
+    if cell.population != "shared seeds":
+        right = rng.binomial(cell.k, before)
+        return [rng.binomial(cell.k, chance) - right for chance in chances]
+    dice = rng.random((cell.n, cell.k))
+    again = [np.where(rng.random(dice.shape) < SAME_DICE, dice, rng.random(dice.shape)) for _ in chances]
+    right = (dice < before[:, None]).sum(axis=1)
+    return [(own < chance[:, None]).sum(axis=1) - right for own, chance in zip(again, chances, strict=True)]
+
+
 def population(cell: Cell) -> Callable[[np.random.Generator], tuple[Floats, Floats]]:
     """A function that draws n problems: their chances of success under the baseline and under the first condition."""
-    if cell.population == "undecided":
+    if cell.population == "blocks":
+
+        def blocks(rng: np.random.Generator) -> tuple[Floats, Floats]:
+            coins = np.repeat(rng.random(cell.n // BLOCK) < 2 * cell.discordance, BLOCK)
+            moved = np.repeat(rng.choice((-0.25, 0.25), cell.n // BLOCK), BLOCK)
+            settled = (rng.random(cell.n) < MEAN_ACCURACY).astype(float)
+            return np.where(coins, 0.5 - moved, settled), np.where(coins, 0.5 + moved, settled)
+
+        return blocks
+    if cell.population in ("undecided", "shared seeds"):
         share = cell.discordance + math.sqrt(cell.discordance**2 - cell.effect**2)
         shift = cell.effect / (2 * share)
 
@@ -198,6 +225,11 @@ def cells() -> list[Cell]:
     for n in (200, 500):
         for k in (1, 5, 20):
             chosen.append(Cell(population="skewed", n=n, k=k, discordance=0.01, effect=0.0))
+    for k in (1, 5):
+        none = Cell(population="undecided", n=N, k=k, discordance=0.1, effect=0.0)
+        chosen.append(replace(none, tests=12))
+        chosen.append(replace(none, population="shared seeds"))
+        chosen.append(replace(none, population="blocks"))
     return chosen
 
 
@@ -208,6 +240,7 @@ def _numbers(cell: Cell) -> tuple[int, ...]:
         cell.k,
         round(1e6 * cell.discordance),
         round(1e9 * cell.effect),
+        *([cell.tests] if cell.tests != CONDITIONS else []),
     )
 
 
@@ -221,7 +254,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="few experiments, nothing written")
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
-    experiments = EXPERIMENTS["small" if arguments.small else "full"]
+    size = "small" if arguments.small else "full"
+    experiments = EXPERIMENTS[size]
     command = (
         "make calibrate" if arguments.seed == SEED else f"python -m benchmarks.calibration --seed {arguments.seed}"
     )
@@ -233,12 +267,21 @@ def main() -> None:
     say(f"{len(todo)} settings of {experiments:,} experiments on {workers} cores")
     rates = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        several = [
+            pool.submit(simulate_study, study, STUDIES[size], arguments.seed)
+            for study in sorted(studies(), key=lambda study: -study.m * study.k)
+        ]
         jobs = [pool.submit(simulate, cell, experiments, arguments.seed) for cell in todo]
         for job in jobs:
             rates.append(job.result())
             say(f"{len(rates)}/{len(todo)}: {rates[-1].cell}")
+        pooled = sorted(
+            (job.result() for job in several), key=lambda one: (one.study.m, one.study.k, one.study.between)
+        )
     rates.sort(key=lambda one: _numbers(one.cell))
     text, missed = calibration_page.page(rates, {**facts, "seed": str(arguments.seed)})
+    more, missed_too = section(pooled)
+    text, missed = text + more, missed + missed_too
     if arguments.small:
         print(text)
         return

@@ -94,6 +94,7 @@ def compare(
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
     yardsticks: Mapping[str, str] = MappingProxyType({}),
+    behind: Mapping[str, float] = MappingProxyType({}),
 ) -> pandas.DataFrame:
     """Compare every condition with the baseline: one row for each model, layout and condition.
 
@@ -117,6 +118,8 @@ def compare(
             behind it.
         yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
             `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
+
+        behind: By layout, the p-value of a pooled primary contrast (`pooled.pool`), which is tested before all others.
 
     Returns:
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
@@ -169,7 +172,14 @@ def compare(
             table, {name: one.right / one.samples for name, one in first.items()}, yardsticks, baseline=baseline
         )
         rows += table
-    judge(rows, family=None if contrasts is None else pairs, primary=about, yardsticks=yardsticks, alpha=alpha)
+    judge(
+        rows,
+        family=None if contrasts is None else pairs,
+        primary=about,
+        yardsticks=yardsticks,
+        behind=behind,
+        alpha=alpha,
+    )
     for row, change in zip(rows, changes, strict=True):
         if change is not None:
             row |= _interval(row, change, alpha=alpha)

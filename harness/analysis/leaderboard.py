@@ -27,6 +27,8 @@ class Leaderboard:
         comparison: `analysis.compare`.
         mediators: `mediators.mediator_table`.
         audit: `grader_agreement.audit_table`.
+        pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
+        study: The study that all runs were registered in, if they are of one, and its models that have no run here.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
@@ -39,6 +41,8 @@ class Leaderboard:
     comparison: pandas.DataFrame
     mediators: pandas.DataFrame
     audit: pandas.DataFrame
+    pooled: pandas.DataFrame
+    study: tuple[str, tuple[str, ...]] | None
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -77,6 +81,8 @@ def make_leaderboard(
     from harness.analysis.comparison import MARGIN, compare
     from harness.analysis.grader_agreement import audit_table
     from harness.analysis.mediators import mediator_table
+    from harness.analysis.pooled import pool
+    from harness.analysis.sample_counts import count_outcomes
 
     frame = join(runs)
     if by:
@@ -85,6 +91,20 @@ def make_leaderboard(
     if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
+    study = None if primary is None else _study(runs)
+    pairs = {
+        str(name): (str(name), baseline)
+        for name in frame["condition"].unique()
+        if name != baseline and name not in yardsticks
+    }
+    pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
+    about = None if primary is None else read_contrast(primary)
+    pooled = pool(
+        [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
+        pairs,
+        registered=next((name for name, pair in pairs.items() if pair == about and study and not study[1]), None),
+    )
+    first = pooled[pooled["registered"].astype(bool)]
     return Leaderboard(
         comparison=compare(
             frame,
@@ -94,9 +114,12 @@ def make_leaderboard(
             contrasts=contrasts,
             primary=primary,
             yardsticks=yardsticks,
+            behind=dict(zip(first["layout"], len(first) * first["p"], strict=True)),
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
+        pooled=pooled,
+        study=study,
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
@@ -123,6 +146,15 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 
 
+def _study(runs: Sequence[Run]) -> tuple[str, tuple[str, ...]] | None:
+    """The one study that all runs are of, and its models that are missing; None if there is no such study."""
+    studies = [one.facts.get("study") for one in runs]
+    if not studies[0] or any(study != studies[0] for study in studies):
+        return None
+    there = {one.facts["model"] for one in runs}
+    return studies[0]["name"], tuple(model for model in studies[0]["models"] if model not in there)
+
+
 def as_json(board: Leaderboard, **more: Any) -> str:
     """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
     return json.dumps(
@@ -136,6 +168,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
             "rows": records(board.comparison),
             "mediators": records(board.mediators),
             "audit": records(board.audit),
+            "pooled": records(board.pooled),
             **more,
             "receipt": board.receipt,
         },

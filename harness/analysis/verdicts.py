@@ -54,6 +54,7 @@ def judge(
     family: Collection[str] | None,
     primary: str | None,
     yardsticks: Mapping[str, str],
+    behind: Mapping[str, float],
     alpha: float,
 ) -> None:
     """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
@@ -68,6 +69,8 @@ def judge(
             if none were named; then all are tested.
         primary: The one of the family that the run is about, if any.
         yardsticks: Conditions that are not tested, with the kind of each.
+        behind: By layout, the p-value of the pooled primary contrast, which is tested before all of these. Empty if
+            none is.
         alpha: Level of the verdicts.
 
     Source:
@@ -85,7 +88,7 @@ def judge(
             row["family"] = "all" if family is None else "registered"
             settings.setdefault((row["model"], row["layout"]) if primary else None, []).append(row)
     for tested in settings.values():
-        gate = 0.0
+        gate = behind.get(str(tested[0]["layout"]), 0.0)
         for step in (
             [row for row in tested if row["condition"] == primary],
             [r for r in tested if r["condition"] != primary],

@@ -182,7 +182,8 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
     if board.primary:
         shared = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if shared else ""
-        said += f"; *: the primary contrast, tested first{share}: the others can only be found behind it"
+        before = " after that of all models together" if board.pooled["registered"].any() else ""
+        said += f"; *: the primary contrast, tested first{before}{share}: the others can only be found behind it"
     if count < len(compared):
         said += "; exploratory: not among them, so neither adjusted nor judged"
     return said

@@ -89,4 +89,4 @@ def _plot(
         return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), without_contrasts(whole.comparison)
     if kind == "flips":
         return draw_flip_matrix, without_contrasts(whole.comparison)
-    return draw_forest, whole.comparison
+    return partial(draw_forest, pooled=whole.pooled), whole.comparison

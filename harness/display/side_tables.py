@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.pooled import FEWEST
 from harness.analysis.power import ALPHA
 from harness.analysis.verdicts import APART
 from harness.display.comparison_tables import heading, without_yardsticks
-from harness.display.grid import Column, Grid, Row, make_grid, number_column, row_column, word_column
-from harness.display.words import LEVEL, accuracy, count, difference, interval, label, number, p_value, plural, signed
+from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
+from harness.display.words import (
+    LEVEL,
+    NONE,
+    PASSED,
+    accuracy,
+    count,
+    difference,
+    interval,
+    label,
+    number,
+    p_value,
+    plural,
+    signed,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -45,6 +59,57 @@ def mediator_grid(board: Leaderboard) -> Grid:
             "it for different reasons.",
         ),
     )
+
+
+def pooled_grid(board: Leaderboard) -> Grid | None:
+    """One effect over all models, of each contrast; None for one model."""
+    rows = records(board.pooled)
+    if not rows:
+        return None
+
+    def ends(low: str, high: str) -> Callable[[Row], str]:
+        return lambda row: interval(row[low], row[high], sign=True) or NONE
+
+    def passed(row: Row) -> Cell:
+        return Cell(text=row["verdict"], strong=row["verdict"] in PASSED)
+
+    several = len({row["layout"] for row in rows}) > 1
+    columns = [
+        *([word_column("layout")] if several else []),
+        word_column("condition"),
+        number_column("models", "models", count),
+        row_column(f"these models [{LEVEL}]", "difference", difference),
+        number_column("p", "p", p_value),
+        Column(
+            header="verdict", cell=lambda row: Cell(text=row["verdict"], strong=row["verdict"] in PASSED), numeric=False
+        ),
+        row_column(f"new models [{LEVEL}]", "new_low", ends("new_low", "new_high")),
+        row_column("the next one", "next_low", ends("next_low", "next_high")),
+        number_column("between", "between", number),
+    ]
+    notes = [
+        "these models: a problem's difference averaged over the models, tested over problems as one model's is. new "
+        "models: the mean over all models that these are a sample of (crossed random effects of models and problems). "
+        "the next one: what one further model would measure on these problems, 95 times in 100. between: standard "
+        f"deviation of the true difference between models. The last three need {FEWEST} models.",
+        _about_study(board, rows),
+    ]
+    starred = [{**row, "primary": row["registered"]} for row in rows]
+    return make_grid("All models together, in points", columns, starred, notes)
+
+
+def _about_study(board: Leaderboard, rows: Sequence[Row]) -> str:
+    """Whether the pooled effect was named beforehand, and what its test means for the others."""
+    if any(row["registered"] for row in rows):
+        assert board.study is not None
+        return (
+            f"*: the primary contrast of the study {board.study[0]}, named before any of its runs, and tested before "
+            "the contrasts of single models: these can only be found behind it. The other rows are exploratory."
+        )
+    if board.study is not None and board.study[1]:
+        missing = ", ".join(board.study[1])
+        return f"Exploratory: of the study {board.study[0]} the runs of {missing} are not here."
+    return "Exploratory: the runs were not registered as one study."
 
 
 def yardstick_grid(board: Leaderboard) -> Grid | None:

@@ -13,7 +13,14 @@ from harness.analysis.reference import read_reference, reference_table, setup_di
 from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
-from harness.display.side_tables import audit_grid, mediator_grid, plain_grid, reference_grid, yardstick_grid
+from harness.display.side_tables import (
+    audit_grid,
+    mediator_grid,
+    plain_grid,
+    pooled_grid,
+    reference_grid,
+    yardstick_grid,
+)
 from harness.display.table_formats import render_grids
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table
@@ -66,7 +73,7 @@ def make_table(
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    grids = [comparison_grid(board), *filter(None, [yardstick_grid(board)])]
+    grids = [comparison_grid(board), *filter(None, [pooled_grid(board), yardstick_grid(board)])]
     tables = {}
     further: dict[str, Any] = {}
     if parts.mediators:
@@ -123,7 +130,10 @@ def make_leaderboard_page(
     grids = [leaderboard_grid(board) for board in boards]
     if len(boards) > 1:
         grids = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
-    return "\n\n".join(_page([grid], form, board) for grid, board in zip(grids, boards, strict=True))
+    return "\n\n".join(
+        _page([grid, *filter(None, [pooled_grid(board)])], form, board)
+        for grid, board in zip(grids, boards, strict=True)
+    )
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:

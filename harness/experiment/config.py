@@ -137,6 +137,18 @@ class ExplicitSampling(Strict):
     repetition_penalty: float = Field(default=1.0, gt=0)
 
 
+class StudyConfig(Strict):
+    """Several runs that are one study: a run for each model, whose primary contrasts are pooled into one.
+
+    Attributes:
+        name: The study's.
+        models: The labels of all its models (`model.label`), named before any of them is run.
+    """
+
+    name: str = Field(min_length=1)
+    models: tuple[str, ...] = Field(min_length=2)
+
+
 class RunConfig(Strict):
     """One experiment.
 
@@ -145,6 +157,7 @@ class RunConfig(Strict):
             exploratory. By default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
         primary: The contrast that the experiment is about, named before it is run and tested first. By default
             `mless - wo` if it is among the contrasts.
+        study: The study that the run is part of, hashed into it like all that is registered.
         replicates: How often the baseline is run: 2 gives a noise floor (A/A).
         prompt_null: So many harmless rewordings of the instruction are run too, without a filler.
         filler_null: So many other fillers are run too, of the length and at the place of the primary contrast's:
@@ -160,6 +173,7 @@ class RunConfig(Strict):
     ] = Field(min_length=1)
     contrasts: tuple[str, ...] | None = None
     primary: str | None = None
+    study: StudyConfig | None = None
     replicates: int = Field(default=1, ge=1)
     prompt_null: int = Field(default=0, ge=0)
     filler_null: int = Field(default=0, ge=0, le=99)
@@ -213,6 +227,13 @@ class RunConfig(Strict):
             raise ValueError(f"primary is one of the contrasts, which are {known}; got {self.primary!r}")
         if self.primary is not None and not set(read_contrast(self.primary)) <= set(names):
             raise ValueError(f"primary: both must be among the conditions {', '.join(names)}, got {self.primary!r}")
+        if self.study is not None and self.model.display_name not in self.study.models:
+            raise ValueError(
+                f"study.models: expected this run's model, {self.model.display_name}, among "
+                f"{', '.join(self.study.models)}. Models are called by model.label"
+            )
+        if self.study is not None and self.primary_contrast is None:
+            raise ValueError("study: its models' primary contrasts are pooled, and this run has none: name `primary`")
         if self.replicates > 2:
             raise ValueError(
                 f"replicates: expected 1, or 2 for a noise floor, got {self.replicates}: no table reads a third"
@@ -304,7 +325,7 @@ class RunConfig(Strict):
         may have and how it schedules.
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts")
-        off = ("filler_null", "positive_control")  # runs that were begun before these came have neither
+        off = ("filler_null", "positive_control", "study")  # runs that were begun before these came have none
         values = {
             name: value
             for name, value in self.as_written().items()
@@ -342,7 +363,12 @@ class RunConfig(Strict):
         return arguments
 
 
-_NESTED: dict[str, type[Strict]] = {"model": ModelConfig, "sampling": ExplicitSampling, "dataset": DatasetConfig}
+_NESTED: dict[str, type[Strict]] = {
+    "model": ModelConfig,
+    "sampling": ExplicitSampling,
+    "dataset": DatasetConfig,
+    "study": StudyConfig,
+}
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:

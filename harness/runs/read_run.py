@@ -78,6 +78,7 @@ def _read_folder(path: Path) -> Run:
         "engine": "{name} {version} on {device}".format(**receipt["engine"]),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
+        "study": identity.config.get("study"),
         "seed": receipt["seed"],
         "created": receipt["created"],
         "versions": receipt["versions"],

@@ -18,6 +18,7 @@ from harness.analysis.accuracy import accuracy_table
 from harness.analysis.grader_agreement import audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.mediators import COLUMNS as MEDIATORS
+from harness.analysis.pooled import COLUMNS as POOLED
 from harness.analysis.power import minimal_detectable_effect
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
@@ -354,7 +355,9 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
         assert float(line["accuracy"]) == row["accuracy"] and line["verdict"] == row["verdict"]
         assert (line["p_adjusted"] == "") == (row["p_adjusted"] is None)
     documented = (ROOT / "docs" / "tables.md").read_text()
-    assert not [name for name in (*data, *COLUMNS, *MEDIATORS, *data["receipt"][0]) if f"`{name}`" not in documented]
+    assert not [
+        name for name in (*data, *COLUMNS, *MEDIATORS, *POOLED, *data["receipt"][0]) if f"`{name}`" not in documented
+    ]
     audit = make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True))
     assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
     with pytest.raises(ConfigError, match=r"CSV holds one table: .* got --mediators and --audit"):

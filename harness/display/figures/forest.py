@@ -39,19 +39,22 @@ class _Line(NamedTuple):
     cells: Mapping[str, str] = {}
 
 
-def draw_forest(table: pandas.DataFrame, *, width: Width = "page", alpha: float = 0.05) -> Figure:
+def draw_forest(
+    table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None, width: Width = "page", alpha: float = 0.05
+) -> Figure:
     """Differences from the baseline with both intervals, the margin shaded, and the verdict in words.
 
     Args:
         table: As of `harness.analysis.compare`. Its baseline rows give the baseline against itself (A/A), where it
             was run twice; yardsticks of a kind become ticks in one row.
+        pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
         width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
     """
     inches, size = style.INCHES[width], style.FONT[width]
-    lines = _lines(table, size)
+    lines = _lines(table, size) + _pooled_lines(table, pooled, size)
     margin = float(table["margin"].iloc[0])
-    note = style.wrap(_note(table, margin, alpha), inches, size)
+    note = style.wrap(_note(table, pooled, margin, alpha), inches, size)
     below = 0.42 + 1.35 * (size - 1) / 72 * (note.count("\n") + 1)
     height = below + ROW * len(lines) + 0.2
     left, right = SIDES[width]
@@ -98,6 +101,34 @@ def _lines(table: pandas.DataFrame, size: float) -> list[_Line]:
             cells = {"difference": signed(again), "verdict": "noise"}
             lines.append(_Line(f"{style.label(base['condition'])} again (A/A)", draw, cells))
     return lines
+
+
+def _pooled_lines(table: pandas.DataFrame, pooled: pandas.DataFrame | None, size: float) -> list[_Line]:
+    if pooled is None or pooled.empty:
+        return []
+    conditions, several = style.in_order(table["condition"]), pooled["layout"].nunique() > 1
+    lines = []
+    for layout, rows in pooled.groupby("layout", sort=False):
+        lines.append(_Line("all models together" + (f", {layout}" if several else "")))
+        order = style.in_order(rows["condition"])
+        for row in sorted(rows.to_dict("records"), key=lambda row: order.index(row["condition"])):
+            cells = {
+                "difference": signed(row["difference"]),
+                "interval": interval(row["low"], row["high"], sign=True),
+                "p": p_value(row["p"]) if row["registered"] else p_value(None),
+                "verdict": str(row["verdict"]),
+            }
+            draw = partial(_draw_diamond, row=row, colour=style.colour(row["condition"], conditions))
+            lines.append(_Line(style.label(row["condition"]), draw, cells))
+    return lines
+
+
+def _draw_diamond(axes: Axes, y: int, row: Mapping[Any, Any], colour: str) -> None:
+    """A diamond as long as the interval for these models, on a line as long as that for new ones."""
+    if row["new_low"] == row["new_low"]:
+        axes.plot([row["new_low"], row["new_high"]], [y, y], color=style.INK, linewidth=0.8, solid_capstyle="butt")
+    xs, ys = [row["low"], row["difference"], row["high"], row["difference"]], [y, y - 0.32, y, y + 0.32]
+    axes.fill(xs, ys, facecolor=colour, edgecolor=style.INK, linewidth=0.8, zorder=4)
 
 
 def _draw_difference(axes: Axes, y: int, row: Mapping[Any, Any], colour: str, size: float) -> None:
@@ -156,14 +187,16 @@ def _write(axes: Axes, lines: list[_Line], width: Width) -> None:
             put(inches, y, line.cells.get(name, ""))
 
 
-def _note(table: pandas.DataFrame, margin: float, alpha: float) -> str:
+def _note(table: pandas.DataFrame, pooled: pandas.DataFrame | None, margin: float, alpha: float) -> str:
     sentences = [
         f"Thin: {100 * (1 - alpha):g} % score interval, adjusted as p is; thick: {100 * (1 - 2 * alpha):g} %, from "
         f"which equivalence is read. Shaded: the margin of {points(margin)}. Filled dots: adjusted p < {alpha:g} "
         f"({style.adjustment(table)}).",
     ]
+    if pooled is not None and len(pooled):
+        sentences.append("Wide diamonds: all models together on new problems; the line behind: new models too.")
     if table["aa_difference"].notna().any():
-        sentences.append("Diamonds: the baseline run a second time less the first.")
+        sentences.append("Small diamonds: the baseline run a second time less the first.")
     for kind, meaning in (
         ("rewording", "harmless rewordings of the instruction, without filler"),
         ("other filler", "other fillers of the same length, sentences and random tokens"),

@@ -24,7 +24,7 @@ from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import Details, make_details
 from harness.display.report.drawings import Row
-from harness.display.side_tables import audit_grid, mediator_grid, yardstick_grid
+from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
 from harness.display.visible import visible
 from harness.display.words import LEVEL, count, label, number, points, signed
 from harness.errors import RunError
@@ -158,7 +158,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
     """Mediators, all graders, and the comparison by level and by subject."""
-    found = [*filter(None, [yardstick_grid(board)]), mediator_grid(board), audit_grid(board)]
+    found = [*filter(None, [pooled_grid(board), yardstick_grid(board)]), mediator_grid(board), audit_grid(board)]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
             split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])

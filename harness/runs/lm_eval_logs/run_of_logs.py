@@ -83,6 +83,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "backend": first.config.model,
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
+        "study": None,
         "seed": first.config.random_seed,
         "created": None
         if first.date is None

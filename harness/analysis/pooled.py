@@ -1,0 +1,186 @@
+"""One effect over several models: of these models on new problems, and of new models.
+
+Four models that each gain three points may be four times "inconclusive" and plain together. Two questions hide in "the
+effect over models", and a table answers both:
+
+- These models, new problems. A problem's difference is averaged over the models, and tested as one model's is:
+  models that were asked the same problems are no independent witnesses.
+- New models, new problems. The models are a sample too. Models and problems are crossed random effects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import fdtrc, stdtr, stdtrit
+
+from harness.analysis.intervals import difference_bounds, hold_zero, score_interval
+from harness.analysis.paired_tests import paired_test
+from harness.analysis.power import ALPHA
+from harness.analysis.verdicts import EXPLORATORY, verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+    from harness.analysis.sample_counts import Outcomes
+
+IntArray = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FEWEST = 3
+"""Fewer models say nothing about new ones."""
+
+COLUMNS = {
+    "layout": "how instruction, filler and problem make a prompt",
+    "condition": "the condition, or a contrast with another baseline",
+    "baseline": "the condition that it is compared with",
+    "models": "models that have both",
+    "n": "problems that all of them were asked",
+    "difference": "mean over models of the difference in accuracy, points",
+    "low": "lower end of its score interval: these models, new problems",
+    "high": "upper end",
+    "p": "two-sided p-value of the same, problems being the unit",
+    "registered": "whether the study was named before its runs, and all its models are there",
+    "verdict": "better or worse if it was registered and p is below alpha, else inconclusive; exploratory if not",
+    "new_low": "lower end of the interval for new models: crossed random effects of models and problems",
+    "new_high": "upper end",
+    "new_p": "its p-value",
+    "next_low": "lower end of the interval for what one further model would measure on these problems (prediction)",
+    "next_high": "upper end",
+    "between": "standard deviation of the true effect between models, points",
+    "between_p": "p-value of the hypothesis that all models have the same",
+}
+"""Meaning of each column of `pool`."""
+
+
+def pool(
+    counted: Sequence[Outcomes],
+    contrasts: Mapping[str, tuple[str, str]],
+    *,
+    registered: str | None = None,
+    alpha: float = ALPHA,
+) -> pandas.DataFrame:
+    """The pooled effect of every contrast that at least two models have, in each layout: the columns of `COLUMNS`.
+
+    Args:
+        counted: Of all models, as `sample_counts.count_outcomes` gives them, not split any further.
+        contrasts: What stands under `condition`, with the condition and what it is compared with.
+        registered: The one that was named before any of the runs. Layouts share alpha.
+        alpha: Level of the tests; intervals are of level 1 - alpha.
+    """
+    import pandas
+
+    arms: dict[str, dict[str, dict[str, Outcomes]]] = {}
+    for one in counted:
+        if not one.replicate:
+            (_, model), (_, layout) = one.setting
+            arms.setdefault(str(layout), {}).setdefault(str(model), {})[one.condition] = one
+    rows = []
+    for layout, models in arms.items():
+        for name, (condition, baseline) in contrasts.items():
+            both = [(had[baseline], had[condition]) for had in models.values() if {condition, baseline} <= had.keys()]
+            if len(both) < 2 or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
+                continue
+            shared = set.intersection(*(set(old.problem_ids.tolist()) for old, _ in both))
+            changes = [
+                ((new.right - old.right)[[problem in shared for problem in old.problem_ids.tolist()]], old.k)
+                for old, new in both
+            ]
+            if not shared:
+                continue
+            is_registered = name == registered
+            row: dict[str, Any] = {
+                "layout": layout,
+                "condition": name,
+                "baseline": baseline,
+                "registered": is_registered,
+            }
+            row |= pool_changes(changes, level=1 - alpha / len(arms), passes=is_registered)
+            row["verdict"] = verdict(row["p"] * len(arms), row["difference"], within_margin=False, alpha=alpha)
+            rows.append(row if is_registered else {**row, "verdict": EXPLORATORY})
+    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype({"models": "Int64", "n": "Int64"})
+
+
+def _are_paired(old: Outcomes, new: Outcomes) -> bool:
+    return old.k == new.k and old.problem_ids.tolist() == new.problem_ids.tolist()
+
+
+def pool_changes(
+    changes: Sequence[tuple[IntArray, int]], *, level: float = 1 - ALPHA, passes: bool = True, seed: int = 0
+) -> dict[str, Any]:
+    """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
+
+    Args:
+        changes: For each model its changes [problem] in right samples, over the same problems in the same order, and
+            its samples a problem.
+        level: Of the intervals.
+        passes: Whether the first interval leaves 0 out exactly where p is below 1 - level, as beside a verdict.
+        seed: Of random sign flips, which only very many samples need.
+    """
+    per = math.lcm(*(k for _, k in changes))
+    total = np.sum([change * (per // k) for change, k in changes], axis=0)
+    whole = per * len(changes)
+    p = paired_test(total, whole, rng=np.random.default_rng(seed))
+    ends = score_interval(total / whole, bounds=difference_bounds(total, whole), level=level)
+    difference = float(total.mean()) / whole
+    low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
+    row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
+    if len(changes) >= FEWEST:
+        row |= cross(np.array([change / k for change, k in changes]), alpha=1 - level)
+    points = ("difference", "low", "high", "new_low", "new_high", "next_low", "next_high", "between")
+    return {name: 100 * value if name in points else value for name, value in row.items()}
+
+
+def cross(effects: Floats, *, alpha: float = ALPHA) -> dict[str, float]:
+    """The mean over all models and problems that there might be, from some of both: crossed random effects.
+
+    The variance of the grand mean is that of models over their number, plus that of problems over theirs, less what
+    both count: the mean squares of a two-way table without replication. Its degrees of freedom are Satterthwaite's.
+    It is never less than either part alone.
+
+    Args:
+        effects: [model, problem] Each problem's difference under each model.
+        alpha: Intervals are of level 1 - alpha.
+
+    Returns:
+        The columns of `COLUMNS` from `new_low` on, as shares.
+
+    Source:
+        Crossed random effects: Searle, Casella and McCulloch (1992), Variance Components, chapter 4; their degrees of
+        freedom: Satterthwaite (1946), doi:10.2307/3002019. The prediction is that of one more draw from a normal
+        distribution: models that are asked the same problems are exchangeable.
+    """
+    m, n = effects.shape
+    mean = float(effects.mean())
+    by_model, by_problem = effects.mean(axis=1), effects.mean(axis=0)
+    rest = effects - by_model[:, None] - by_problem + mean
+    of_models = n * float(by_model.var(ddof=1))
+    of_problems = m * float(by_problem.var(ddof=1))
+    of_rest = float((rest**2).sum()) / ((m - 1) * (n - 1))
+    parts = np.array([of_models, of_problems, -of_rest]) / (m * n)
+    freedoms = np.array([m - 1, n - 1, (m - 1) * (n - 1)])
+    variance = float(parts.sum())
+    freedom = variance**2 / float((parts**2 / freedoms).sum()) if variance > 0 else 0.0
+    for part, degrees in zip(parts[:2], freedoms[:2], strict=True):
+        if part > variance:
+            variance, freedom = float(part), float(degrees)
+    between = max(0.0, (of_models - of_rest) / n)
+    if variance == 0:
+        return {"new_low": mean, "new_high": mean, "new_p": float(mean == 0), "between": 0.0, "between_p": 1.0}
+    freedom = max(1.0, freedom)
+    reach = float(stdtrit(freedom, 1 - alpha / 2))
+    error = math.sqrt(variance)
+    further = float(stdtrit(m - 1, 1 - alpha / 2)) * math.sqrt(float(by_model.var(ddof=1)) * (1 + 1 / m))
+    return {
+        "new_low": mean - reach * error,
+        "new_high": mean + reach * error,
+        "new_p": 2 * float(stdtr(freedom, -abs(mean) / error)),
+        "next_low": mean - further,
+        "next_high": mean + further,
+        "between": math.sqrt(between),
+        "between_p": float(fdtrc(m - 1, (m - 1) * (n - 1), of_models / of_rest)) if of_rest else 1.0,
+    }

@@ -1,0 +1,177 @@
+"""One effect over several models: of these models, of new ones, and when it was registered."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from harness.analysis import difference_bounds, paired_test, score_interval
+from harness.analysis.leaderboard import as_json, make_leaderboard
+from harness.analysis.pooled import COLUMNS, cross, pool_changes
+from harness.display.comparison_tables import comparison_grid
+from harness.display.side_tables import pooled_grid
+from harness.errors import ConfigError
+from harness.experiment.config import load_config
+from tests.example_runs import drawn, evaluation
+from tests.experiment.test_config import MINIMAL, write
+
+NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
+
+
+def models(count, mless, *, n=200, k=1, study=None, **facts):
+    """Evaluations of so many models; each gains as much."""
+    chances = {"wo": 0.5, "mless": mless, "random": 0.45}
+    return [
+        evaluation(drawn(i, n, k, chances), model=f"m{i}", greedy=False, study=study, **{**NAMED, **facts})
+        for i in range(count)
+    ]
+
+
+STUDY = {"name": "S", "models": ["m0", "m1", "m2", "m3"]}
+
+
+def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_samples():
+    draw = np.random.default_rng(1)
+    one, two = draw.integers(-1, 2, 120), draw.integers(-3, 4, 120)
+    row = pool_changes([(one, 1), (two, 3)])
+    total = 3 * one + two
+    assert row["difference"] == pytest.approx(100 * (one.mean() + two.mean() / 3) / 2)
+    assert row["p"] == paired_test(total, 6, rng=np.random.default_rng(0))
+    ends = score_interval(total / 6, bounds=difference_bounds(total, 6))
+    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in ends])
+    assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "two models say nothing of new ones"
+    single = pool_changes([(one, 1)])
+    assert single["p"] == paired_test(one, 1, rng=np.random.default_rng(0))
+
+
+def test_new_models_are_judged_by_crossed_random_effects():
+    """Against the textbook: with no variance between problems and none left it is Student's interval over models."""
+    effects = np.repeat(np.array([[0.01], [0.03], [0.05], [0.02]]), 50, axis=1)
+    found, mean = cross(effects), effects[:, 0].mean()
+    reach = stats.t.ppf(0.975, 3) * effects[:, 0].std(ddof=1)
+    assert (found["new_low"], found["new_high"]) == pytest.approx((mean - reach / 2, mean + reach / 2))
+    assert found["new_p"] == pytest.approx(stats.ttest_1samp(effects[:, 0], 0).pvalue)
+    assert found["between"] == pytest.approx(effects[:, 0].std(ddof=1))
+    assert found["next_high"] - mean == pytest.approx(reach * math.sqrt(1.25))
+    alike = np.repeat(np.random.default_rng(2).normal(size=(1, 80)), 5, axis=0)
+    over_problems = stats.ttest_1samp(alike[0], 0)
+    assert cross(alike)["new_p"] == pytest.approx(over_problems.pvalue) and cross(alike)["between"] == 0
+    assert cross(np.zeros((4, 30)))["new_p"] == 1 and cross(np.full((4, 30), 0.5))["new_p"] == 0
+
+
+def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems():
+    draw, experiments, m, n = np.random.default_rng(3), 600, 4, 60
+    held = predicted = 0
+    for _ in range(experiments):
+        by_model, by_problem = 0.1 * draw.normal(size=(m + 1, 1)), 0.3 * draw.normal(size=n)
+        effects = by_model + by_problem + 0.5 * draw.normal(size=(m + 1, n))
+        found = cross(effects[:m])
+        held += found["new_low"] <= 0 <= found["new_high"]
+        predicted += found["next_low"] <= effects[m].mean() <= found["next_high"]
+    assert 0.93 <= held / experiments <= 0.98 and abs(predicted / experiments - 0.95) < 0.035
+
+
+def three_points_each():
+    """Four models that each gain 12 of 250 problems and lose 4, never the same."""
+    runs = []
+    for model in range(4):
+        old = [["correct" if problem % 2 else "incorrect"] for problem in range(250)]
+        new = [list(one) for one in old]
+        for place in range(12):
+            new[2 * (12 * model + place)] = ["correct"]
+        for place in range(4):
+            new[2 * (4 * model + place) + 1] = ["incorrect"]
+        runs.append(evaluation({"wo": old, "mless": new, "random": old}, model=f"m{model}", study=STUDY, **NAMED))
+    return runs
+
+
+def test_models_that_are_each_inconclusive_are_plain_together():
+    board = make_leaderboard(three_points_each())
+    alone = board.comparison[board.comparison["condition"] == "mless"]
+    pooled = board.pooled.set_index("condition")
+    assert list(board.pooled.columns) == list(COLUMNS) and '"pooled": [' in as_json(board)
+    assert set(alone["verdict"]) == {"inconclusive"} and pooled.loc["mless", "verdict"] == "better"
+    assert (alone["difference"] == 3.2).all() and pooled.loc["mless", "difference"] == pytest.approx(3.2)
+    assert pooled.loc["mless", "low"] > 1 and pooled.loc["mless", "p"] < 0.001
+    assert pooled.index.tolist() == ["mless", "random", "mless - random"]
+    assert pooled["registered"].tolist() == [True, False, False]
+    assert set(pooled["verdict"][1:]) == {"exploratory"}
+    grid = pooled_grid(board)
+    assert [row[0].text for row in grid.rows] == ["w/ Mless *", "Random sentence", "mless - random"]
+    assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[1]
+    assert "tested first after that of all models together" in " ".join(comparison_grid(board).notes)
+
+
+def test_single_models_are_found_only_behind_the_pooled_effect():
+    chances = [{"wo": 0.3, "mless": 0.7}, {"wo": 0.7, "mless": 0.3}]
+    facts = {"contrasts": ["mless - wo"], "primary": "mless - wo"}
+    runs = [evaluation(drawn(i, 100, 1, chance), model=f"m{i}", **facts) for i, chance in enumerate(chances)]
+    free = make_leaderboard(runs)
+    assert free.comparison["verdict"].tolist() == ["baseline", "better", "baseline", "worse"]
+    study = {"name": "S", "models": ["m0", "m1"]}
+    runs = [
+        evaluation(drawn(i, 100, 1, chance), model=f"m{i}", study=study, **facts) for i, chance in enumerate(chances)
+    ]
+    board = make_leaderboard(runs)
+    assert board.pooled["verdict"].tolist() == ["inconclusive"]
+    assert board.comparison["verdict"].tolist() == ["baseline", "inconclusive"] * 2
+    assert (board.comparison["p_adjusted"].dropna() == board.pooled["p"].item()).all()
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (models(3, 0.6, study=STUDY), "Exploratory: of the study S the runs of m3 are not here."),
+        (models(2, 0.6), "Exploratory: the runs were not registered as one study."),
+        (
+            [*models(3, 0.6, study=STUDY), models(4, 0.6, study={**STUDY, "name": "T"})[3]],
+            "Exploratory: the runs were not registered as one study.",
+        ),
+        (
+            [*models(3, 0.6, study=STUDY), models(4, 0.6, study=STUDY, primary="mless - random")[3]],
+            "Exploratory: the runs were not registered as one study.",
+        ),
+    ],
+    ids=["missing", "none", "two", "two primaries"],
+)
+def test_without_all_of_its_runs_a_study_shows_no_star(runs, said):
+    board = make_leaderboard(runs)
+    grid = pooled_grid(board)
+    assert grid.notes[1] == said and not any("*" in row[0].text for row in grid.rows)
+    assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
+
+
+def test_one_model_or_a_split_table_has_nothing_to_pool():
+    assert pooled_grid(make_leaderboard(models(1, 0.6))) is None
+    assert pooled_grid(make_leaderboard(models(3, 0.6), by=["level"])) is None
+
+
+def test_only_problems_that_all_models_were_asked_are_pooled():
+    whole, part = models(2, 0.6)
+    frame = part.frame[part.frame["problem_id"].isin([f"p{i}" for i in range(50)])]
+    object.__setattr__(part, "read_frame", lambda: frame)
+    part.__dict__.pop("frame", None)
+    assert make_leaderboard([whole, part]).pooled["n"].tolist() == [50] * 3
+
+
+@pytest.mark.parametrize(
+    ("study", "message"),
+    [
+        ({"name": "S", "models": ["a", "b"]}, "study.models: expected this run's model, .*, among a, b"),
+        ({"name": "S", "models": ["a"]}, "study.models: .*at least 2"),
+        ({"models": ["a", "b"]}, "the key 'study.name' is missing"),
+    ],
+)
+def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, {**MINIMAL, "study": study}))
+    label = load_config(write(tmp_path, MINIMAL)).model.display_name
+    good = {"name": "S", "models": [label, "other"]}
+    config = load_config(write(tmp_path, {**MINIMAL, "study": good}))
+    assert config.identity()["study"] == good
+    assert load_config(write(tmp_path, config.as_written())) == config
+    with pytest.raises(ConfigError, match="this run has none: name `primary`"):
+        load_config(write(tmp_path, {**MINIMAL, "study": good, "contrasts": []}))
