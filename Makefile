@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-oldest bench calibrate size lint lock demo-model wheel clean
+.PHONY: demo example example-anew test test-long test-oldest bench calibrate controls size lint lock demo-model wheel clean
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is results/demo-2
 # where results/demo holds a run with other settings.
@@ -68,6 +68,11 @@ bench: .venv/installed
 # benchmarks/CALIBRATION.md (about 10 minutes on two cores).
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
+
+# A real run changed by hand in seven ways, each of which the tables must call by its name, into benchmarks/CONTROLS.md
+# (about 2 minutes on two cores).
+controls: .venv/installed
+	.venv/bin/python -m benchmarks.controls
 
 # How large the code is: lines and tokens without docstrings, comments and blank lines.
 size: .venv/installed
