@@ -15,6 +15,7 @@ from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
 from harness import resources
 from harness.errors import ConfigError
+from harness.experiment.conditions import yardstick
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.prompt_source import BASELINE, Source
 
@@ -34,7 +35,8 @@ class ProbeSettings:
         layers: Decoder layers, from 0.
         heads: Heads that will be looked at, from 0. All heads are recorded; these are refused at once if the model
             does not have them.
-        conditions: Names of conditions; empty for all that the source has. The baseline is always recorded.
+        conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
+            recorded.
         record: What to keep.
         dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
         device: `cpu`, `cuda`, ...
@@ -79,7 +81,8 @@ class ProbeSettings:
                 f"{source.name} has {', '.join(source.conditions)} and not {BASELINE!r}, the prompt without filler "
                 f"that every other is aligned with. Add it: run it too, or give its log with --log {BASELINE}=FILE."
             )
-        conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or source.conditions))))
+        usual = [name for name in source.conditions if not yardstick(name)]
+        conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         if absent := [name for name in conditions if name not in source.conditions]:
             raise ConfigError(
                 f"{source.name} has no condition {absent[0]!r}: expected one of {', '.join(source.conditions)}."

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "curve": ["Curve", "as_frame"],
         "averaging": ["aligned_curve", "average_curves", "difference_curve", "full_curve"],
-        "head_ranking": ["rank_heads"],
+        "head_ranking": ["max_t", "permute_labels", "rank_heads"],
         "summary": ["summary"],
     },
 )

@@ -5,15 +5,22 @@ were exchangeable, each prompt's difference would be as likely with the other si
 are flipped prompt by prompt, and each head's |t| is held against the largest |t| of *all* heads under the flips: the
 p-values are adjusted for having looked at every head, with the heads' dependence kept.
 
+One string against one other says nothing about fillers: whatever differs between the two differs. With several strings
+on either side the string is the unit: a measure's mean over prompts, and the strings' labels are permuted.
+
 Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-step max-T); Nichols and Holmes, 2002.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
+import scipy.stats
 from numpy.typing import NDArray
 
 from attention_probe.analysis.averaging import chosen_problems, has_one_filler
@@ -21,7 +28,9 @@ from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURE
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 
-DRAWS, SEED = 10_000, 1234
+DRAWS, SEED, ALPHA = 10_000, 1234, 0.05
+SKEWED = 0.5
+"""Sign flips take a difference for as likely with either sign. Beyond this skew p is too small."""
 _CHUNK = 500
 _TIE = 1e-9
 """Relative: sums of the same numbers in another order must count as equal."""
@@ -30,8 +39,8 @@ _TIE = 1e-9
 def rank_heads(
     traces: AttentionTraces,
     measure: str,
-    baseline: str,
-    condition: str,
+    baseline: str | Sequence[str],
+    condition: str | Sequence[str],
     *,
     problem_ids: Sequence[str] | None = None,
     draws: int = DRAWS,
@@ -42,74 +51,191 @@ def rank_heads(
     Args:
         traces: Where from.
         measure: A name of `definitions.MEASURES`.
-        baseline: The condition that is subtracted, usually another filler.
-        condition: The condition that it is subtracted from.
-        problem_ids: Which prompts. By default all that were traced under both conditions, without controls.
-        draws: How many sign flips are drawn. If there are no more than that, all 2^(n-1) distinct ones are taken.
-        seed: Seed of the flips.
+        baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
+        condition: The condition that it is subtracted from, or several. With several on either side the string is the
+            unit, else the prompt.
+        problem_ids: Which prompts. By default all that were traced under all conditions, without controls.
+        draws: How many sign flips or permutations are drawn. If there are no more than that, all are taken.
+        seed: Of these.
 
     Returns:
-        One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (prompts), the mean
-        difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two conditions
+        One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (units), the mean
+        difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides
         has no filler and the measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are
         missing, and heads are ordered by the size of the mean difference. `attrs` has the number of heads and flips,
         whether the flips are all there are (`exact`), and a note for readers.
 
     Raises:
-        ConfigError: there is no such measure, it was not recorded, no prompt has both conditions, or fewer than two.
+        ConfigError: there is no such measure, it was not recorded, no prompt has all conditions, or fewer than two.
     """
+    old, new = ((one,) if isinstance(one, str) else tuple(one) for one in (baseline, condition))
     if measure not in MEASURES:
         raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
-    if baseline == condition:
-        raise ConfigError(f"{condition} cannot be contrasted with itself. Choose two conditions.")
-    chosen = list(chosen_problems(traces, (baseline, condition)) if problem_ids is None else problem_ids)
+    if both := [name for name in new if name in old]:
+        raise ConfigError(f"{both[0]} cannot be contrasted with itself. Choose two conditions.")
+    chosen = list(chosen_problems(traces, (*old, *new)) if problem_ids is None else problem_ids)
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
-    lone = has_one_filler(traces, condition, baseline)
+    lone = any(has_one_filler(traces, one, other) for one in new for other in old)
     if lone and measure.startswith(FILLER_ONLY):
         filled = {entry.condition for entry in traces.entries() if entry.filler_span}
+        bare = next(name for name in (*old, *new) if name not in filled)
         raise ConfigError(
-            f"{measure} means nothing without a filler, and {baseline if condition in filled else condition} has none. "
+            f"{measure} means nothing without a filler, and {bare} has none. "
             f"Contrast two of {', '.join(name for name in traces.conditions if name in filled)}."
         )
     guaranteed = lone and measure in GUARANTEED
-    _, with_it = traces.measure(measure, condition, chosen)
-    _, without = traces.measure(measure, baseline, chosen)
-    differences = (with_it - without).reshape(len(chosen), -1)
-    if not np.isfinite(differences).any():
+    # [string, prompt, head]
+    without, with_it = (np.stack([_flat(traces, measure, name, chosen) for name in names]) for names in (old, new))
+    if not np.isfinite(with_it.mean(axis=0) - without.mean(axis=0)).any():
         raise ConfigError(
-            f"{measure} has no value in any prompt under {condition} and {baseline} both: without a filler it means "
-            "nothing. Contrast two conditions that have one."
+            f"{measure} has no value in any prompt under {' and '.join((*new, *old))}: without a filler it means "
+            "nothing. Contrast conditions that have one."
         )
-    header, table = traces.header, pandas.DataFrame(differences)
+    rank = _by_string if max(len(old), len(new)) > 1 else _by_prompt
+    found = rank(without, with_it, draws, seed)
+    header = traces.header
     frame = pandas.MultiIndex.from_product([header.layers, range(header.head_count)]).to_frame(False, ["layer", "head"])
     frame["label"] = [f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)]
-    frame["n"] = table.count()
-    frame["mean_difference"] = table.mean()
-    frame["standard_error"] = table.sem()
-    frame["t"] = np.nan if guaranteed else t_values(differences)
-    frame["p_adjusted"] = np.nan if guaranteed else max_t(differences, draws=draws, seed=seed)
+    frame["n"] = found.n
+    frame["mean_difference"] = found.mean
+    frame["standard_error"] = found.error
+    frame["t"] = np.nan if guaranteed else found.t
+    frame["p_adjusted"] = np.nan if guaranteed else found.p
     frame["guaranteed"] = guaranteed
     size = "mean_difference" if guaranteed else "t"
     frame = frame.sort_values(size, key=np.abs, ascending=False, kind="stable", ignore_index=True)
     frame.insert(0, "rank", range(1, len(frame) + 1))
-    count, exact = _flip_count(len(chosen), draws)
+    note = found.note
     if guaranteed:
         note = (
-            f"{measure} of {condition} against {baseline} is no finding: one of the two has no filler, and softmax and "
-            "the shift of positions change it whatever is inserted. Contrast two fillers."
+            f"{measure} of {','.join(new)} against {','.join(old)} is no finding: one of the two has no filler, and "
+            "softmax and the shift of positions change it whatever is inserted. Contrast two fillers."
         )
-    else:
-        note = f"{len(chosen)} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
-        if exact and count < 20:
-            note += f"; no p below {1 / count:.2g} is possible, probe at least 6"
     frame.attrs = {
         "heads": len(frame),
-        "flips": 0 if guaranteed else count,
-        "exact": exact,
+        "found": int((frame["p_adjusted"] < ALPHA).sum()),
+        "flips": 0 if guaranteed else found.flips,
+        "exact": found.exact,
         "note": "; ".join([note, *header.stamps]),
     }
     return frame
+
+
+def _flat(traces: AttentionTraces, measure: str, condition: str, chosen: Sequence[str]) -> NDArray[np.float64]:
+    """[prompt, head] values of a measure, the heads of all layers one after the other."""
+    return traces.measure(measure, condition, chosen)[1].reshape(len(chosen), -1).astype(np.float64)
+
+
+class _Contrast(NamedTuple):
+    """A contrast of each head [head]; n is the number of units."""
+
+    n: NDArray[Any]
+    mean: NDArray[np.float64]
+    error: NDArray[np.float64]
+    t: NDArray[np.float64]
+    p: NDArray[np.float64]
+    flips: int
+    exact: bool
+    note: str
+
+
+def _by_prompt(without: NDArray[np.float64], with_it: NDArray[np.float64], draws: int, seed: int) -> _Contrast:
+    """One string against one: paired by prompt."""
+    differences = with_it[0] - without[0]
+    table = pandas.DataFrame(differences)
+    count, exact = _flip_count(len(differences), draws)
+    note = f"{len(differences)} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
+    if exact and 1 / count > ALPHA:
+        note += f"; no p below {1 / count:.2g} is possible, probe at least 6"
+    skew = np.nanmedian(np.abs(scipy.stats.skew(differences, axis=0, nan_policy="omit")))
+    note += f"; median |skew| of a head's differences {skew:.1f}"
+    if skew > SKEWED:
+        note += ", too much for these p (docs/probe.md)"
+    note += "; one string against one says nothing about others like them: name several"
+    return _Contrast(
+        n=table.count().to_numpy(),
+        mean=table.mean().to_numpy(),
+        error=table.sem().to_numpy(),
+        t=t_values(differences),
+        p=max_t(differences, draws=draws, seed=seed),
+        flips=count,
+        exact=exact,
+        note=note,
+    )
+
+
+def _by_string(without: NDArray[np.float64], with_it: NDArray[np.float64], draws: int, seed: int) -> _Contrast:
+    """Several strings against several: each the mean of the same prompts."""
+    prompts = without.shape[1]
+    without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
+    t, p, count, exact = permute_labels(without, with_it, draws=draws, seed=seed)
+    note = (
+        f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, {'all ' if exact else ''}"
+        f"{count} permutations of their labels; p adjusted for all heads (max-T)"
+    )
+    least = (1 + (len(without) == len(with_it))) / count  # the mirrored labels have the same |t|
+    if exact and least > ALPHA:
+        note += f"; no p below {least:.2g} is possible, name more strings"
+    difference = with_it.mean(axis=0) - without.mean(axis=0)
+    return _Contrast(
+        n=np.full(len(difference), len(with_it) + len(without)),
+        mean=difference,
+        error=_pooled_error(without, with_it),
+        t=t,
+        p=p,
+        flips=count,
+        exact=exact,
+        note=note,
+    )
+
+
+def permute_labels(
+    without: NDArray[np.float64], with_it: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED
+) -> tuple[NDArray[np.float64], NDArray[np.float64], int, bool]:
+    """Two-sample t of each head, its p adjusted for all heads, and how many permutations there were, and whether all.
+
+    If it made no difference which strings are called what, every way to call as many of them so would be as likely.
+
+    Args:
+        without: [string, head] Of one side.
+        with_it: [string, head] Of the other.
+        draws: How many permutations are drawn. If there are no more than that, all are taken, and p is exact.
+        seed: Of these.
+    """
+    values, size = np.concatenate([with_it, without]), len(with_it)
+    observed = _two_sample_t(values, range(size))
+    count = math.comb(len(values), size)
+    exact = count <= draws
+    random = np.random.default_rng(seed)
+    splits: Iterable[Sequence[int]] = (
+        itertools.combinations(range(len(values)), size)
+        if exact
+        else (random.permutation(len(values))[:size].tolist() for _ in range(draws))
+    )
+    beaten = np.zeros(values.shape[1], dtype=np.int64)
+    for split in splits:
+        beaten += np.abs(_two_sample_t(values, split)).max() >= np.abs(observed) * (1 - _TIE)
+    return observed, beaten / count if exact else (1 + beaten) / (1 + draws), count if exact else draws, exact
+
+
+def _two_sample_t(values: NDArray[np.float64], chosen: Iterable[int]) -> NDArray[np.float64]:
+    """[head] t of the chosen strings against the rest; infinite where neither side scatters, 0 where all are equal."""
+    mask = np.zeros(len(values), dtype=bool)
+    mask[list(chosen)] = True
+    one, other = values[mask], values[~mask]
+    difference, error = one.mean(axis=0) - other.mean(axis=0), _pooled_error(other, one)
+    size = np.abs(values).max(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        t = np.where(error > _TIE * size, difference / error, np.sign(difference) * np.inf)
+    return np.where(np.abs(difference) > _TIE * size, t, 0.0)
+
+
+def _pooled_error(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[head] Standard error of the difference of two means, the scatter taken for the same on both sides."""
+    squares = sum(np.square(side - side.mean(axis=0)).sum(axis=0) for side in (one, other))
+    freedom = max(len(one) + len(other) - 2, 1)
+    return np.asarray(np.sqrt(squares / freedom * (1 / len(one) + 1 / len(other))))
 
 
 def t_values(differences: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 
-MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other")
+MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 
 
 def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:

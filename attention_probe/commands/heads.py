@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.commands.options import TracesPath, write_frame
+from attention_probe.commands.options import TracesPath, split_words, write_frame
 
 
 def heads(
@@ -14,17 +15,35 @@ def heads(
     measure: Annotated[
         str, typer.Option(help="Measure to rank by; header.json in the folder lists them.")
     ] = "mass_filler",
-    baseline: Annotated[str, typer.Option(help="Condition to subtract, usually another filler.")] = "random",
-    condition: Annotated[str, typer.Option(help="Condition to subtract it from.")] = "mless",
+    baseline: Annotated[
+        str,
+        typer.Option(help="Condition to subtract, usually another filler; several: filler-01,filler-03."),
+    ] = "random",
+    condition: Annotated[str, typer.Option(help="Condition to subtract it from, or several.")] = "mless",
+    twins: Annotated[
+        list[Path] | None,
+        typer.Option("--twin", metavar="TRACES", help="Traces of the same with random weights; repeatable."),
+    ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
     form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")] = "text",
 ) -> None:
-    """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them."""
-    from attention_probe.analysis.head_ranking import rank_heads
+    """Rank all heads by how far a measure differs between two conditions, corrected for looking at all of them.
+
+    With several conditions on a side the string is the unit, else the prompt. A count of heads means little without
+    that of twins with random weights, which have no training to show.
+    """
+    from attention_probe.analysis.head_ranking import ALPHA, rank_heads
     from attention_probe.traces import AttentionTraces
 
-    with AttentionTraces.open(traces) as opened:
-        frame = rank_heads(opened, measure, baseline, condition)
-    note = frame.attrs["note"]
+    old, new = split_words(baseline), split_words(condition)
+    ranked = []
+    for path in (traces, *(twins or ())):
+        with AttentionTraces.open(path) as opened:
+            ranked.append(rank_heads(opened, measure, old, new))
+    frame = ranked[0]
     write_frame(frame.head(top) if top else frame, form, None)
-    typer.echo(f"{measure}, {condition} - {baseline}: {note}", err=form != "text")
+    typer.echo(f"{measure}, {condition} - {baseline}: {frame.attrs['note']}", err=form != "text")
+    if not frame["guaranteed"].any():
+        counts = [f"{one.attrs['found']} of {one.attrs['heads']}" for one in ranked]
+        beside = ", ".join(counts[1:]) or "not counted (probe with --random-weights, and name that with --twin)"
+        typer.echo(f"heads with adjusted p < {ALPHA:g}: {counts[0]}; with random weights: {beside}", err=form != "text")

@@ -26,14 +26,14 @@ from torch import Tensor
 
 from attention_probe.prompts.token_roles import ABSENT, TokenizedPrompt
 
-REGIONS = ("first", "instruction", "filler", "problem", "other", "inserted")
-"""Regions of keys. The first five share out the prompt; `inserted` is the filler with its separator."""
+REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
+"""Regions of keys. All but the last share out the prompt; `inserted` is the filler with its separator."""
 
 
 def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
     """Which tokens belong to which of REGIONS."""
     first = np.arange(len(prompt)) == 0
-    named = [prompt.has_role(role) & ~first for role in REGIONS[1:4]]
+    named = [prompt.has_role(role) & ~first for role in REGIONS[1:5]]
     other = ~np.logical_or.reduce([first, *named])
     return torch.from_numpy(np.stack([first, *named, other, inserted_tokens(prompt)]))
 
@@ -55,7 +55,7 @@ def mass_measures(
         filler_tokens: How many; 0 leaves out what only a filler has.
     """
     means = dict(zip(REGIONS, mass.mean(1).unbind(-1), strict=True))
-    found = {f"mass_{name}": means[name] for name in REGIONS[:5]}
+    found = {f"mass_{name}": means[name] for name in REGIONS[:-1]}
     found["lambda"] = 1 - means["inserted"]
     if filler_tokens:
         within = entropy[..., REGIONS.index("filler")].nanmean(1)

@@ -19,7 +19,8 @@ MEASURES: dict[str, Quantity] = {
     "mass_instruction": Quantity(SHARE, "Mean attention on the instruction, the very first token left out."),
     "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens, the very first token left out."),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
-    "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, completion."),
+    "mass_completion": Quantity(SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."),
+    "mass_other": Quantity(SHARE, "Mean attention on everything else: template and separators."),
     "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
     "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
     "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),
@@ -44,7 +45,7 @@ MEASURES: dict[str, Quantity] = {
 `--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
 is not seen by the queries before it: they count as giving it nothing, and have no entropy and no cosine.
 
-The five masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
+The six masses add up to 1; m is the mass on all that was inserted, the filler and its separator. With o for a head's
 output, b for the inserted tokens' part of it, and the gap for the prompt without them whose later positions are shifted
 by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
 """
@@ -75,7 +76,7 @@ layers in their order, `head` over all query heads, both from 0; labels for peop
 
 GUARANTEED = frozenset(
     {
-        *("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_other", "lambda"),
+        *("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other", "lambda"),
         *("position_shift", "scale", "bias"),
     }
 )

@@ -93,7 +93,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         _refuse_unknown_text(one)
     chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
     # of the yardsticks, rewordings and the control's prefix could not be aligned
-    asked = [one for one in asked if one.layout == chosen and not yardstick(one.condition)]
+    asked = [one for one in asked if one.layout == chosen and yardstick(one.condition) in (None, "other filler")]
     conditions = list(dict.fromkeys(one.condition for one in asked))
     baseline = BASELINE if BASELINE in conditions else conditions[0]
     if run.is_logs:

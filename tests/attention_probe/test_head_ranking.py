@@ -6,11 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats
+from typer.testing import CliRunner
 
-from attention_probe.analysis.head_ranking import max_t, rank_heads, t_values
+from attention_probe.analysis.head_ranking import max_t, permute_labels, rank_heads, t_values
+from attention_probe.commands import register
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 from tests.example_traces import HEADS, LAYERS, make_trace, write_traces
@@ -46,7 +50,9 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     assert first["p_adjusted"] < 0.001 and first["mean_difference"] > 1 and not first["guaranteed"]
     assert frame["p_adjusted"].is_monotonic_increasing and (frame["p_adjusted"].iloc[1:] > 0.05).all()
     assert frame.attrs["heads"] == 6 and frame.attrs["flips"] == 2000
-    assert frame.attrs["note"] == "30 prompts, 2000 sign flips; p adjusted for all heads (max-T)"
+    assert frame.attrs["note"].startswith(
+        "30 prompts, 2000 sign flips; p adjusted for all heads (max-T); median |skew|"
+    )
 
 
 def test_the_numbers_are_those_of_a_paired_t(traces):
@@ -101,7 +107,7 @@ def test_what_cannot_be_ranked_is_told(traces, tmp_path):
     empty = {"filler_entropy": np.full((2, 3), np.nan, dtype=np.float32)}
     records = [make_trace(f"p{n}", c, measures=empty) for n in range(3) for c in ("mless", "random")]
     with AttentionTraces.open(write_traces(tmp_path / "nan.traces", records)) as nothing:
-        with pytest.raises(ConfigError, match="filler_entropy has no value in any prompt under mless and random both"):
+        with pytest.raises(ConfigError, match="filler_entropy has no value in any prompt under mless and random: "):
             rank_heads(nothing, "filler_entropy", "random", "mless")
 
 
@@ -176,3 +182,82 @@ def test_controls_are_not_ranked_and_the_selection_is_told(tmp_path):
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", records, on_outcome=True)) as traces:
         frame = rank_heads(traces, "mass_filler", "random", "mless")
     assert set(frame["n"]) == {4} and frame.attrs["note"].endswith("selected on outcome")
+
+
+def write_strings(path, strings, *, prompts=6, shift=0.0, seed=0):
+    """So many strings of either kind; those called `b` differ in layer 2, head 1 by `shift` from those called `a`."""
+    random = np.random.default_rng(seed)
+    names = [f"{kind}{n}" for kind in "ab" for n in range(strings)]
+    own = {name: random.normal(size=(len(LAYERS), HEADS)) for name in names}
+    traces = []
+    for problem in range(prompts):
+        for name in ("wo", *names):
+            entropy = own.get(name, 0) + 0.1 * random.normal(size=(len(LAYERS), HEADS))
+            entropy[1, 1] += shift * name.startswith("b")
+            traces.append(make_trace(f"p{problem}", name, measures={"mass_first": entropy.astype(np.float32)}))
+    return write_traces(path, traces, conditions=("wo", *names)), names[:strings], names[strings:]
+
+
+def test_with_several_strings_the_string_is_the_unit(tmp_path):
+    path, old, new = write_strings(tmp_path / "s.traces", 4, shift=20.0)
+    with AttentionTraces.open(path) as traces:
+        frame = rank_heads(traces, "mass_first", old, new)
+        lone = rank_heads(traces, "mass_first", old[0], new[0])
+        values = {name: traces.measure("mass_first", name, list(traces.problem_ids))[1] for name in (*old, *new)}
+        uneven = rank_heads(traces, "mass_first", old, new[0])
+    first = frame.iloc[0]
+    assert (first["layer"], first["head"], first["n"]) == (2, 1, 8) and first["p_adjusted"] == 2 / 70
+    assert frame.attrs["found"] == 1 and frame.attrs["flips"] == 70 and frame.attrs["exact"]
+    assert frame.attrs["note"].startswith("4 strings against 4, each the mean of 6 prompts, all 70 permutations")
+    means = [np.mean([values[name][:, 1, 1].mean() for name in side]) for side in (old, new)]
+    assert first["mean_difference"] == pytest.approx(means[1] - means[0], rel=1e-5)
+    assert (
+        uneven["p_adjusted"].min() >= 1 / 5 and "no p below 0.2 is possible, name more strings" in uneven.attrs["note"]
+    )
+    assert lone.attrs["found"] > 1, "one string against one: whatever differs between the two"
+    assert "one string against one says nothing about others like them" in lone.attrs["note"]
+
+
+def test_permuted_labels_are_a_two_sample_t_and_every_permutation_tried_in_a_loop():
+    random = np.random.default_rng(5)
+    without, with_it = random.normal(size=(4, 3)), random.normal(loc=(0, 1, 3), size=(5, 3))
+    t, p, count, exact = permute_labels(without, with_it)
+    assert t == pytest.approx(stats.ttest_ind(with_it, without).statistic) and (count, exact) == (126, True)
+    values = np.concatenate([with_it, without])
+    largest = []
+    for split in itertools.combinations(range(9), 5):
+        rest = [place for place in range(9) if place not in split]
+        largest.append(np.abs(stats.ttest_ind(values[list(split)], values[rest]).statistic).max())
+    assert p == pytest.approx([np.mean(np.array(largest) >= abs(one) - 1e-9) for one in t])
+    drawn = permute_labels(without, with_it, draws=100)
+    assert drawn[2:] == (100, False) and np.abs(drawn[1] - p).max() < 0.15
+    same = permute_labels(np.ones((3, 2)), np.ones((3, 2)))
+    assert same[0].tolist() == [0, 0] and same[1].tolist() == [1, 1]
+    assert np.isinf(permute_labels(np.zeros((3, 1)), np.ones((3, 1)))[0]).all()
+
+
+def test_permuted_labels_err_no_more_than_they_say_however_skewed_the_strings_are():
+    random, found = np.random.default_rng(6), 0
+    for _ in range(300):
+        without, with_it = (random.lognormal(size=(4, 24)) for _ in range(2))
+        found += permute_labels(without, with_it)[1].min() <= 0.05
+    assert found <= 300 * 0.05 + 3 * np.sqrt(300 * 0.05 * 0.95)
+
+
+@pytest.fixture
+def app():
+    found = typer.Typer()
+    register(found)
+    return found
+
+
+def test_the_command_counts_heads_beside_those_of_random_weights(app, tmp_path):
+    path, old, new = write_strings(tmp_path / "s.traces", 4, shift=20.0)
+    twin, *_ = write_strings(tmp_path / "t.traces", 4, seed=4)
+    options = ["heads", str(path), "--measure", "mass_first", "--baseline", ",".join(old), "--condition", ",".join(new)]
+    alone = CliRunner().invoke(app, options)
+    assert alone.exit_code == 0, alone.output
+    heads = len(LAYERS) * HEADS
+    assert f"heads with adjusted p < 0.05: 1 of {heads}; with random weights: not counted (probe with" in alone.output
+    both = CliRunner().invoke(app, [*options, "--twin", str(twin), "--twin", str(twin)])
+    assert f"1 of {heads}; with random weights: 0 of {heads}, 0 of {heads}" in both.output

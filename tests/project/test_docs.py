@@ -21,7 +21,7 @@ from harness.runs.records import COLUMNS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", ["statistics.md", "grading.md"])
+@pytest.mark.parametrize("page", ["statistics.md", "grading.md", "probe.md"])
 def test_the_python_of_a_page_prints_what_the_page_says(page):
     failed, tried = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert tried > 0 and failed == 0
