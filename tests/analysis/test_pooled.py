@@ -42,7 +42,7 @@ def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_sa
     assert row["p"] == paired_test(total, 6, rng=np.random.default_rng(0))
     ends = score_interval(total / 6, bounds=difference_bounds(total, 6))
     assert [row["low"], row["high"]] == pytest.approx([100 * end for end in ends])
-    assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "two models say nothing of new ones"
+    assert (row["models"], row["n"]) == (2, 120) and "new_low" not in row, "so few models say nothing of new ones"
     single = pool_changes([(one, 1)])
     assert single["p"] == paired_test(one, 1, rng=np.random.default_rng(0))
 
