@@ -575,6 +575,7 @@ def test_a_hub_model_without_safetensors_is_refused_without_fetching_weights(hub
 # ---- random weights -----------------------------------------------------------------------------------------------
 
 FACTS = {  # layers, query heads, key-value heads, hidden size, vocabulary, parameters of one layer
+    "mless-demo": (4, 6, 3, 192, 1178, 480_000),
     "qwen2.5-math-1.5b": (28, 12, 2, 1536, 151936, 46_797_824),
     "qwen2.5-math-7b": (28, 28, 4, 3584, 152064, 233_057_792),
     "llama-3.1-8b-instruct": (32, 32, 8, 4096, 128256, 218_112_000),
