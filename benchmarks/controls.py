@@ -157,9 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.controls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="one of: " + ", ".join(one.name for one in CONTROLS))
+    known = ", ".join(one.name for one in CONTROLS)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {known}")
     names = parser.parse_args().names
     chosen = [one for one in CONTROLS if not names or one.name in names]
+    if len(chosen) < len(set(names)):
+        parser.error(f"expected some of {known}, got {', '.join(names)}")
     rows, missed = [], []
     for control in chosen:
         with tempfile.TemporaryDirectory(prefix="mless-controls-") as passing:

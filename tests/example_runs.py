@@ -14,6 +14,7 @@ import pandas
 import yaml
 
 from harness.execution.run import _generation_config, _session, execute, run_identity
+from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts
@@ -142,7 +143,12 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
                     }
                 )
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
-    known = {"model": model, "primary": None, "greedy": True}
+    known = {
+        "model": model,
+        "primary": None,
+        "greedy": True,
+        "yardsticks": find_yardsticks(frame["condition"].unique()),
+    }
     return Run(
         name=f"results/{model}",
         facts={**known, **facts},

@@ -65,7 +65,8 @@ COLUMNS = {
     "aa_p": "p-value of the difference between the two",
     "wordings": "wordings without a filler: the baseline's and its harmless rewordings",
     "wording_spread": "standard deviation of the accuracy among these, points",
-    "in_wordings": "the difference in units of that spread",
+    "wording_difference": "accuracy less the mean of theirs, points",
+    "in_wordings": "that in units of their spread",
     "in_wordings_low": "lower end of its interval",
     "in_wordings_high": "upper end",
     "fillers": "other fillers of the same length",
@@ -133,6 +134,8 @@ def compare(
         ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
     )
     counted = count_outcomes(frame, by=by)
+    if primary is not None and by:
+        raise ComparisonError("primary: it is tested over all problems: expected no `by` beside it. Leave one out.")
     pairs = {_row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
     _refuse_unknown(counted, baseline, pairs.values(), yardsticks)
     about = None if primary is None else _row_name(*read_contrast(primary), baseline)

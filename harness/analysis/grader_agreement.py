@@ -68,7 +68,10 @@ def audit_table(
     for arm, new, old in against_baseline(by_problem, baseline):
         if arm[-1] not in yardsticks:
             moved = new.sub(old).dropna()
-            table.loc[arm, tests] = [sign_flip_test(moved[name], rng=rng) for name in TESTED]
+            judged = table.loc[arm, changes[1:]].notna()  # one that judged nothing is no witness
+            table.loc[arm, tests] = [
+                sign_flip_test(moved[name], rng=rng) if judged[f"{name}_difference"] else np.nan for name in TESTED
+            ]
     table[tests] = holm(table[tests].to_numpy().ravel()).reshape(len(table), -1)
     each = [[f"{name}{end}" for end in ("", "_difference", "_p", "_only_ours", "_only_theirs")] for name in GRADERS]
     return table[["ours", "ours_difference", *chain.from_iterable(each), "boxes_after_first"]].reset_index()

@@ -80,7 +80,8 @@ def hold_zero(ends: tuple[float, float], difference: float, *, passed: bool) -> 
     low, high = ends
     if not passed:
         return min(low, 0.0), max(high, 0.0)
-    return (max(low, 0.0), high) if difference > 0 else (low, min(high, 0.0))
+    least = math.nextafter(0, 1)  # an end that is not 0, though it is printed so
+    return (max(low, least), high) if difference > 0 else (low, min(high, -least))
 
 
 def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: tuple[float, float]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED, find_yardsticks, read_contrast
+from harness.experiment.conditions import BASELINE, DEFAULT_SEED, read_contrast
 from harness.runs.comparable import join
 from harness.runs.run import Run
 
@@ -87,7 +87,8 @@ def make_leaderboard(
     frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    yardsticks = find_yardsticks(name for name in frame["condition"].unique() if name != baseline)
+    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
+    yardsticks = {name: named[name] for name in frame["condition"].unique() if name in named and name != baseline}
     if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
@@ -103,8 +104,9 @@ def make_leaderboard(
         [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
         pairs,
         registered=next((name for name, pair in pairs.items() if pair == about and study and not study[1]), None),
+        models=frame["model"].nunique(),
     )
-    first = pooled[pooled["registered"].astype(bool)]
+    first = pooled[pooled["registered"]]
     return Leaderboard(
         comparison=compare(
             frame,
@@ -114,7 +116,7 @@ def make_leaderboard(
             contrasts=contrasts,
             primary=primary,
             yardsticks=yardsticks,
-            behind=dict(zip(first["layout"], len(first) * first["p"], strict=True)),
+            behind=dict(zip(first["layout"], first["p_adjusted"], strict=True)),
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
@@ -148,8 +150,8 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
 
 def _study(runs: Sequence[Run]) -> tuple[str, tuple[str, ...]] | None:
     """The one study that all runs are of, and its models that are missing; None if there is no such study."""
-    studies = [one.facts.get("study") for one in runs]
-    if not studies[0] or any(study != studies[0] for study in studies):
+    studies = [study for one in runs if (study := one.facts.get("study"))]
+    if len(studies) < len(runs) or len({(study["name"], frozenset(study["models"])) for study in studies}) > 1:
         return None
     there = {one.facts["model"] for one in runs}
     return studies[0]["name"], tuple(model for model in studies[0]["models"] if model not in there)

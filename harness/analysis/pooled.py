@@ -46,9 +46,11 @@ COLUMNS = {
     "low": "lower end of its score interval: these models, new problems",
     "high": "upper end",
     "p": "two-sided p-value of the same, problems being the unit",
-    "registered": "whether the study was named before its runs, and all its models are there",
-    "verdict": "better or worse if it was registered and p is below alpha, else inconclusive; exploratory if not",
-    "new_low": "lower end of the interval for new models: crossed random effects of models and problems",
+    "registered": "whether the study was named before its runs, and all its models are there with the same problems",
+    "p_adjusted": "of what was registered: p times the layouts, which share alpha; what single models wait behind",
+    "verdict": "better or worse if registered and p_adjusted is below alpha, else inconclusive; else exploratory",
+    "new_low": "lower end of the interval for new models: crossed random effects of models and problems; never "
+    "shorter than that for these models",
     "new_high": "upper end",
     "new_p": "its p-value",
     "next_low": "lower end of the interval for what one further model would measure on these problems (prediction)",
@@ -64,6 +66,7 @@ def pool(
     contrasts: Mapping[str, tuple[str, str]],
     *,
     registered: str | None = None,
+    models: int = 0,
     alpha: float = ALPHA,
 ) -> pandas.DataFrame:
     """The pooled effect of every contrast that at least two models have, in each layout: the columns of `COLUMNS`.
@@ -71,7 +74,9 @@ def pool(
     Args:
         counted: Of all models, as `sample_counts.count_outcomes` gives them, not split any further.
         contrasts: What stands under `condition`, with the condition and what it is compared with.
-        registered: The one that was named before any of the runs. Layouts share alpha.
+        registered: The one that was named before any of the runs. It is only tested if all models of the study have
+            it in every layout, over the same problems. Layouts share alpha.
+        models: How many the study has.
         alpha: Level of the tests; intervals are of level 1 - alpha.
     """
     import pandas
@@ -82,29 +87,38 @@ def pool(
             (_, model), (_, layout) = one.setting
             arms.setdefault(str(layout), {}).setdefault(str(model), {})[one.condition] = one
     rows = []
-    for layout, models in arms.items():
-        for name, (condition, baseline) in contrasts.items():
-            both = [(had[baseline], had[condition]) for had in models.values() if {condition, baseline} <= had.keys()]
-            if len(both) < 2 or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
-                continue
-            shared = set.intersection(*(set(old.problem_ids.tolist()) for old, _ in both))
-            changes = [
-                ((new.right - old.right)[[problem in shared for problem in old.problem_ids.tolist()]], old.k)
-                for old, new in both
-            ]
-            if not shared:
-                continue
-            is_registered = name == registered
-            row: dict[str, Any] = {
-                "layout": layout,
-                "condition": name,
-                "baseline": baseline,
-                "registered": is_registered,
-            }
-            row |= pool_changes(changes, level=1 - alpha / len(arms), passes=is_registered)
-            row["verdict"] = verdict(row["p"] * len(arms), row["difference"], within_margin=False, alpha=alpha)
-            rows.append(row if is_registered else {**row, "verdict": EXPLORATORY})
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype({"models": "Int64", "n": "Int64"})
+    sides = {
+        (layout, name): [
+            (had[baseline], had[condition]) for had in by_model.values() if {condition, baseline} <= had.keys()
+        ]
+        for layout, by_model in arms.items()
+        for name, (condition, baseline) in contrasts.items()
+    }
+    whole = [sides[layout, registered] for layout in arms] if registered is not None else []
+    complete = bool(whole) and all(
+        len(both) == models and len({tuple(old.problem_ids.tolist()) for old, _ in both}) == 1 for both in whole
+    )
+    for (layout, name), both in sides.items():
+        if len(both) < 2 or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
+            continue
+        shared = set.intersection(*(set(old.problem_ids.tolist()) for old, _ in both))
+        if not shared:
+            continue
+        changes = [
+            ((new.right - old.right)[[problem in shared for problem in old.problem_ids.tolist()]], old.k)
+            for old, new in both
+        ]
+        is_registered = complete and name == registered
+        row: dict[str, Any] = {"layout": layout, "condition": name, "baseline": contrasts[name][1]}
+        row |= pool_changes(changes, level=1 - alpha / len(arms), passes=is_registered)
+        row |= {"registered": is_registered, "verdict": EXPLORATORY}
+        if is_registered:
+            row["p_adjusted"] = min(1.0, len(arms) * row["p"])
+            row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=False, alpha=alpha)
+        rows.append(row)
+    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
+        {"models": "Int64", "n": "Int64", "registered": "boolean", "p_adjusted": float}
+    )
 
 
 def _are_paired(old: Outcomes, new: Outcomes) -> bool:
@@ -133,6 +147,9 @@ def pool_changes(
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
     if len(changes) >= FEWEST:
         row |= cross(np.array([change / k for change, k in changes]), alpha=1 - level)
+        # what a score interval knows of changes that were not seen, mean squares do not
+        row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
+        row["new_p"] = max(row["new_p"], p)
     points = ("difference", "low", "high", "new_low", "new_high", "next_low", "next_high", "between")
     return {name: 100 * value if name in points else value for name, value in row.items()}
 
@@ -176,11 +193,14 @@ def cross(effects: Floats, *, alpha: float = ALPHA) -> dict[str, float]:
         freedom = min(freedom, m - 1)
     between = max(0.0, (of_models - of_rest) / n)
     if variance == 0:
-        return {"new_low": mean, "new_high": mean, "new_p": float(mean == 0), "between": 0.0, "between_p": 1.0}
+        found = {"new_low": mean, "new_high": mean, "new_p": float(mean == 0), "between": 0.0, "between_p": 1.0}
+        return found | {"next_low": math.nan, "next_high": math.nan}
     freedom = max(1.0, freedom)
     reach = float(stdtrit(freedom, 1 - alpha / 2))
     error = math.sqrt(variance)
-    further = float(stdtrit(m - 1, 1 - alpha / 2)) * math.sqrt(float(by_model.var(ddof=1)) * (1 + 1 / m))
+    # models that all measured the same number show no spread that another could be predicted from
+    spread = math.sqrt(float(by_model.var(ddof=1)) * (1 + 1 / m)) or math.nan
+    further = float(stdtrit(m - 1, 1 - alpha / 2)) * spread
     return {
         "new_low": mean - reach * error,
         "new_high": mean + reach * error,

@@ -33,7 +33,8 @@ def in_spreads(
     """An effect in units of a spread, with an interval that knows that neither is known exactly.
 
     The interval is that of the generalised pivot: the effect is normal about the true one, and `freedom` times the
-    squared spread over the true one is chi-squared. NaN if there is no spread, or of fewer than two degrees of freedom.
+    squared spread over the true one is chi-squared. NaN if there is no spread or it has
+    fewer than two degrees of freedom, or the error is not known, as of one problem.
 
     Args:
         effect: The effect.
@@ -45,7 +46,7 @@ def in_spreads(
     Source:
         Weerahandi (1993), doi:10.1080/01621459.1993.10476355.
     """
-    if freedom < FEWEST - 1 or not spread > 0:
+    if freedom < FEWEST - 1 or not spread > 0 or not math.isfinite(error):
         return math.nan, math.nan, math.nan
     steps = (np.arange(2000) + 0.5) / 2000
     true = spread * np.sqrt(freedom / chdtri(freedom, steps))
@@ -74,21 +75,12 @@ def measure_yardsticks(
     for row in rows:
         if (name := row["condition"]) in yardsticks and "verdict" not in row:
             kinds.setdefault(yardsticks[name], []).append(name)
-    wordings, fillers = kinds["rewording"], kinds["other filler"]
     for row in rows:
         if row["baseline"] != baseline or row["condition"] in (baseline, *yardsticks):
             continue
-        mine = scores[row["condition"]]
-        if len(wordings) > FEWEST:
-            error = 100 * clustered_error(mine - scores[baseline])
-            row |= _held_against("wording", row["difference"], error, [scores[name] for name in wordings])
-        if len(fillers) >= FEWEST:
-            others = [scores[name] for name in fillers]
-            change = mine - np.mean(others, axis=0)
-            # another draw of fillers would have another mean
-            error = math.hypot(100 * clustered_error(change), _spread(others) / math.sqrt(len(others)))
-            row["filler_difference"] = 100 * float(change.mean())
-            row |= _held_against("filler", row["filler_difference"], error, others)
+        for name, kind, fewest in (("wording", "rewording", FEWEST + 1), ("filler", "other filler", FEWEST)):
+            if len(kinds[kind]) >= fewest:
+                row |= _held_against(name, scores[row["condition"]], [scores[one] for one in kinds[kind]])
 
 
 def _spread(scores: Sequence[Scores]) -> float:
@@ -96,12 +88,21 @@ def _spread(scores: Sequence[Scores]) -> float:
     return 100 * float(np.std([one.mean() for one in scores], ddof=1))
 
 
-def _held_against(name: str, effect: float, error: float, scores: Sequence[Scores]) -> dict[str, Any]:
+def _held_against(name: str, mine: Scores, others: Sequence[Scores]) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` about yardsticks of one kind."""
-    spread = _spread(scores)
-    ratio, low, high = in_spreads(effect, error=error, spread=spread, freedom=len(scores) - 1)
+    spread, change = _spread(others), mine - np.mean(others, axis=0)
+    effect = 100 * float(change.mean())
+    # another draw of such yardsticks would have another mean
+    error = math.hypot(100 * clustered_error(change), spread / math.sqrt(len(others)))
+    ratio, low, high = in_spreads(effect, error=error, spread=spread, freedom=len(others) - 1)
     ends = {f"in_{name}s_low": low, f"in_{name}s_high": high}
-    return {f"{name}s": len(scores), f"{name}_spread": spread, f"in_{name}s": ratio, **ends}
+    return {
+        f"{name}s": len(others),
+        f"{name}_spread": spread,
+        f"{name}_difference": effect,
+        f"in_{name}s": ratio,
+        **ends,
+    }
 
 
 def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baseline: str) -> dict[tuple[str, ...], float]:
@@ -118,7 +119,8 @@ def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baselin
     """
     if "verdict" not in frame or not rewordings:
         return {}
-    kept = frame[(frame["replicate"] == 0) & frame["condition"].isin([baseline, *rewordings])]
+    first = frame[frame["replicate"] == 0] if "replicate" in frame else frame
+    kept = first[first["condition"].isin([baseline, *rewordings])]
     kept = kept.assign(
         condition=kept["condition"].astype(str), ungraded=~kept["verdict"].isin(("correct", "incorrect"))
     )
@@ -126,7 +128,8 @@ def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baselin
     for setting, part in kept.groupby(["model", "layout"], observed=True, sort=False):
         counts = part.pivot_table(
             index="problem_id", columns="condition", values="ungraded", aggfunc="sum", observed=True
-        ).astype(int)
+        )
+        counts = counts.dropna().astype(int)  # `compare` refuses other problems
         changes = counts.drop(columns=baseline).sub(counts[baseline], axis=0)
         p = holm([sign_flip_test(changes[name], rng=np.random.default_rng(0)) for name in changes])
         shares = changes.sum() / (part["condition"] == baseline).sum()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
+from harness.analysis.verdicts import APART
+from harness.analysis.yardsticks import FEWEST
 from harness.display.grid import (
     Cell,
     Column,
@@ -86,8 +88,8 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
         columns,
         sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
         (
-            "Best baseline first. Every condition's number is its difference from "
-            f"{label(board.baseline)}; only those that passed their test are bold{brackets}.",
+            f"Best baseline first. Every number is a difference, of a condition from {label(board.baseline)} or of the "
+            f"two that are named; only those that passed their test are bold{brackets}.",
             *comparison_notes(board, [column.header for column in columns]),
         ),
     )
@@ -104,7 +106,7 @@ def report_grid(board: Leaderboard, title: str) -> Grid:
         return number_column(header, name, write, COLUMNS[name])
 
     ends = f"with its {LEVEL} score interval"
-    p_meaning = f"{COLUMNS['p_adjusted']} of tests; test: {COLUMNS['test']}"
+    p_meaning = f"{COLUMNS['p_adjusted']}; tests: {COLUMNS['tests']}; test: {COLUMNS['test']}"
     again = [number_of("A/A difference", "aa_difference", signed), number_of("A/A flips %", "aa_discordance", number)]
     moved = [number_of("up", "problems_up", count), number_of("down", "problems_down", count)]
     columns = [
@@ -179,6 +181,8 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
         return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
     named = dict.fromkeys(label(row["condition"]) for row in compared if row["p_adjusted"] is not None)
     said = f"{holm} the {tests} registered beforehand ({', '.join(named)})"
+    if board.study and not board.pooled["registered"].any():
+        said += f"; the pooled contrast of the study {board.study[0]}, which comes before these, is not tested here"
     if board.primary:
         shared = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if shared else ""
@@ -206,7 +210,28 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str
         _setting(row, layouts): row for row in records(board.comparison) if row["verdict"] == "positive control"
     }
     several = len(controls) > 1
+    notes += _about_yardsticks(board)
     notes += [f"{f'{name}: ' * several}{_about_control(row, rows)}" for name, row in controls.items() if not board.by]
+    return notes
+
+
+def _about_yardsticks(board: Leaderboard) -> list[str]:
+    """Rewordings that were set apart, and yardsticks that are too few to show a spread."""
+    if board.by:
+        return []
+    rows = records(board.comparison)
+    apart = [
+        f"{row['condition']} ({row['model']}: {signed(row['difference'])})" for row in rows if row["verdict"] == APART
+    ]
+    notes = []
+    if apart:
+        notes.append(
+            f"Set apart, and counted nowhere: {', '.join(apart)}. It changes how many samples have a gradable answer."
+        )
+    for kind, column in (("rewording", "wordings"), ("other filler", "fillers")):
+        there = sum(name == kind for name in board.yardsticks.values())
+        if there and all(row[column] is None for row in rows):
+            notes.append(f"{there} {plural(kind, there)}: too few to show a spread, which takes {FEWEST}.")
     return notes
 
 
@@ -233,7 +258,7 @@ def _about_control(control: Row, rows: Sequence[Row]) -> str:
 
 
 def _points(effect: float) -> str:
-    return "none" if math.isnan(effect) else f"{100 * effect:.1f} points"
+    return "more than any" if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def _setting(row: Row, layouts: Collection[str]) -> str:

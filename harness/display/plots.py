@@ -54,7 +54,7 @@ def make_plots(
     read = [read_run(run, metric=metric) for run in locate(runs)]
     board = partial(make_leaderboard, read, baseline=baseline, margin=margin)
     whole = board()
-    if whole.comparison["difference"].isna().all():
+    if without_yardsticks(whole.comparison)["difference"].isna().all():
         raise ComparisonError(
             f"{' '.join(runs)}: there is nothing to compare with {baseline}: expected a further condition "
             "beside it. Run one, or merge the runs that hold them."
@@ -86,7 +86,7 @@ def _plot(
         return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
     if kind == "bars":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
-        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), without_contrasts(whole.comparison)
+        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), whole.comparison
     if kind == "flips":
         return draw_flip_matrix, without_contrasts(whole.comparison)
     return partial(draw_forest, pooled=whole.pooled), whole.comparison

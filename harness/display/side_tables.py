@@ -10,7 +10,6 @@ from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.pooled import FEWEST
 from harness.analysis.power import ALPHA
-from harness.analysis.verdicts import APART
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
 from harness.display.words import (
@@ -73,25 +72,29 @@ def pooled_grid(board: Leaderboard) -> Grid | None:
     def passed(row: Row) -> Cell:
         return Cell(text=row["verdict"], strong=row["verdict"] in PASSED)
 
+    def tested(row: Row) -> str:
+        return p_value(row["p_adjusted"] if row["registered"] else row["p"])
+
     several = len({row["layout"] for row in rows}) > 1
     columns = [
         *([word_column("layout")] if several else []),
         word_column("condition"),
         number_column("models", "models", count),
+        number_column("n", "n", count),
         row_column(f"these models [{LEVEL}]", "difference", difference),
-        number_column("p", "p", p_value),
-        Column(
-            header="verdict", cell=lambda row: Cell(text=row["verdict"], strong=row["verdict"] in PASSED), numeric=False
-        ),
-        row_column(f"new models [{LEVEL}]", "new_low", ends("new_low", "new_high")),
-        row_column("the next one", "next_low", ends("next_low", "next_high")),
+        row_column("p", "p", tested),
+        Column(header="verdict", cell=passed, numeric=False),
+        row_column("new models", "new_low", ends("new_low", "new_high")),
+        row_column("the next", "next_low", ends("next_low", "next_high")),
         number_column("between", "between", number),
     ]
+    shares = " Layouts share alpha: p of the starred is times their number." if several else ""
     notes = [
         "these models: a problem's difference averaged over the models, tested over problems as one model's is. new "
-        "models: the mean over all models that these are a sample of (crossed random effects of models and problems). "
-        "the next one: what one further model would measure on these problems, 95 times in 100. between: standard "
-        f"deviation of the true difference between models. The last three need {FEWEST} models.",
+        f"models: {LEVEL} interval of the mean over all models that these are a sample of (crossed random effects of "
+        "models and problems). the next: what one further model would measure on these problems, 95 times in 100. "
+        "between: standard deviation of the true difference between models. The last three need "
+        f"{FEWEST} models.{shares}",
         _about_study(board, rows),
     ]
     starred = [{**row, "primary": row["registered"]} for row in rows]
@@ -100,71 +103,67 @@ def pooled_grid(board: Leaderboard) -> Grid | None:
 
 def _about_study(board: Leaderboard, rows: Sequence[Row]) -> str:
     """Whether the pooled effect was named beforehand, and what its test means for the others."""
+    if board.study is None:
+        return "Exploratory: the runs were not registered as one study."
+    name, missing = board.study
     if any(row["registered"] for row in rows):
-        assert board.study is not None
         return (
-            f"*: the primary contrast of the study {board.study[0]}, named before any of its runs, and tested before "
-            "the contrasts of single models: these can only be found behind it. The other rows are exploratory."
+            f"*: the primary contrast of the study {name}, named before any of its runs, and tested before the "
+            "contrasts of single models: these can only be found behind it. The other rows are exploratory."
         )
-    if board.study is not None and board.study[1]:
-        missing = ", ".join(board.study[1])
-        return f"Exploratory: of the study {board.study[0]} the runs of {missing} are not here."
-    return "Exploratory: the runs were not registered as one study."
+    if missing:
+        return f"Exploratory: of the study {name} the runs of {', '.join(missing)} are not here."
+    return (
+        f"Exploratory: not all models of the study {name} were asked the same problems in every layout, or there are "
+        "models of no study."
+    )
 
 
 def yardstick_grid(board: Leaderboard) -> Grid | None:
     """Each condition against harmless rewordings and other fillers, in units of their spread; None without these."""
     rows = [row for row in without_yardsticks(board, board.comparison) if row["wordings"] or row["fillers"]]
-    if not rows:
+    if not rows or board.by:
         return None
 
     def spreads(name: str) -> Callable[[Row], str]:
-        return lambda row: (
-            f"{signed(row[name])} {interval(row[f'{name}_low'], row[f'{name}_high'], sign=True)}".rstrip()
-        )
+        return lambda row: difference({"difference": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]})
 
-    columns = [row_column("difference", "difference", lambda row: signed(row["difference"]))]
+    columns: list[Column] = []
     notes = []
-    every = records(board.comparison)
-    if any(row["wordings"] for row in rows):
-        columns.append(row_column(f"/ rewordings [{LEVEL}]", "in_wordings", spreads("in_wordings")))
-        moves = _spread(rows, every, "wording", "rewording")
-        notes.append(
-            "/ rewordings: the difference in standard deviations of the accuracy among wordings without a filler, "
-            f"{moves}. Beyond 2 of them a harmless rewording seldom gets."
-        )
-    if any(row["fillers"] for row in rows):
-        columns.append(row_column("less fillers", "filler_difference", lambda row: signed(row["filler_difference"])))
-        columns.append(row_column(f"/ fillers [{LEVEL}]", "in_fillers", spreads("in_fillers")))
-        moves = _spread(rows, every, "filler", "other filler")
-        notes.append(
-            "less fillers: accuracy less the mean of other fillers of the same length (sentences, random tokens), "
-            f"{moves}; / fillers: that in standard deviations among these."
-        )
-    apart = [
-        f"{row['condition']} ({', '.join(str(row[word]) for word in ('model', 'layout'))}: {signed(row['difference'])})"
-        for row in every
-        if row["verdict"] == APART
-    ]
-    if apart:
-        notes.append(f"Set apart, since the share of samples with a gradable answer changes: {'; '.join(apart)}.")
+    for name, kind, header in (("wording", "rewording", "rewordings"), ("filler", "other filler", "fillers")):
+        if any(row[f"{name}s"] for row in rows):
+            columns.append(number_column(f"less {header}", f"{name}_difference", signed))
+            columns.append(row_column(f"/ {header} [{LEVEL}]", f"in_{name}s", spreads(f"in_{name}s")))
+            notes.append(f"{_KINDS[kind]}, {_spread(rows, records(board.comparison), name, kind)}.")
+    notes[-1] += (
+        " less: the accuracy less their mean, in points; /: that in standard deviations among them, beyond 2 of which "
+        "one of ten such seldom gets (8 of 100)."
+    )
     return make_grid("Against harmless rewordings and other fillers", [*_words(board), *columns], rows, notes)
+
+
+_KINDS = {
+    "rewording": "rewordings: harmless edits of the instruction without a filler, and the baseline's own wording",
+    "other filler": "fillers: others of the same length and place, sentences and random tokens",
+}
 
 
 def _spread(rows: Sequence[Row], every: Sequence[Row], name: str, kind: str) -> str:
     """How many yardsticks of a kind there are and how far they lie apart, by model and layout if there are several."""
     settings = {(row["model"], row["layout"]): row for row in rows if row[f"{name}s"]}
     said, several = [], len(settings) > 1
-    for row in settings.values():
+    for (model, layout), row in settings.items():
         moves = [
             one["difference"]
             for one in every
-            if one["verdict"] == kind and (one["model"], one["layout"]) == (row["model"], row["layout"])
+            if one["verdict"] == kind and (one["model"], one["layout"]) == (model, layout)
         ]
-        reach = f"{signed(min(moves))} to {signed(max(moves))}" if moves else ""
-        where = f" in {row['model']}, {row['layout']}" if several else ""
-        spread = f"{number(row[f'{name}_spread'], 2)} points{where}"
-        said.append(f"{row[f'{name}s']} of them: {spread} ({reach} from the baseline)")
+        where = f" in {model}, {layout}" if several else ""
+        reach = f"{signed(min(moves))} to {signed(max(moves))}"
+        spread = number(row[f"{name}_spread"], 2)
+        said.append(
+            f"{row[f'{name}s']} of them with a standard deviation of {spread} points{where} ({reach} from the baseline)"
+        )
     return "; ".join(said)
 
 

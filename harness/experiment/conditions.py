@@ -304,16 +304,22 @@ def first_edits(count: int) -> tuple[Condition, ...]:
     return edits[:count]
 
 
-def other_fillers(number: int, like: Condition) -> tuple[Condition, ...]:
+def other_fillers(number: int, like: Condition, own: Iterable[int] = ()) -> tuple[Condition, ...]:
     """So many other fillers of the length and at the place of a condition's: the filler null, `filler-01` and so on.
 
-    Every other one is a sentence that the study's `random` does not have, while there are any of that length; the rest
-    are random tokens.
+    Every other one is a sentence that neither the study's `random` nor the run has, while there are any of that length;
+    the rest are random tokens.
+
+    Args:
+        number: How many.
+        like: The condition.
+        own: Places in `SENTENCES` of those that the run's conditions have.
     """
     assert like.filler is not None
     count = like.filler.count
     used = random.Random(DEFAULT_SEED).choice(SENTENCES)
-    left = [place for place, text in enumerate(SENTENCES) if text != used and count <= _LONGEST]
+    fits = count <= _LONGEST
+    left = [place for place, text in enumerate(SENTENCES) if fits and text != used and place not in own]
     found = []
     for place in range(number):
         sentence = place % 2 == 0 and bool(left)

@@ -17,6 +17,7 @@ from harness.experiment.conditions import (
     CONTROL,
     DEFAULT_SEED,
     Condition,
+    Sentence,
     contrast_name,
     first_edits,
     other_fillers,
@@ -137,6 +138,14 @@ class ExplicitSampling(Strict):
     repetition_penalty: float = Field(default=1.0, gt=0)
 
 
+def _contrast(text: str) -> tuple[str, str]:
+    """As `read_contrast`, with an error to which the schema adds file and key."""
+    try:
+        return read_contrast(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
 class StudyConfig(Strict):
     """Several runs that are one study: a run for each model, whose primary contrasts are pooled into one.
 
@@ -200,8 +209,13 @@ class RunConfig(Strict):
         def every(name: str) -> tuple[str, ...]:
             return (() if name in names else drawn_names(name, conditions)) or (name,)
 
-        pairs = [tuple(map(every, read_contrast(text))) for text in contrasts]
+        pairs = [tuple(map(every, _contrast(text))) for text in contrasts]
         return tuple(contrast_name(one, other) for ones, others in pairs for one in ones for other in others)
+
+    @field_validator("primary")
+    @classmethod
+    def _is_contrast(cls, primary: str | None) -> str | None:
+        return None if primary is None else contrast_name(*_contrast(primary))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -216,21 +230,25 @@ class RunConfig(Strict):
         if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
             raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
         for text in self.contrasts or ():
-            if len(set(read_contrast(text)) & {*names, BASELINE}) < 2:
+            if len(set(read_contrast(text)) & set(names)) < 2:
                 raise ValueError(
                     f"contrasts: expected two different ones of the conditions {', '.join(names)}, got {text!r}"
                 )
-        if len(set(self.contrasts or ())) < len(self.contrasts or ()):
-            raise ValueError(f"contrasts: each may be named once, got {', '.join(self.contrasts or ())}")
+        if self.contrasts and BASELINE not in names:
+            raise ValueError(f"contrasts are shown in tables against {BASELINE}: add it to the conditions")
+        if len({frozenset(read_contrast(text)) for text in self.contrasts or ()}) < len(self.contrasts or ()):
+            raise ValueError(f"contrasts: each pair may be named once, got {', '.join(self.contrasts or ())}")
         if self.primary is not None and read_contrast(self.primary) not in self.tested:
             known = ", ".join(contrast_name(*pair) for pair in self.tested) or "none"
             raise ValueError(f"primary is one of the contrasts, which are {known}; got {self.primary!r}")
         if self.primary is not None and not set(read_contrast(self.primary)) <= set(names):
             raise ValueError(f"primary: both must be among the conditions {', '.join(names)}, got {self.primary!r}")
-        if self.study is not None and self.model.display_name not in self.study.models:
+        if self.study is not None and (
+            self.model.label not in self.study.models or len(set(self.study.models)) < len(self.study.models)
+        ):
             raise ValueError(
-                f"study.models: expected this run's model, {self.model.display_name}, among "
-                f"{', '.join(self.study.models)}. Models are called by model.label"
+                f"study.models: expected each model's label once, this run's model.label among them, got "
+                f"{', '.join(self.study.models)} and the label {self.model.label}"
             )
         if self.study is not None and self.primary_contrast is None:
             raise ValueError("study: its models' primary contrasts are pooled, and this run has none: name `primary`")
@@ -287,7 +305,10 @@ class RunConfig(Strict):
         """What the conditions are held against: rewordings, other fillers, the positive control."""
         about = (self.primary_contrast or ("",))[0]
         filled = sorted((one for one in self.conditions if one.filler), key=lambda one: one.name != about)
-        fillers = other_fillers(self.filler_null, filled[0]) if self.filler_null else ()
+        own = [
+            one.filler.number for one in filled if isinstance(one.filler, Sentence) and one.filler.number is not None
+        ]
+        fillers = other_fillers(self.filler_null, filled[0], own) if self.filler_null else ()
         return (*first_edits(self.prompt_null), *fillers, *([CONTROL] if self.positive_control else []))
 
     @property
@@ -331,6 +352,8 @@ class RunConfig(Strict):
             for name, value in self.as_written().items()
             if name not in left_out and (value or name not in off)
         }
+        if self.study is not None:
+            values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.experiment.conditions import contrast_name
+from harness.experiment.conditions import contrast_name, find_yardsticks
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.sample_key import hash_json
@@ -79,6 +79,7 @@ def _read_folder(path: Path) -> Run:
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
         "study": identity.config.get("study"),
+        "yardsticks": find_yardsticks(row["condition"] for row in prompts),
         "seed": receipt["seed"],
         "created": receipt["created"],
         "versions": receipt["versions"],

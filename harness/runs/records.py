@@ -254,7 +254,7 @@ class Identity(Struct, kw_only=True):
         dataset: All its problems.
         prompt_version: `harness.experiment.prompt.PROMPT_VERSION` of the prompts.
         prompts_sha256: Hash of all prompts.
-        contrasts: The comparisons that were named before the run, tested as one family.
+        contrasts: The comparisons that were named before the run.
         primary: The one that the run is about.
         arms: By task.
         model, engine: What generates.

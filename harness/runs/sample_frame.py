@@ -76,7 +76,7 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
     By default it holds the samples that the tables compare: the config's conditions, each of them once. So
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
-    the A/A columns and those of the yardsticks of a frame with both options.
+    the A/A columns and, given `experiment.conditions.find_yardsticks`, those of the yardsticks of a frame with both.
 
     Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then

@@ -157,21 +157,57 @@ def test_only_problems_that_all_models_were_asked_are_pooled():
     assert make_leaderboard([whole, part]).pooled["n"].tolist() == [50] * 3
 
 
+def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_problems():
+    study = {"name": "S", "models": ["a", "b"]}
+    chances = {"wo": 0.4, "mless": 0.7, "random": 0.4}
+
+    def one(model, layout="raw", n=80, seed=1):
+        run = evaluation(drawn(seed, n, 1, chances), model=model, layout=layout, study=study, **NAMED)
+        object.__setattr__(run, "name", f"results/{model}-{layout}")
+        return run
+
+    whole = make_leaderboard([one("a"), one("b"), one("a", "chat"), one("b", "chat")])
+    first = whole.pooled[whole.pooled["registered"]]
+    assert len(first) == 2 and (first["p_adjusted"] == 2 * first["p"]).all() and set(first["verdict"]) == {"better"}
+    single = whole.comparison[whole.comparison["primary"].fillna(False)]
+    assert (single["p_adjusted"] >= first["p_adjusted"].min()).all()
+    for runs in ([one("a"), one("b"), one("a", "chat")], [one("a"), one("b", n=60)]):
+        board = make_leaderboard(runs)
+        assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
+        assert pooled_grid(board).notes[1].startswith("Exploratory: not all models of the study S were asked the same")
+    alone = " ".join(comparison_grid(make_leaderboard([one("a")])).notes)
+    assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
+
+
+def test_no_interval_for_new_models_is_shorter_than_that_for_these():
+    none = pool_changes([(np.zeros(300, dtype=int), 1)] * 4)
+    assert (none["new_low"], none["new_high"]) == (none["low"], none["high"]) and none["new_high"] > 0.5
+    assert math.isnan(none["next_low"]) and none["new_p"] == none["p"] == 1
+    lost = np.zeros(300, dtype=int)
+    lost[:3] = -1
+    few = pool_changes([(lost, 1)] * 4)
+    assert few["new_low"] <= few["low"] < few["high"] <= few["new_high"] and few["new_p"] >= few["p"]
+    assert math.isnan(few["next_low"]), "all measured the same"
+
+
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ({"name": "S", "models": ["a", "b"]}, "study.models: expected this run's model, .*, among a, b"),
-        ({"name": "S", "models": ["a"]}, "study.models: .*at least 2"),
-        ({"models": ["a", "b"]}, "the key 'study.name' is missing"),
+        ({"name": "S", "models": ["a", "b"]}, "expected each model's label once, this run's model.label among them"),
+        ({"name": "S", "models": ["made", "made"]}, "expected each model's label once, this run's"),
+        ({"name": "S", "models": ["made"]}, "study.models: .*at least 2"),
+        ({"models": ["made", "b"]}, "the key 'study.name' is missing"),
     ],
 )
 def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, message):
+    labelled = {**MINIMAL, "model": {**MINIMAL["model"], "label": "made"}}
     with pytest.raises(ConfigError, match=message):
-        load_config(write(tmp_path, {**MINIMAL, "study": study}))
-    label = load_config(write(tmp_path, MINIMAL)).model.display_name
-    good = {"name": "S", "models": [label, "other"]}
-    config = load_config(write(tmp_path, {**MINIMAL, "study": good}))
-    assert config.identity()["study"] == good
+        load_config(write(tmp_path, {**labelled, "study": study}))
+    good = {"name": "S", "models": ["made", "other"]}
+    config = load_config(write(tmp_path, {**labelled, "study": good}))
+    assert config.identity()["study"] == {**good, "label": "made"}
     assert load_config(write(tmp_path, config.as_written())) == config
     with pytest.raises(ConfigError, match="this run has none: name `primary`"):
-        load_config(write(tmp_path, {**MINIMAL, "study": good, "contrasts": []}))
+        load_config(write(tmp_path, {**labelled, "study": good, "contrasts": []}))
+    with pytest.raises(ConfigError, match="and the label None"):
+        load_config(write(tmp_path, {**MINIMAL, "study": good}))

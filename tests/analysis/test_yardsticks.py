@@ -9,9 +9,12 @@ import pandas
 import pytest
 
 from harness.analysis import compare
+from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.yardsticks import find_broken, in_spreads
+from harness.display.comparison_tables import comparison_grid
 from harness.experiment.conditions import find_yardsticks
-from tests.example_runs import drawn, evaluation
+from harness.runs.read_run import read_run
+from tests.example_runs import GREEDY_RUN, drawn, evaluation, small_run
 
 
 @pytest.mark.parametrize("freedom", [3, 10])
@@ -37,7 +40,7 @@ def test_the_interval_is_that_of_the_effect_where_the_spread_is_known_and_has_no
         assert all(map(math.isnan, in_spreads(3, error=1, spread=spread, freedom=freedom)))
 
 
-def test_a_condition_is_held_against_wordings_by_its_difference_and_against_fillers_by_the_distance_from_their_mean():
+def test_a_condition_is_held_against_the_mean_of_wordings_and_of_fillers_in_units_of_their_spread():
     names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 5)]
     run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).frame
     table = compare(run, yardsticks=find_yardsticks(run["condition"].unique())).set_index("condition")
@@ -45,9 +48,9 @@ def test_a_condition_is_held_against_wordings_by_its_difference_and_against_fill
     edits, fillers = (accuracy[[name for name in names if kind in name]] for kind in ("edit", "filler"))
     spread = np.std([*edits, accuracy["wo"]], ddof=1)
     assert row[["wordings", "fillers"]].tolist() == [5, 4]
-    assert row["wording_spread"] == pytest.approx(spread) and row["in_wordings"] == pytest.approx(
-        (accuracy["mless"] - accuracy["wo"]) / spread
-    )
+    assert row["wording_spread"] == pytest.approx(spread)
+    assert row["wording_difference"] == pytest.approx(accuracy["mless"] - np.mean([*edits, accuracy["wo"]]))
+    assert row["in_wordings"] == pytest.approx(row["wording_difference"] / spread)
     assert row["filler_difference"] == pytest.approx(accuracy["mless"] - fillers.mean())
     assert row["in_fillers"] == pytest.approx(row["filler_difference"] / np.std(fillers, ddof=1))
     for of in ("in_wordings", "in_fillers"):
@@ -91,3 +94,41 @@ def test_by_chance_alone_hardly_any_rewording_is_set_apart():
         found += bool(find_broken(run, names, baseline="wo"))
     assert found <= 6
     assert isinstance(run, pandas.DataFrame) and find_broken(run, [], baseline="wo") == {}
+
+
+def test_one_more_rewording_seldom_lies_beyond_two_spreads_and_hardly_ever_with_its_whole_interval():
+    draw, beyond, wholly, experiments = np.random.default_rng(4), 0, 0, 400
+    for _ in range(experiments):
+        others = draw.normal(size=11)
+        error = float(np.hypot(1e-6, np.std(others, ddof=1) / 11**0.5))
+        ratio, low, high = in_spreads(
+            float(draw.normal() - others.mean()), error=error, spread=float(np.std(others, ddof=1)), freedom=10
+        )
+        beyond, wholly = beyond + (abs(ratio) > 2), wholly + (low > 2 or high < -2)
+    assert 0.04 < beyond / experiments < 0.13 and wholly / experiments < 0.02
+
+
+def test_of_one_problem_there_is_no_unit_and_no_error():
+    names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 5)]
+    run = evaluation(drawn(2, 1, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).frame
+    row = compare(run, yardsticks=find_yardsticks(names)).set_index("condition").loc["mless"]
+    assert row[["in_wordings", "in_fillers_low"]].isna().all() and row["wordings"] == 5
+
+
+def test_too_few_yardsticks_are_said_to_be_too_few_and_one_set_apart_is_always_named():
+    same = [["correct"] * 2, ["incorrect"] * 2] * 100
+    run = evaluation({name: same for name in ("wo", "mless", "edit-01", "edit-02")})
+    broken = boxless(run.frame, "edit-01", 0.1)
+    object.__setattr__(run, "read_frame", lambda: broken)
+    run.__dict__.pop("frame", None)
+    notes = comparison_grid(make_leaderboard([run])).notes
+    assert any(note.startswith("Set apart, and counted nowhere: edit-01 (m: ") for note in notes)
+    assert "2 rewordings: too few to show a spread, which takes 3." in notes
+
+
+def test_what_a_user_calls_control_is_no_yardstick(tmp_path):
+    run = small_run(tmp_path / "run")
+    logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless")}
+    board = make_leaderboard([read_run({"wo": logs["wo"], "control": logs["mless"]})])
+    assert board.yardsticks == {} and board.comparison["condition"].tolist() == ["wo", "control"]
+    assert read_run(run).facts["yardsticks"] == {}

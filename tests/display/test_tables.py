@@ -147,8 +147,11 @@ def test_rewordings_and_other_fillers_have_a_table_of_their_own():
         f"{signed(part['difference'].min())} to {signed(part['difference'].max())}" for part in (wordings, fillers)
     ]
     spread = np.std([*wordings["accuracy"], table.loc["wo", "accuracy"]], ddof=1)
-    assert f"6 of them: {spread:.2f} points ({moved[0]} from the baseline)" in grid.notes[0]
-    assert f"5 of them: {fillers['accuracy'].std():.2f} points ({moved[1]} from the baseline)" in grid.notes[1]
+    assert f"6 of them with a standard deviation of {spread:.2f} points ({moved[0]} from the baseline)" in grid.notes[0]
+    assert (
+        f"5 of them with a standard deviation of {fillers['accuracy'].std():.2f} points ({moved[1]} from"
+        in grid.notes[1]
+    )
     assert yardstick_grid(make_leaderboard([evaluation(drawn(7, 20, 1, REAL))])) is None
     assert set(board.mediators["condition"]) == set(chances), "programs get all of them"
     assert list(rows(mediator_grid(board))) == list(rows(audit_grid(board))) == ["w/o", "w/ Mless", "w/ Mful"]

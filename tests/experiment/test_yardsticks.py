@@ -31,6 +31,8 @@ def test_other_fillers_are_sentences_and_random_tokens_and_more_of_them_begin_wi
     assert len(numbers) == len(set(numbers)) == len(SENTENCES) - 1, "all but the study's own"
     assert not any(SENTENCES[number].startswith(named_condition("random").filler.text()[:30]) for number in numbers)
     assert {one.filler.count for one in fillers} == {55} and {one.placement for one in fillers} == {MLESS.placement}
+    own = [one.filler.number for one in other_fillers(12, MLESS, numbers[:2]) if isinstance(one.filler, Sentence)]
+    assert own == numbers[2:], "nor any of the run's own"
     long = other_fillers(4, load_condition(count=400))
     assert all(isinstance(one.filler, RandomTokens) and one.filler.count == 400 for one in long), (
         "no sentence is so long"

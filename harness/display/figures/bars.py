@@ -29,7 +29,7 @@ def draw_accuracy_bars(table: pandas.DataFrame, *, title: str, width: Width = "p
     """
     note = _ALONE + style.about_yardsticks(table)
     with style.drawing(width, 2.9 if width == "page" else 2.6, note) as figure:
-        shown = style.without_yardsticks(table)
+        shown = style.without_contrasts(style.without_yardsticks(table))
         plot_accuracy_bars(figure.add_subplot(), shown, title=title, font_size=style.FONT[width] - 1)
     return figure
 

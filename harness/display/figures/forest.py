@@ -17,14 +17,14 @@ from harness.display.words import PASSED, interval, p_value, points, signed
 
 ROW = 0.19
 """Height of a row, in inches."""
-SIDES: dict[Width, tuple[float, float]] = {"page": (1.2, 2.5), "column": (1.0, 1.05)}
+SIDES: dict[Width, tuple[float, float]] = {"page": (1.2, 2.6), "column": (1.0, 1.05)}
 """Room to the left and right of the axes for names and numbers, in inches."""
 PLACES: dict[Width, dict[str, tuple[str, float]]] = {
     "page": {
         "difference": ("points", 0.1),
         "interval": ("interval", 0.5),
-        "p": ("adj. p", 1.25),
-        "verdict": ("verdict", 1.75),
+        "p": ("adj. p", 1.33),
+        "verdict": ("verdict", 1.85),
     },
     "column": {"difference": ("points", 0.06), "verdict": ("verdict", 0.42)},
 }
@@ -203,7 +203,9 @@ def _note(table: pandas.DataFrame, pooled: pandas.DataFrame | None, margin: floa
     ):
         moves = table[table["verdict"] == kind]["difference"]
         if len(moves):
-            sentences.append(f"Ticks: {meaning}, {signed(moves.min())} to {signed(moves.max())} points.")
+            sentences.append(
+                f"Ticks: {meaning}, {signed(moves.min())} to {signed(moves.max())} points; arrows: farther out."
+            )
     if (table["verdict"] == APART).any():
         sentences.append("A rewording that breaks the format is left out.")
     return " ".join(sentences)

@@ -72,6 +72,8 @@ def without_yardsticks(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows of two conditions of which neither is the baseline."""
+    if "baseline" not in table:
+        return table
     return table[table["baseline"].isin(table.loc[table["verdict"] == "baseline", "condition"])]
 
 

@@ -30,9 +30,9 @@ def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()
 
 
 _FAMILIES = {
-    "registered": "{} with the baseline, registered beforehand",
-    "all": "{} with the baseline, not registered beforehand",
-    "exploratory": "{} with the baseline besides",
+    "registered": "{}, registered beforehand",
+    "all": "{}, not registered beforehand",
+    "exploratory": "{} besides",
 }
 
 

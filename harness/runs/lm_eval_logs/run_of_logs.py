@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ComparisonError, RunError, list_first
-from harness.experiment.conditions import BASELINE, named_conditions
+from harness.experiment.conditions import BASELINE, find_yardsticks, named_conditions
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.sample_key import hash_json
 from harness.grading import COLUMNS as GRADERS
@@ -84,6 +84,8 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "contrasts": None,  # nobody named any beforehand
         "primary": None,
         "study": None,
+        # a name that the user gave says nothing of what a condition is
+        "yardsticks": {} if any(given for given, _ in files) else find_yardsticks(order),
         "seed": first.config.random_seed,
         "created": None
         if first.date is None
