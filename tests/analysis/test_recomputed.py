@@ -14,8 +14,6 @@ from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
 
 ROOT = Path(__file__).resolve().parents[2]
-FILLERS = ["mless", "mful", "random"]
-"""The first is the primary contrast of both runs."""
 
 
 def lines(folder, name):
@@ -103,19 +101,23 @@ def test_the_table_is_what_the_raw_files_say(folder, mless):
     shown = {row["condition"]: row for row in table["rows"]}
     old = right["wo"]
     n = len(old)
-    found = {name: compared(old, right[name], k) for name in FILLERS}
-    p = {name: found[name][0]["p"] for name in FILLERS}
-    second, third = sorted(FILLERS[1:], key=p.get)
-    adjusted = {FILLERS[0]: p[FILLERS[0]], second: max(p[FILLERS[0]], min(1, 2 * p[second]))}
-    adjusted[third] = max(adjusted[second], p[third])
-    for name in FILLERS:
+    header = lines(folder, "journal")[0]
+    pairs = {new if base == "wo" else f"{new} - {base}": (new, base) for new, base in header["contrasts"]}
+    primary = header["primary"][0]
+    found = {name: compared(right[base], right[new], k) for name, (new, base) in pairs.items()}
+    p = {name: found[name][0]["p"] for name in pairs}
+    others = sorted(pairs.keys() - {primary}, key=p.get)
+    adjusted, gate = {primary: p[primary]}, p[primary]
+    for place, name in enumerate(others):
+        gate = adjusted[name] = max(gate, min(1, (len(others) - place) * p[name]))
+    for name in pairs:
         numbers, ends = found[name]
-        low, high = ends(0.95 if name == FILLERS[0] else 0.975)
+        low, high = ends(0.95 if name == primary else 1 - 0.05 / len(others))
         assert adjusted[name] > 0.05, "so that all intervals hold 0"
         numbers |= {"p_adjusted": adjusted[name], "low": 100 * min(low, 0), "high": 100 * max(high, 0)}
         assert {key: shown[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-7, abs=1e-7)
     for name, row in shown.items():
-        shares = [right[name][problem] / k for problem in old]
+        shares = [right[name.partition(" - ")[0]][problem] / k for problem in old]
         mean = sum(shares) / n
         spread = math.sqrt(sum((share - mean) ** 2 for share in shares) / (n - 1) / n)
         assert (row["n"], row["k"]) == (n, k)

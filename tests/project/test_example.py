@@ -22,6 +22,7 @@ from tests.display.test_figures import covered, cut_off, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "results" / "example"
+PREFIX = " \n\nThe final answer is $\\boxed{"
 VERDICTS = {
     ("wo", "correct"): 1682,
     ("wo", "incorrect"): 318,
@@ -31,11 +32,16 @@ VERDICTS = {
     ("mful", "incorrect"): 154,
     ("random", "correct"): 848,
     ("random", "incorrect"): 152,
-    ("edit", "correct"): 16_746,
-    ("edit", "incorrect"): 3235,
-    ("edit", "no_box"): 19,
+    ("edit", "correct"): 8450,
+    ("edit", "incorrect"): 1550,
+    ("filler", "correct"): 5430,
+    ("filler", "incorrect"): 3318,
+    ("filler", "no_box"): 252,
+    ("control", "correct"): 120,
+    ("control", "incorrect"): 862,
+    ("control", "no_box"): 18,
 }
-"""Samples by condition and verdict; `wo` was run twice, `edit` are the 20 harmless edits together."""
+"""Samples by condition and verdict; `wo` was run twice, the 10 rewordings and the 9 other fillers are each together."""
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +76,10 @@ def test_its_verdicts_are_what_todays_grader_says():
         verdicts = {}
         for sample in read_samples(EXAMPLE):
             target = targets[sample.problem_id]
-            job = GradeJob(completion=sample.completion, target=target, finish_reason=sample.finish_reason)
-            pool.submit((sample.key, sample.task.removeprefix("demo_").partition("-")[0]), job)
+            condition = sample.task.removeprefix("demo_").partition("-")[0]
+            begun = PREFIX if condition == "control" else ""
+            job = GradeJob(completion=begun + sample.completion, target=target, finish_reason=sample.finish_reason)
+            pool.submit((sample.key, condition), job)
         for (key, condition), grade in pool.drain():
             verdicts[key] = grade.verdict
             counts[condition, grade.verdict] += 1
