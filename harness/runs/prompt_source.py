@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import Condition, named_conditions, yardstick
+from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, refuse_other_text
@@ -93,7 +93,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         _refuse_unknown_text(one)
     chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
     # of the yardsticks, rewordings and the control's prefix could not be aligned
-    asked = [one for one in asked if one.layout == chosen and yardstick(one.condition) in (None, "other filler")]
+    kinds = run.facts.get("yardsticks") or {}
+    asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
     conditions = list(dict.fromkeys(one.condition for one in asked))
     baseline = BASELINE if BASELINE in conditions else conditions[0]
     if run.is_logs:

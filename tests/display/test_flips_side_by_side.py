@@ -310,7 +310,7 @@ def test_what_was_not_recorded_is_said():
 
 
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
-    said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random."
+    said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random, fill"
     refused(flips("--to", "edit-01", path=EXAMPLE), said)
     whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
     told = flips(path=EXAMPLE).stdout.splitlines()

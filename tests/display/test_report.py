@@ -220,7 +220,7 @@ def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect
 
 
 def test_the_summary_says_what_the_table_says(demo_text):
-    assert "3 comparisons with the baseline, registered beforehand: 2 equivalent within 1 point; 1 inconcl" in demo_text
+    assert "3 comparisons, registered beforehand: 2 equivalent within 1 point; 1 inconcl" in demo_text
     assert "adjusted by Holm over the 3 tests registered beforehand" in demo_text
     assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; 1 wrong to right, 0 right to wrong" in demo_text
     assert "The baseline was run once, so there is no noise floor" in demo_text
@@ -311,7 +311,7 @@ def test_two_models_in_one_page(tmp_path):
     page = (tmp_path / "page.html").read_text()
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
-    assert "6 comparisons with the baseline, registered beforehand" in page
+    assert "6 comparisons, registered beforehand" in page
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
@@ -324,8 +324,8 @@ def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:], ""]))
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "2 comparisons with the baseline, registered beforehand: " in page
-    assert "One comparison with the baseline besides: exploratory: not registered beforehand, so not judged." in page
+    assert "2 comparisons, registered beforehand: " in page
+    assert "One comparison besides: exploratory: not registered beforehand, so not judged." in page
     assert "w/ Mless *" in page and "; *: the primary contrast, tested first" in page
     assert "exploratory: not among them" in page
     assert re.search(r"w/ Mful: [^;]*\]; [^;]*: exploratory\.", page), "without a p"
