@@ -65,7 +65,7 @@ bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)
 
 # Simulated experiments with a known truth: error rates, coverage and power of the statistics, into
-# benchmarks/CALIBRATION.md (about 10 minutes on two cores).
+# benchmarks/CALIBRATION.md (about 15 minutes on two cores).
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
 

@@ -5,8 +5,7 @@
 Every experiment has a baseline and three conditions on the same problems; problems are drawn anew each time, and a
 problem's chance to be solved is what its samples share. The tests and intervals are those that `mless table` shows,
 called on counts of right samples; Holm goes over all three differences, as it does in a table of one such run that
-names no primary contrast. With
---small there are few experiments, nothing is written, and nothing is proven.
+names no primary contrast. With --small there are few experiments, nothing is written, and nothing is proven.
 """
 
 from __future__ import annotations

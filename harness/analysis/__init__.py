@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         ],
         "paired_tests": ["count_flips", "mcnemar_test", "paired_test", "sign_flip_test"],
         "power": ["detection_power", "minimal_detectable_effect"],
-        "pooled": ["cross", "pool_changes"],
+        "pooled": ["estimate_new_models", "pool_changes"],
         "verdicts": ["equivalence_p", "fewest_problems", "holm", "verdict"],
         "yardsticks": ["find_broken", "in_spreads"],
         "leaderboard": ["make_leaderboard"],

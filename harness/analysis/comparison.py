@@ -119,7 +119,6 @@ def compare(
             behind it.
         yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
             `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
-
         behind: By layout, the p-value of a pooled primary contrast (`pooled.pool`), which is tested before all others.
 
     Returns:

@@ -146,7 +146,7 @@ def pool_changes(
     low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
     if len(changes) >= FEWEST:
-        row |= cross(np.array([change / k for change, k in changes]), alpha=1 - level)
+        row |= estimate_new_models(np.array([change / k for change, k in changes]), alpha=1 - level)
         # what a score interval knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
         row["new_p"] = max(row["new_p"], p)
@@ -154,14 +154,14 @@ def pool_changes(
     return {name: 100 * value if name in points else value for name, value in row.items()}
 
 
-def cross(effects: Floats, *, alpha: float = ALPHA) -> dict[str, float]:
+def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, float]:
     """The mean over all models and problems that there might be, from some of both: crossed random effects.
 
     The variance of the grand mean is that of models over their number, plus that of problems over theirs, less what
     both count: the mean squares of a two-way table without replication. Its degrees of freedom are Satterthwaite's.
     It is never less than either part alone. Few models may lie close together by luck, and Satterthwaite then trusts
-    the problems too much: 6 of 100 intervals of 4 models missed. So there are at most as many degrees of freedom as
-    models less one, as soon as their part counts; `HEED` keeps it at 5 of 100 with 4 to 20 models (`make calibrate`).
+    the problems too much. So there are at most as many degrees of freedom as models less one, as soon as their part
+    counts; with `HEED` 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md).
 
     Args:
         effects: [model, problem] Each problem's difference under each model.

@@ -133,7 +133,7 @@ def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baselin
         changes = counts.drop(columns=baseline).sub(counts[baseline], axis=0)
         p = holm([sign_flip_test(changes[name], rng=np.random.default_rng(0)) for name in changes])
         shares = changes.sum() / (part["condition"] == baseline).sum()
-        for name, adjusted in zip(changes, p, strict=True):
-            if adjusted < ALPHA and abs(float(shares[str(name)])) >= BREAKS:
-                broken[(*map(str, setting), str(name))] = float(shares[str(name)])
+        for name, adjusted in zip(map(str, changes), p, strict=True):
+            if adjusted < ALPHA and abs(share := float(shares[name])) >= BREAKS:
+                broken[(*map(str, setting), name)] = share
     return broken

@@ -88,8 +88,8 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
         columns,
         sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
         (
-            f"Best baseline first. Every number is a difference, of a condition from {label(board.baseline)} or of the "
-            f"two that are named; only those that passed their test are bold{brackets}.",
+            f"Best baseline first. All but the baseline's are differences; only those that passed their test are bold"
+            f"{brackets}.",
             *comparison_notes(board, [column.header for column in columns]),
         ),
     )
@@ -147,25 +147,36 @@ def heading(board: Leaderboard) -> tuple[str, list[str]]:
 def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
     """Notes for a table with these headings: what the numbers are, how they were tested, and how large the noise is."""
     rows = without_yardsticks(board, board.comparison)
-    return [*_about_tests(board, rows, header), *_about_noise(board, rows, header)]
+    notes = _about_tests(board, rows, header)
+    if board.by:  # noise and yardsticks are of all problems; a split table has A/A in its rows
+        return notes
+    every, layouts = records(board.comparison), {row["layout"] for row in rows}
+    controls = {_setting(row, layouts): row for row in every if row["verdict"] == "positive control"}
+    several = len(controls) > 1
+    return [
+        *notes,
+        *_about_noise(board, rows, "+ / -" in header),
+        *_about_yardsticks(board, every),
+        *(f"{f'{name}: ' * several}{_about_control(row, rows)}" for name, row in controls.items()),
+    ]
 
 
 def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
     compared = [row for row in rows if row["test"] is not None]
     if not compared:
         return ["One condition only: nothing is compared."]
-    others = " (in a row A - B: of A from B)" if any(row["baseline"] != board.baseline for row in compared) else ""
-    said = f"Differences from {label(board.baseline)}{others} in points, paired by problem, with score intervals"
-    if any(row["p_adjusted"] is not None for row in compared):
+    judged = any(row["p_adjusted"] is not None for row in compared)
+    said = f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals"
+    if judged:
         said += f" that hold 0 exactly where adjusted p is not below {ALPHA:g}"
     if "+ / -" in header:
         said += "; + / -: problems from wrong to right and from right to wrong"
-    judged = any(row["p_adjusted"] is not None for row in compared)
     notes = [f"{said}; {_about_family(board, compared)}."]
+    if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
+        notes[0] += f" {', '.join(map(label, others))}: the first condition less the second."
     if judged:
-        notes.append(f"{verdicts(compared[0]['margin'])}.")
-    if judged:
-        notes[-1] += " Equivalence is not adjusted for several: it may err 5 times in 100."
+        equivalence = "Equivalence is not adjusted for several: it may err 5 times in 100."
+        notes.append(f"{verdicts(compared[0]['margin'])}. {equivalence}")
     return notes
 
 
@@ -193,33 +204,23 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
     return said
 
 
-def _about_noise(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
-    """The noise of A/A, by model and layout, and the positive control. A split table has the former in its rows."""
+def _about_noise(board: Leaderboard, rows: Sequence[Row], with_flips: bool) -> list[str]:
+    """The noise of A/A, by model and layout."""
     layouts = {row["layout"] for row in rows}
-    notes = []
     said: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
-        if row["aa_p"] is not None and row["verdict"] == "baseline" and not board.by:
-            changes = f", {flips(row, 'aa_')}" if "+ / -" in header else ""
+        if row["aa_p"] is not None and row["verdict"] == "baseline":
+            changes = f", {flips(row, 'aa_')}" * with_flips
             told = f"{_setting(row, layouts)} {signed(row['aa_difference'])}{changes}"
             said[row["model"] in board.greedy].append(told)
-    if any(said.values()):
-        each = "; ".join(f"({'; '.join(said[greedy])}): {what}" for greedy, what in NOISE.items() if said[greedy])
-        notes.append(f"A/A: the baseline run again, in another order, against itself {each}.")
-    controls = {
-        _setting(row, layouts): row for row in records(board.comparison) if row["verdict"] == "positive control"
-    }
-    several = len(controls) > 1
-    notes += _about_yardsticks(board)
-    notes += [f"{f'{name}: ' * several}{_about_control(row, rows)}" for name, row in controls.items() if not board.by]
-    return notes
-
-
-def _about_yardsticks(board: Leaderboard) -> list[str]:
-    """Rewordings that were set apart, and yardsticks that are too few to show a spread."""
-    if board.by:
+    if not any(said.values()):
         return []
-    rows = records(board.comparison)
+    each = "; ".join(f"({'; '.join(said[greedy])}): {what}" for greedy, what in NOISE.items() if said[greedy])
+    return [f"A/A: the baseline run again, in another order, against itself {each}."]
+
+
+def _about_yardsticks(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
+    """Rewordings that were set apart, and yardsticks that are too few to show a spread."""
     apart = [
         f"{row['condition']} ({row['model']}: {signed(row['difference'])})" for row in rows if row["verdict"] == APART
     ]

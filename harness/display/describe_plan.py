@@ -7,8 +7,8 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.analysis.forecast import find_speed
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
+from harness.display.forecast import find_speed
 from harness.display.table_formats import align
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig

@@ -197,12 +197,14 @@ class RandomTokens:
     def __post_init__(self) -> None:
         _check_count(self.count)
 
-    def text(self, words: Sequence[str] = (), count_tokens: Callable[[str], int] = len) -> str:
+    def text(
+        self, words: Sequence[str] = (), count_tokens: Callable[[str], int] = lambda text: len(text.split())
+    ) -> str:
         """The filler as text.
 
         Args:
             words: The words that are one token each where they follow a blank.
-            count_tokens: Counts a text's tokens as it will stand in the prompt.
+            count_tokens: Counts a text's tokens as it will stand in the prompt; by default its words.
 
         Raises:
             ConfigError: there are no such words, or none of many draws has the count.

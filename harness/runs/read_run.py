@@ -79,7 +79,7 @@ def _read_folder(path: Path) -> Run:
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
         "study": identity.config.get("study"),
-        "yardsticks": find_yardsticks(row["condition"] for row in prompts),
+        "yardsticks": find_yardsticks(dict.fromkeys(row["condition"] for row in prompts)),
         "seed": receipt["seed"],
         "created": receipt["created"],
         "versions": receipt["versions"],

@@ -10,7 +10,7 @@ from scipy import stats
 
 from harness.analysis import difference_bounds, paired_test, score_interval
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.analysis.pooled import COLUMNS, cross, pool_changes
+from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.display.comparison_tables import comparison_grid
 from harness.display.side_tables import pooled_grid
 from harness.errors import ConfigError
@@ -50,7 +50,7 @@ def test_it_is_the_mean_of_the_models_and_a_test_over_problems_whatever_their_sa
 def test_new_models_are_judged_by_crossed_random_effects():
     """Against the textbook: with no variance between problems and none left it is Student's interval over models."""
     effects = np.repeat(np.array([[0.01], [0.03], [0.05], [0.02]]), 50, axis=1)
-    found, mean = cross(effects), effects[:, 0].mean()
+    found, mean = estimate_new_models(effects), effects[:, 0].mean()
     reach = stats.t.ppf(0.975, 3) * effects[:, 0].std(ddof=1)
     assert (found["new_low"], found["new_high"]) == pytest.approx((mean - reach / 2, mean + reach / 2))
     assert found["new_p"] == pytest.approx(stats.ttest_1samp(effects[:, 0], 0).pvalue)
@@ -58,8 +58,10 @@ def test_new_models_are_judged_by_crossed_random_effects():
     assert found["next_high"] - mean == pytest.approx(reach * math.sqrt(1.25))
     alike = np.repeat(np.random.default_rng(2).normal(size=(1, 80)), 5, axis=0)
     over_problems = stats.ttest_1samp(alike[0], 0)
-    assert cross(alike)["new_p"] == pytest.approx(over_problems.pvalue) and cross(alike)["between"] == 0
-    assert cross(np.zeros((4, 30)))["new_p"] == 1 and cross(np.full((4, 30), 0.5))["new_p"] == 0
+    found = estimate_new_models(alike)
+    assert found["new_p"] == pytest.approx(over_problems.pvalue) and found["between"] == 0
+    assert estimate_new_models(np.zeros((4, 30)))["new_p"] == 1
+    assert estimate_new_models(np.full((4, 30), 0.5))["new_p"] == 0
 
 
 def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems():
@@ -68,7 +70,7 @@ def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems(
     for _ in range(experiments):
         by_model, by_problem = 0.1 * draw.normal(size=(m + 1, 1)), 0.3 * draw.normal(size=n)
         effects = by_model + by_problem + 0.5 * draw.normal(size=(m + 1, n))
-        found = cross(effects[:m])
+        found = estimate_new_models(effects[:m])
         held += found["new_low"] <= 0 <= found["new_high"]
         predicted += found["next_low"] <= effects[m].mean() <= found["next_high"]
     assert 0.93 <= held / experiments <= 0.98 and abs(predicted / experiments - 0.95) < 0.035

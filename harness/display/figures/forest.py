@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from harness.analysis.verdicts import APART
 from harness.choices import Width
 from harness.display.figures import style
-from harness.display.words import PASSED, interval, p_value, points, signed
+from harness.display.words import PASSED, interval, p_value, plural, points, signed
 
 ROW = 0.19
 """Height of a row, in inches."""
@@ -94,7 +94,7 @@ def _lines(table: pandas.DataFrame, size: float) -> list[_Line]:
             moves = rows[rows["verdict"] == kind]["difference"].astype(float)
             if len(moves):
                 draw = partial(_draw_ticks, moves=moves, edge=2 * reach, size=size)
-                lines.append(_Line(f"{len(moves)} {style.YARDSTICKS[kind]}", draw))
+                lines.append(_Line(f"{len(moves)} {plural(kind, len(moves))}", draw))
         again = base["aa_difference"]
         if again == again:
             draw = partial(_draw_marks, xs=[again], marker="D", size=size * 0.5)
@@ -115,7 +115,7 @@ def _pooled_lines(table: pandas.DataFrame, pooled: pandas.DataFrame | None, size
             cells = {
                 "difference": signed(row["difference"]),
                 "interval": interval(row["low"], row["high"], sign=True),
-                "p": p_value(row["p"]) if row["registered"] else p_value(None),
+                "p": p_value(row["p_adjusted"]),
                 "verdict": str(row["verdict"]),
             }
             draw = partial(_draw_diamond, row=row, colour=style.colour(row["condition"], conditions))

@@ -61,8 +61,8 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     }
 
 
-YARDSTICKS = {"rewording": "rewordings", "other filler": "other fillers", "positive control": "control", APART: APART}
-"""Verdicts of rows that conditions are held against, and what a figure calls several."""
+YARDSTICKS = ("rewording", "other filler", "positive control", APART)
+"""Verdicts of rows that conditions are held against."""
 
 
 def without_yardsticks(table: pandas.DataFrame) -> pandas.DataFrame:

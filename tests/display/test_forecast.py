@@ -10,8 +10,8 @@ import yaml
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
-from harness.analysis.forecast import find_speed
 from harness.display.describe_plan import describe_outlook, describe_plan, describe_power
+from harness.display.forecast import find_speed
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.example_runs import CONFIG, GREEDY_RUN
