@@ -60,6 +60,7 @@ class Trace(TraceEntry):
     mean_common: NDArray[np.float32]
     count_all: NDArray[np.int32]
     count_common: NDArray[np.int32]
+    value_norm: NDArray[np.float32]
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
     self_check: Mapping[str, float] = field(default_factory=dict)

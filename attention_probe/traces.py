@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionTraces", "Trace", "TraceEntry", "TraceHeader"]
 
-HEADER, FORMAT = "header.json", 2
+HEADER, FORMAT = "header.json", 3
 
 _RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.choices import View
+from attention_probe.measure.definitions import SHARE, WEIGHTED
+from attention_probe.trace_record import Trace
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.errors import ConfigError
@@ -72,6 +74,7 @@ def average_curves(
     view: View = "aligned",
     baseline: str | None = None,
     definition: Definition = "common",
+    weighted: bool = False,
     exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
     draws: int = DRAWS,
@@ -92,6 +95,8 @@ def average_curves(
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
         definition: Which queries the average is over.
+        weighted: Multiply each token's weight by the length of its value vector: what it can add to the head's output.
+            A token that much attention goes to, but whose value is nearly 0, changes nothing.
         exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
             out for the families of models for which the study does.
         problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
@@ -100,8 +105,8 @@ def average_curves(
         seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
 
     Raises:
-        ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
-            of the prompts.
+        ConfigError: no such layer, head, condition or problem in the traces, no region is shared by more than half of
+            the prompts, or the traces have no value vectors to weight by.
     """
     if baseline is not None and view == "full":
         raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
@@ -116,6 +121,8 @@ def average_curves(
         for problem_id in chosen:
             trace = traces.get(problem_id, name)
             means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
+            if weighted:
+                means = means * _value_norms(trace)[index, checked]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
             row = np.full((len(checked), places.max() + 1), np.nan)
@@ -142,7 +149,7 @@ def average_curves(
             others, _ = read(baseline, _chosen(traces, baseline, chosen))
             width = min(tables.shape[2], others.shape[2])
             tables = tables[:, :, :width] - others[:, :, :width]
-            if has_one_filler(traces, name, baseline):
+            if has_one_filler(traces, name, baseline) and not weighted:
                 notes.append(
                     "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
                 )
@@ -156,6 +163,7 @@ def average_curves(
                     condition=name if baseline is None else f"{name} - {baseline}",
                     layer=layer,
                     head=head,
+                    unit=WEIGHTED if weighted else SHARE,
                     definition=definition,
                     view=view,
                     first_token_excluded=left_out,
@@ -171,6 +179,14 @@ def average_curves(
                 )
             )
     return sorted(curves, key=lambda curve: checked.index(curve.head))
+
+
+def _value_norms(trace: Trace) -> NDArray[np.float32]:
+    if np.isnan(trace.value_norm).all():
+        raise ConfigError(
+            "These traces have no value vectors: the model shows its attention weights alone. Leave out --weighted."
+        )
+    return trace.value_norm
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:

@@ -29,11 +29,12 @@ class Curve:
         condition: Its name; `mless - wo` for a difference.
         layer: Index from 0.
         head: Index from 0.
+        unit: Of mean, low and high.
         definition: Which queries the average is over.
         view: What x is: the original token's position, or the position in the prompt as it was.
         first_token_excluded: Whether x = 0 was left out (nothing was renormalised).
         x: Ascending positions [n] to which at least one prompt contributes.
-        mean: [n] share of a query's attention; one prompt's value if there is only one prompt.
+        mean: [n] the average weight; one prompt's value if there is only one prompt.
         low: [n] lower end of the band, NaN where fewer than two prompts contribute.
         high: [n] upper end.
         count: [n] how many prompts contribute.
@@ -47,6 +48,7 @@ class Curve:
     condition: str
     layer: int
     head: int
+    unit: str
     definition: Definition
     view: View
     first_token_excluded: bool
@@ -79,7 +81,7 @@ class Curve:
 
 _COLUMNS = (
     *("condition", "layer", "head", "label", "view", "definition", "first_token_excluded", "x", "tokens", "mean"),
-    *("low", "high", "count", "prompts", "in_filler", "note"),
+    *("low", "high", "unit", "count", "prompts", "in_filler", "note"),
 )
 
 

@@ -18,6 +18,9 @@ def curves(
     conditions: Annotated[str | None, typer.Option(help="Default: all in the file.")] = None,
     view: Annotated[View, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
     definition: Averaged = "common",
+    weighted: Annotated[
+        bool, typer.Option("--weighted", help="Times the length of the token's value.")
+    ] = False,
     exclude_first: Annotated[
         bool | None,
         typer.Option("--exclude-first/--include-first", help="The first token; default: left out for Llama and Gemma."),
@@ -42,6 +45,7 @@ def curves(
             heads=range(header.head_count) if head == "all" else parse_indices(head, "--head"),
             view=view,
             definition=definition,
+            weighted=weighted,
             exclude_first=exclude_first,
             problem_ids=chosen_problems(opened, names),
         )

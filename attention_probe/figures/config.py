@@ -42,7 +42,8 @@ class RowConfig(Strict):
     """What the panels of one row compare: one line for each condition, in the order written.
 
     `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
-    the lines. `definition` overrides the figure's.
+    the lines. `definition` overrides the figure's. `weighted` multiplies each token's weight by the length of its
+    value vector.
     """
 
     view: View
@@ -51,6 +52,7 @@ class RowConfig(Strict):
     legend: Literal["upper left", "upper right"] = "upper left"
     region: str | None = "Meaningless tokens"
     fill: bool = False
+    weighted: bool = False
     definition: Definition | None = None
 
     @property

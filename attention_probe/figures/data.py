@@ -41,6 +41,7 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
             heads=[panel.head.head],
             view=panel.shows.view,
             definition=panel.definition,
+            weighted=panel.shows.weighted,
             exclude_first=panel.head.exclude_first_token,
             problem_ids=problems,
         )
@@ -52,7 +53,6 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
         model=panel.head.model or str(panel.head.architecture),
         random_weights=traces.header.random_weights,
         on_outcome=traces.header.on_outcome,
-        unit="share of a query's attention",
         problem=chosen[0] if len(chosen) == 1 else None,
     )
 

@@ -151,7 +151,8 @@ def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -
             if other.place.rowspan == place.rowspan and other.place.colspan.start < place.colspan.start
         }
         if definition not in said:
-            axes.set_ylabel(f"{config.y_label}\n({DEFINITIONS[definition]})")
+            times = "times value length, " if drawn.panel.shows.weighted else ""
+            axes.set_ylabel(f"{config.y_label}\n({times}{DEFINITIONS[definition]})")
 
 
 def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:

@@ -13,6 +13,7 @@ class Quantity(NamedTuple):
 
 
 SHARE = "share of one query's attention"
+WEIGHTED = "share of one query's attention, times the length of the value"
 
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence, be it a filler's."),
@@ -70,6 +71,10 @@ ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
         Quantity("queries", "How many later queries mean_all is over; layers differ in it with `--visible` alone."),
     ),
     "count_common": (("layer", "position"), Quantity("queries", "How many later queries mean_common is over.")),
+    "value_norm": (
+        ("layer", "head", "position"),
+        Quantity("model units", "Length of a key token's value vector; NaN where a model shows its weights alone."),
+    ),
 }
 """Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
 layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""

@@ -48,6 +48,7 @@ class Measurement(NamedTuple):
     Attributes:
         mean_all, mean_common: [layer, head, position]: over all later queries, and over the common ones.
         count_all, count_common: [layer, position].
+        value_norm: [layer, head, position].
         measures: [layer, head] each.
         activations: Of the first MLP, over the problem's tokens.
         self_check: `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share,
@@ -58,6 +59,7 @@ class Measurement(NamedTuple):
     mean_common: NDArray[np.float32]
     count_all: NDArray[np.int32]
     count_common: NDArray[np.int32]
+    value_norm: NDArray[np.float32]
     measures: Mapping[str, NDArray[np.float32]]
     activations: Mapping[str, float]
     self_check: Mapping[str, float]
@@ -104,6 +106,7 @@ def measure_group(
                 mean_common=means[1],
                 count_all=counts[0],
                 count_common=counts[1],
+                value_norm=one.value_norm(loaded.layers),
                 measures={key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
                 activations=activations,
                 self_check=self_check,
@@ -194,6 +197,11 @@ class _Passed:
         means = torch.stack([(c.visible_mean if visible else c.column_mean)[self.place] for c in captures], 1)
         counts = torch.stack([(c.visible_count if visible else c.column_count)[self.place] for c in captures], 1)
         return means[..., :size].cpu().numpy().astype(np.float32), counts[..., :size].cpu().numpy().astype(np.int32)
+
+    def value_norm(self, layers: Sequence[int]) -> NDArray[np.float32]:
+        """The lengths of the value vectors [layer, head, position]."""
+        norms = torch.stack([self.given[layer].value_norm[self.place] for layer in layers])
+        return norms[..., : len(self.row.kept)].cpu().numpy().astype(np.float32)
 
 
 def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:

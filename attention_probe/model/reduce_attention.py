@@ -69,6 +69,7 @@ class LayerCapture:
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
             padding, and for regions whose entropy was not asked.
+        value_norm: Length of the value vector that each head reads at a key; NaN at padding, and from weights alone.
         region_output: Sum over the keys of `output_region` of weight times value; None unless asked.
         output: The whole attention output of each head, before the output projection; None unless asked.
         values: The value vectors; None unless asked.
@@ -79,6 +80,7 @@ class LayerCapture:
     visible_count: Int[Tensor, "batch query_set key"]
     region_mass: Float[Tensor, "batch head query region"]
     region_entropy: Float[Tensor, "batch head query region"]
+    value_norm: Float[Tensor, "batch head key"]
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
     values: Float[Tensor, "batch kv_head key head_dim"] | None
@@ -142,7 +144,7 @@ class Reduction:
     Args:
         asked: What to keep.
         heads: Query heads of the layer.
-        values: Its value vectors; needed only for `output_region`.
+        values: Its value vectors; None where only weights can be had.
     """
 
     def __init__(
@@ -154,6 +156,10 @@ class Reduction:
         self._regions = asked.key_regions.float()
         self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
         self._values = values if asked.output_region is not None else None
+        self._value_norm = torch.full((batch, heads, length), torch.nan, device=asked.real.device)
+        if values is not None:
+            norms = values.float().square().sum(-1).sqrt()
+            self._value_norm = norms.repeat_interleave(heads // norms.shape[1], dim=1)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, device=asked.real.device)
@@ -228,6 +234,7 @@ class Reduction:
             visible_count=visible.long(),
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_entropy=self._entropy.masked_fill(padding, torch.nan),
+            value_norm=self._value_norm.masked_fill(~real[:, None], torch.nan),
             region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,
             values=self._values,

@@ -64,6 +64,7 @@ def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=F
                     mean_common=mean,
                     count_all=np.tile(later, (LAYERS, 1)),
                     count_common=np.tile(later, (LAYERS, 1)),
+                    value_norm=np.full(mean.shape, 2, dtype=np.float32),
                 )
             )
     return traces

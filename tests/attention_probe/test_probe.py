@@ -146,6 +146,27 @@ def test_curves_are_the_column_means_of_eager_attention_under_both_definitions(t
         assert trace.count_common.tolist() == [[(common > key).sum() for key in everyone]] * len(LAYERS)
 
 
+def test_value_lengths_are_those_of_the_models_own_projection(traced, whole_model):
+    traces, _ = traced
+    shape = whole_model.config
+    for trace in traces:
+        found = {}
+        hooks = [
+            whole_model.model.layers[layer].self_attn.v_proj.register_forward_hook(
+                lambda _, __, given, layer=layer, found=found: found.__setitem__(layer, given[0])
+            )
+            for layer in LAYERS
+        ]
+        eager(whole_model, trace.token_ids)
+        for hook in hooks:
+            hook.remove()
+        values = torch.stack([found[layer] for layer in LAYERS]).unflatten(-1, (shape.num_key_value_heads, -1))
+        expected = values.norm(dim=-1).mT.repeat_interleave(
+            shape.num_attention_heads // shape.num_key_value_heads, dim=1
+        )
+        np.testing.assert_allclose(trace.value_norm, expected.numpy(), rtol=1e-5)
+
+
 def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whole_model):
     traces, _ = traced
     for trace in traces:

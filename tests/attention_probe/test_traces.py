@@ -293,7 +293,7 @@ def test_a_folder_of_a_later_format_is_refused(tmp_path, written):
     about = json.loads((path / "header.json").read_text())
     (path / "header.json").write_text(json.dumps(about | {"mless_traces": 99}))
     for attempt in (AttentionTraces.open, begin):
-        with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 2"):
+        with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 3"):
             attempt(path)
 
 
