@@ -18,9 +18,7 @@ def curves(
     conditions: Annotated[str | None, typer.Option(help="Default: all in the file.")] = None,
     view: Annotated[View, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
     definition: Averaged = "common",
-    weighted: Annotated[
-        bool, typer.Option("--weighted", help="Times the length of the token's value.")
-    ] = False,
+    weighted: Annotated[bool, typer.Option("--weighted", help="Times the length of the token's value.")] = False,
     exclude_first: Annotated[
         bool | None,
         typer.Option("--exclude-first/--include-first", help="The first token; default: left out for Llama and Gemma."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,41 @@ SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """The study that all runs of a table were registered in.
+
+    Attributes:
+        name: The study's.
+        tasks: Its tasks, if it names them: then its pooled contrast is over all of them.
+        missing: Its models, and tasks where these are pooled, that have no run here.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskPool:
+    """One effect over several tasks and all their models.
+
+    Attributes:
+        table: `pooled.pool`.
+        tasks: Their names.
+        study: The study that all runs were registered in, if they are of one.
+    """
+
+    table: pandas.DataFrame
+    tasks: tuple[str, ...]
+    study: Study | None
+
+    @property
+    def behind(self) -> dict[str, float]:
+        """By layout, the p-value of the registered contrast, which single tasks and models wait behind."""
+        return _behind(self.table)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Leaderboard:
     """All tables of some runs.
@@ -28,7 +63,9 @@ class Leaderboard:
         mediators: `mediators.mediator_table`.
         audit: `grader_agreement.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
-        study: The study that all runs were registered in, if they are of one, and its models that have no run here.
+        study: The study that all runs were registered in, if they are of one.
+        behind: By layout, the p-value of the study's pooled contrast, which all tests wait behind. Empty if there is
+            none.
         baseline: The condition that others are compared with.
         contrasts: The tests that were named before the runs. None if none were; then all tests are one family.
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
@@ -42,7 +79,8 @@ class Leaderboard:
     mediators: pandas.DataFrame
     audit: pandas.DataFrame
     pooled: pandas.DataFrame
-    study: tuple[str, tuple[str, ...]] | None
+    study: Study | None
+    behind: Mapping[str, float]
     baseline: str
     contrasts: tuple[str, ...] | None
     primary: str | None
@@ -63,6 +101,7 @@ def make_leaderboard(
     baseline: str = "wo",
     margin: float | None = None,
     by: Sequence[str] = (),
+    over_tasks: TaskPool | None = None,
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
@@ -74,6 +113,7 @@ def make_leaderboard(
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
+        over_tasks: Of these runs and others, from `pool_tasks`: what a study of several tasks tests first.
 
     Raises:
         ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
@@ -87,26 +127,18 @@ def make_leaderboard(
     frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
-    yardsticks = {name: named[name] for name in frame["condition"].unique() if name in named and name != baseline}
+    yardsticks = _yardsticks(runs, baseline)
     if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     study = None if primary is None else _study(runs)
-    pairs = {
-        str(name): (str(name), baseline)
-        for name in frame["condition"].unique()
-        if name != baseline and name not in yardsticks
-    }
-    pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-    about = None if primary is None else read_contrast(primary)
     pooled = pool(
         [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
-        pairs,
-        registered=next((name for name, pair in pairs.items() if pair == about and study and not study[1]), None),
+        _pairs(frame["condition"].unique(), contrasts, baseline, yardsticks),
+        registered=_pooled_name(primary, baseline) if study and not (study.tasks or study.missing) else None,
         models=frame["model"].nunique(),
     )
-    first = pooled[pooled["registered"]]
+    behind = _behind(pooled) or (over_tasks.behind if over_tasks and study else {})
     return Leaderboard(
         comparison=compare(
             frame,
@@ -116,12 +148,13 @@ def make_leaderboard(
             contrasts=contrasts,
             primary=primary,
             yardsticks=yardsticks,
-            behind=dict(zip(first["layout"], first["p_adjusted"], strict=True)),
+            behind=behind,
         ),
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
         pooled=pooled,
         study=study,
+        behind=behind,
         baseline=baseline,
         contrasts=contrasts,
         primary=primary,
@@ -129,6 +162,73 @@ def make_leaderboard(
         by=tuple(by),
         receipt=tuple({"name": one.name, **one.facts} for one in runs),
     )
+
+
+def pool_tasks(groups: Sequence[Sequence[Run]], *, baseline: str = "wo") -> TaskPool | None:
+    """One effect over several tasks and all their models. None if two of the groups are of one task.
+
+    Args:
+        groups: The runs of each task, as `comparable.by_table` groups them.
+        baseline: The condition that others are compared with.
+    """
+    from harness.analysis.pooled import join_tasks, pool
+    from harness.analysis.sample_counts import count_outcomes
+
+    tasks = tuple(task_name(one.facts for one in group) for group in groups)
+    if len(set(tasks)) < len(tasks):
+        return None
+    runs = [one for group in groups for one in group]
+    contrasts, primary = _registered(runs) if baseline == BASELINE else (None, None)
+    study = None if primary is None else _study(runs, tasks)
+    joined = join_tasks({task: count_outcomes(join(group)) for task, group in zip(tasks, groups, strict=True)})
+    models = {dict(one.setting)["model"] for one in joined}
+    conditions = dict.fromkeys(one.condition for one in joined)
+    table = pool(
+        joined,
+        _pairs(conditions, contrasts, baseline, _yardsticks(runs, baseline)),
+        registered=_pooled_name(primary, baseline) if study and study.tasks and not study.missing else None,
+        models=len(models),
+        fewest=1,
+    )
+    return TaskPool(table=table, tasks=tasks, study=study)
+
+
+def task_name(facts: Iterable[Mapping[str, Any]]) -> str:
+    """What a table's task is called: its dataset's name or, where that is not known, the hash of its problems.
+
+    Args:
+        facts: Of each of its runs.
+    """
+    names = (one.get("dataset_name") or (one.get("dataset") or "")[:8] for one in facts)
+    return next(filter(None, names), "a dataset without a name")
+
+
+def _yardsticks(runs: Sequence[Run], baseline: str) -> dict[str, str]:
+    """Conditions of the runs that others are held against, with the kind of each."""
+    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
+    there = {str(name) for one in runs for name in one.frame["condition"].unique()}
+    return {name: kind for name, kind in named.items() if name in there and name != baseline}
+
+
+def _pairs(
+    conditions: Iterable[Any], contrasts: Collection[str] | None, baseline: str, yardsticks: Collection[str]
+) -> dict[str, tuple[str, str]]:
+    """What stands under `condition` in a pooled table, with the condition and what it is compared with."""
+    pairs = {str(name): (str(name), baseline) for name in conditions if name not in (baseline, *yardsticks)}
+    return pairs | {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
+
+
+def _pooled_name(primary: str | None, baseline: str) -> str | None:
+    """What the primary contrast is called in a pooled table."""
+    if primary is None:
+        return None
+    condition, against = read_contrast(primary)
+    return condition if against == baseline else primary
+
+
+def _behind(pooled: pandas.DataFrame) -> dict[str, float]:
+    first = pooled[pooled["registered"]]
+    return dict(zip(first["layout"], first["p_adjusted"], strict=True))
 
 
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
@@ -148,18 +248,23 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
 
 
-def _study(runs: Sequence[Run]) -> tuple[str, tuple[str, ...]] | None:
-    """The one study that all runs are of, and its models that are missing; None if there is no such study."""
-    studies = [study for one in runs if (study := one.facts.get("study"))]
-    if len(studies) < len(runs) or len({(study["name"], frozenset(study["models"])) for study in studies}) > 1:
+def _study(runs: Sequence[Run], tasks: Sequence[str] = ()) -> Study | None:
+    """The one study that all runs are of; None if there is no such study. `tasks`: those that are pooled here."""
+    named = [
+        (study["name"], frozenset(study["models"]), frozenset(study.get("tasks") or ()))
+        for one in runs
+        if (study := one.facts.get("study"))
+    ]
+    if len(named) < len(runs) or len(set(named)) > 1:
         return None
-    there = {one.facts["model"] for one in runs}
-    return studies[0]["name"], tuple(model for model in studies[0]["models"] if model not in there)
+    name, models, its_tasks = named[0]
+    missing = sorted(models - {one.facts["model"] for one in runs}) + sorted(its_tasks - set(tasks) if tasks else ())
+    return Study(name=name, tasks=tuple(sorted(its_tasks)), missing=tuple(missing))
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:
     """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
-    return json.dumps(
+    return _dump(
         {
             "schema": SCHEMA,
             "baseline": board.baseline,
@@ -173,11 +278,17 @@ def as_json(board: Leaderboard, **more: Any) -> str:
             "pooled": records(board.pooled),
             **more,
             "receipt": board.receipt,
-        },
-        indent=2,
-        allow_nan=False,
-        default=_plain,
+        }
     )
+
+
+def tasks_as_json(pool: TaskPool) -> str:
+    """One effect over several tasks as JSON in ASCII, which follows their tables."""
+    return _dump({"schema": SCHEMA, "tasks": pool.tasks, "pooled": records(pool.table)})
+
+
+def _dump(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, allow_nan=False, default=_plain)
 
 
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:

@@ -1,4 +1,4 @@
-"""One effect over several models: of these models on new problems, and of new models.
+"""One effect over several models and tasks: of these models on new problems, and of new models.
 
 Four models that each gain three points may be four times "inconclusive" and plain together. Two questions hide in "the
 effect over models", and a table answers both:
@@ -6,6 +6,8 @@ effect over models", and a table answers both:
 - These models, new problems. A problem's difference is averaged over the models, and tested as one model's is:
   models that were asked the same problems are no independent witnesses.
 - New models, new problems. The models are a sample too. Models and problems are crossed random effects.
+
+Several tasks are pooled as one that has all their problems: each problem counts alike.
 """
 
 from __future__ import annotations
@@ -67,9 +69,10 @@ def pool(
     *,
     registered: str | None = None,
     models: int = 0,
+    fewest: int = 2,
     alpha: float = ALPHA,
 ) -> pandas.DataFrame:
-    """The pooled effect of every contrast that at least two models have, in each layout: the columns of `COLUMNS`.
+    """The pooled effect of every contrast that enough models have, in each layout: the columns of `COLUMNS`.
 
     Args:
         counted: Of all models, as `sample_counts.count_outcomes` gives them, not split any further.
@@ -77,6 +80,7 @@ def pool(
         registered: The one that was named before any of the runs. It is only tested if all models of the study have
             it in every layout, over the same problems. Layouts share alpha.
         models: How many the study has.
+        fewest: How many models are enough.
         alpha: Level of the tests; intervals are of level 1 - alpha.
     """
     import pandas
@@ -99,7 +103,7 @@ def pool(
         len(both) == models and len({tuple(old.problem_ids.tolist()) for old, _ in both}) == 1 for both in whole
     )
     for (layout, name), both in sides.items():
-        if len(both) < 2 or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
+        if len(both) < fewest or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
             continue
         shared = set.intersection(*(set(old.problem_ids.tolist()) for old, _ in both))
         if not shared:
@@ -119,6 +123,41 @@ def pool(
     return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
         {"models": "Int64", "n": "Int64", "registered": "boolean", "p_adjusted": float}
     )
+
+
+def join_tasks(counted: Mapping[str, Sequence[Outcomes]]) -> list[Outcomes]:
+    """The outcomes of several tasks as those of one task with all their problems, which `pool` takes.
+
+    A condition that a model lacks in one of the tasks is left out, and so are replicates. Where tasks have other
+    numbers of samples a problem, each problem still counts alike.
+
+    Args:
+        counted: Of each task, as `sample_counts.count_outcomes` gives them.
+    """
+    from harness.analysis.sample_counts import Outcomes
+
+    parts: dict[tuple[Any, str], dict[str, Outcomes]] = {}
+    for task, outcomes in counted.items():
+        for one in outcomes:
+            if not one.replicate:
+                setting = tuple((column, str(value)) for column, value in one.setting)
+                parts.setdefault((setting, one.condition), {})[task] = one
+    joined = []
+    for (setting, condition), by_task in parts.items():
+        if by_task.keys() != counted.keys():
+            continue
+        k = math.lcm(*(one.k for one in by_task.values()))
+        joined.append(
+            Outcomes(
+                setting=setting,
+                condition=condition,
+                replicate=0,
+                problem_ids=np.array([f"{task}/{name}" for task, one in by_task.items() for name in one.problem_ids]),
+                right=np.concatenate([one.right * (k // one.k) for one in by_task.values()]),
+                samples=np.concatenate([one.samples * (k // one.k) for one in by_task.values()]),
+            )
+        )
+    return joined
 
 
 def _are_paired(old: Outcomes, new: Outcomes) -> bool:

@@ -192,12 +192,12 @@ def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
         return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
     named = dict.fromkeys(label(row["condition"]) for row in compared if row["p_adjusted"] is not None)
     said = f"{holm} the {tests} registered beforehand ({', '.join(named)})"
-    if board.study and not board.pooled["registered"].any():
-        said += f"; the pooled contrast of the study {board.study[0]}, which comes before these, is not tested here"
+    if board.study and not board.behind:
+        said += f"; the pooled contrast of the study {board.study.name}, which comes before these, is not tested here"
     if board.primary:
         shared = len({(row["model"], row["layout"]) for row in compared}) > 1
         share = ", with an equal share of alpha for each model and layout" if shared else ""
-        before = " after that of all models together" if board.pooled["registered"].any() else ""
+        before = f" after the pooled one of the study {board.study.name}" if board.study and board.behind else ""
         said += f"; *: the primary contrast, tested first{before}{share}: the others can only be found behind it"
     if count < len(compared):
         said += "; exploratory: not among them, so neither adjusted nor judged"

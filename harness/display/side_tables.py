@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.analysis.grader_agreement import TESTED
-from harness.analysis.leaderboard import Leaderboard, records
+from harness.analysis.leaderboard import Leaderboard, Study, records
 from harness.analysis.pooled import FEWEST
 from harness.analysis.power import ALPHA
 from harness.display.comparison_tables import heading, without_yardsticks
@@ -60,9 +60,9 @@ def mediator_grid(board: Leaderboard) -> Grid:
     )
 
 
-def pooled_grid(board: Leaderboard) -> Grid | None:
-    """One effect over all models, of each contrast; None for one model."""
-    rows = records(board.pooled)
+def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[str] = ()) -> Grid | None:
+    """One effect over all models, and over these tasks if any are named, of each contrast; None without rows."""
+    rows = records(pooled)
     if not rows:
         return None
 
@@ -95,27 +95,32 @@ def pooled_grid(board: Leaderboard) -> Grid | None:
         "models and problems). the next: what one further model would measure on these problems, 95 times in 100. "
         "between: standard deviation of the true difference between models. The last three need "
         f"{FEWEST} models.{shares}",
-        _about_study(board, rows),
+        _about_study(study, rows, tasks),
     ]
+    if tasks:
+        notes.insert(0, f"Each problem of {' and '.join(tasks)} counts alike, so a task counts by its problems.")
     starred = [{**row, "primary": row["registered"]} for row in rows]
-    return make_grid("All models together, in points", columns, starred, notes)
+    title = "All tasks and models together" if tasks else "All models together"
+    return make_grid(f"{title}, in points", columns, starred, notes)
 
 
-def _about_study(board: Leaderboard, rows: Sequence[Row]) -> str:
+def _about_study(study: Study | None, rows: Sequence[Row], tasks: Sequence[str]) -> str:
     """Whether the pooled effect was named beforehand, and what its test means for the others."""
-    if board.study is None:
-        return "Exploratory: the runs were not registered as one study."
-    name, missing = board.study
+    if study is None or (tasks and not study.tasks):
+        return f"Exploratory: the runs were not registered as one study{' of these tasks' if tasks else ''}."
     if any(row["registered"] for row in rows):
         return (
-            f"*: the primary contrast of the study {name}, named before any of its runs, and tested before the "
-            "contrasts of single models: these can only be found behind it. The other rows are exploratory."
+            f"*: the primary contrast of the study {study.name}, named before any of its runs, and tested before the "
+            f"contrasts of single {'tasks and ' if tasks else ''}models: these can only be found behind it. The other "
+            "rows are exploratory."
         )
-    if missing:
-        return f"Exploratory: of the study {name} the runs of {', '.join(missing)} are not here."
+    if study.missing:
+        return f"Exploratory: of the study {study.name} the runs of {', '.join(study.missing)} are not here."
+    if study.tasks and not tasks:
+        return f"Exploratory: the study {study.name} pools over its tasks {', '.join(study.tasks)}."
     return (
-        f"Exploratory: not all models of the study {name} were asked the same problems in every layout, or there are "
-        "models of no study."
+        f"Exploratory: not all models of the study {study.name} were asked the same problems in every layout, or there "
+        "are models of no study."
     )
 
 

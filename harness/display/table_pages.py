@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.analysis.accuracy import accuracy_table
-from harness.analysis.leaderboard import Leaderboard, as_csv, as_json, make_leaderboard, records
+from harness.analysis.leaderboard import (
+    Leaderboard,
+    as_csv,
+    as_json,
+    make_leaderboard,
+    pool_tasks,
+    records,
+    task_name,
+    tasks_as_json,
+)
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.choices import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
@@ -73,7 +82,7 @@ def make_table(
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    grids = [comparison_grid(board), *filter(None, [pooled_grid(board), yardstick_grid(board)])]
+    grids = [comparison_grid(board), *filter(None, [pooled_grid(board.pooled, board.study), yardstick_grid(board)])]
     tables = {}
     further: dict[str, Any] = {}
     if parts.mediators:
@@ -110,13 +119,16 @@ def make_leaderboard_page(
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:
-    """The page of `mless leaderboard`: one table for all runs that can be compared, and a table for each other dataset.
+    """The page of `mless leaderboard`: a table for each dataset's runs that can be compared, and one effect over all.
 
     Args and Raises: see `make_table`.
     """
     by = [Split(name).value for name in by]
     groups = by_table([read_run(run, metric=metric) for run in locate(runs)])
-    boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
+    over_tasks = pool_tasks(groups, baseline=baseline) if len(groups) > 1 and not by else None
+    boards = [
+        make_leaderboard(group, baseline=baseline, margin=margin, by=by, over_tasks=over_tasks) for group in groups
+    ]
     names = _titles(boards)
     if form == "csv" and len(boards) > 1:
         raise ConfigError(
@@ -126,22 +138,24 @@ def make_leaderboard_page(
         return as_csv(boards[0].comparison, boards[0])
     if form == "json":
         pages = [as_json(board) for board in boards]
+        if over_tasks is not None:
+            pages.append(tasks_as_json(over_tasks))
         return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
     grids = [leaderboard_grid(board) for board in boards]
     if len(boards) > 1:
         grids = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
-    return "\n\n".join(
-        _page([grid, *filter(None, [pooled_grid(board)])], form, board)
+    pages = [
+        _page([grid, *filter(None, [pooled_grid(board.pooled, board.study)])], form, board)
         for grid, board in zip(grids, boards, strict=True)
-    )
+    ]
+    if over_tasks and (grid := pooled_grid(over_tasks.table, over_tasks.study, over_tasks.tasks)):
+        pages.append(render_grids([grid], form))
+    return "\n\n".join(pages)
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
     """The name of each table: its dataset and, if several tables have the same one, its runs."""
-    datasets = []
-    for board in boards:
-        names = (entry.get("dataset_name") or (entry.get("dataset") or "")[:8] for entry in board.receipt)
-        datasets.append(next(filter(None, names), "a dataset without a name"))
+    datasets = [task_name(board.receipt) for board in boards]
     return [
         name if datasets.count(name) == 1 else f"{name}, {list_first([str(entry['name']) for entry in board.receipt])}"
         for name, board in zip(datasets, boards, strict=True)

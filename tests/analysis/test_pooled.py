@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from harness.analysis import difference_bounds, paired_test, score_interval
-from harness.analysis.leaderboard import as_json, make_leaderboard
+from harness.analysis.leaderboard import as_json, make_leaderboard, pool_tasks
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.display.comparison_tables import comparison_grid
 from harness.display.side_tables import pooled_grid
@@ -76,6 +76,10 @@ def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems(
     assert 0.93 <= held / experiments <= 0.98 and abs(predicted / experiments - 0.95) < 0.035
 
 
+def shown(board):
+    return pooled_grid(board.pooled, board.study)
+
+
 def three_points_each():
     """Four models that each gain 12 of 250 problems and lose 4, never the same."""
     runs = []
@@ -101,10 +105,10 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     assert pooled.index.tolist() == ["mless", "random", "mless - random"]
     assert pooled["registered"].tolist() == [True, False, False]
     assert set(pooled["verdict"][1:]) == {"exploratory"}
-    grid = pooled_grid(board)
+    grid = shown(board)
     assert [row[0].text for row in grid.rows] == ["w/ Mless *", "Random sentence", "mless - random"]
     assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[1]
-    assert "tested first after that of all models together" in " ".join(comparison_grid(board).notes)
+    assert "tested first after the pooled one of the study S" in " ".join(comparison_grid(board).notes)
 
 
 def test_single_models_are_found_only_behind_the_pooled_effect():
@@ -141,14 +145,14 @@ def test_single_models_are_found_only_behind_the_pooled_effect():
 )
 def test_without_all_of_its_runs_a_study_shows_no_star(runs, said):
     board = make_leaderboard(runs)
-    grid = pooled_grid(board)
+    grid = shown(board)
     assert grid.notes[1] == said and not any("*" in row[0].text for row in grid.rows)
     assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
 
 
 def test_one_model_or_a_split_table_has_nothing_to_pool():
-    assert pooled_grid(make_leaderboard(models(1, 0.6))) is None
-    assert pooled_grid(make_leaderboard(models(3, 0.6), by=["level"])) is None
+    assert shown(make_leaderboard(models(1, 0.6))) is None
+    assert shown(make_leaderboard(models(3, 0.6), by=["level"])) is None
 
 
 def test_only_problems_that_all_models_were_asked_are_pooled():
@@ -176,9 +180,72 @@ def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_pr
     for runs in ([one("a"), one("b"), one("a", "chat")], [one("a"), one("b", n=60)]):
         board = make_leaderboard(runs)
         assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
-        assert pooled_grid(board).notes[1].startswith("Exploratory: not all models of the study S were asked the same")
+        assert shown(board).notes[1].startswith("Exploratory: not all models of the study S were asked the same")
     alone = " ".join(comparison_grid(make_leaderboard([one("a")])).notes)
     assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
+
+
+def tasks(study, *, models=("m0", "m1")):
+    """Runs of some models on two tasks of 40 and 120 problems, grouped by task; the second has 2 samples a problem."""
+    gain = {"wo": 0.4, "mless": 0.55, "random": 0.4}
+    facts = {"study": study, **NAMED}
+    return [
+        [
+            evaluation(drawn(10 * n + i, n, k, gain), model=model, dataset=f"hash {name}", dataset_name=name, **facts)
+            for i, model in enumerate(models)
+        ]
+        for name, n, k in (("short", 40, 1), ("long", 120, 2))
+    ]
+
+
+def test_tasks_are_pooled_as_one_that_has_all_their_problems():
+    groups = tasks(None)
+    pool = pool_tasks(groups)
+    row = pool.table.set_index("condition").loc["mless"]
+    alone = [make_leaderboard(group).pooled.set_index("condition").loc["mless"] for group in groups]
+    assert pool.tasks == ("short", "long") and row["n"] == 160 and row["models"] == 2
+    assert row["difference"] == pytest.approx((40 * alone[0]["difference"] + 120 * alone[1]["difference"]) / 160)
+    changes = [
+        (joined := np.concatenate([2 * short, long]), 2)
+        for short, long in zip(*([right_of(run) for run in group] for group in groups), strict=True)
+    ]
+    assert len(joined) == 160 and row["p"] == pool_changes(changes)["p"]
+    assert set(pool.table["verdict"]) == {"exploratory"}
+    grid = pooled_grid(pool.table, pool.study, pool.tasks)
+    assert grid.title == "All tasks and models together, in points"
+    assert grid.notes[0] == "Each problem of short and long counts alike, so a task counts by its problems."
+    assert grid.notes[-1] == "Exploratory: the runs were not registered as one study of these tasks."
+    assert pool_tasks([groups[0], groups[0]]) is None, "the same problems twice are no second task"
+    one = pool_tasks(tasks(None, models=["m0"])).table.set_index("condition").loc["mless"]
+    assert one["models"] == 1 and one["low"] < one["difference"] < one["high"]
+
+
+def right_of(run):
+    """How many more samples of each problem are right under mless than under wo."""
+    counts = run.frame.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="sum", sort=False)
+    return (counts["mless"] - counts["wo"]).to_numpy().astype(int)
+
+
+def test_a_study_of_several_tasks_tests_their_pooled_effect_before_all_others():
+    study = {"name": "S", "models": ["m0", "m1"], "tasks": ["long", "short"]}
+    groups = tasks(study)
+    pool = pool_tasks(groups)
+    first = pool.table[pool.table["registered"]]
+    assert first["condition"].tolist() == ["mless"] and first["verdict"].tolist() == ["better"]
+    for group in groups:
+        board = make_leaderboard(group, over_tasks=pool)
+        assert board.behind == {"raw": first["p"].item()} and not board.pooled["registered"].any()
+        tested = board.comparison[board.comparison["primary"].fillna(False)]
+        assert (tested["p_adjusted"] >= first["p"].item()).all()
+        assert shown(board).notes[1] == "Exploratory: the study S pools over its tasks long, short."
+        assert "tested first after the pooled one of the study S" in " ".join(comparison_grid(board).notes)
+        alone = " ".join(comparison_grid(make_leaderboard(group)).notes)
+        assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
+    part = pool_tasks([groups[0], tasks({**study, "tasks": ["long", "short", "third"]})[1]])
+    assert part.study is None and not part.table["registered"].any(), "two studies of one name"
+    missing = pool_tasks(tasks({**study, "models": ["m0", "m1", "m2"], "tasks": ["long", "short", "third"]}))
+    grid = pooled_grid(missing.table, missing.study, missing.tasks)
+    assert grid.notes[-1] == "Exploratory: of the study S the runs of m2, third are not here."
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():
@@ -197,7 +264,11 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     [
         ({"name": "S", "models": ["a", "b"]}, "expected each model's label once, this run's model.label among them"),
         ({"name": "S", "models": ["made", "made"]}, "expected each model's label once, this run's"),
-        ({"name": "S", "models": ["made"]}, "study.models: .*at least 2"),
+        (
+            {"name": "S", "models": ["made"]},
+            "study: expected several models or tasks, whose effects are pooled, got one",
+        ),
+        ({"name": "S", "models": ["made"], "tasks": ["a", "b"]}, "this run's dataset among them, .* math500, got a, b"),
         ({"models": ["made", "b"]}, "the key 'study.name' is missing"),
     ],
 )
@@ -209,6 +280,10 @@ def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, m
     config = load_config(write(tmp_path, {**labelled, "study": good}))
     assert config.identity()["study"] == {**good, "label": "made"}
     assert load_config(write(tmp_path, config.as_written())) == config
+    several = load_config(
+        write(tmp_path, {**labelled, "study": {**good, "models": ["made"], "tasks": ["math500", "b"]}})
+    )
+    assert several.identity()["study"]["tasks"] == ["math500", "b"]
     with pytest.raises(ConfigError, match="this run has none: name `primary`"):
         load_config(write(tmp_path, {**labelled, "study": good, "contrasts": []}))
     with pytest.raises(ConfigError, match="and the label None"):

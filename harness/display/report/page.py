@@ -158,7 +158,11 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
     """Mediators, all graders, and the comparison by level and by subject."""
-    found = [*filter(None, [pooled_grid(board), yardstick_grid(board)]), mediator_grid(board), audit_grid(board)]
+    found = [
+        *filter(None, [pooled_grid(board.pooled, board.study), yardstick_grid(board)]),
+        mediator_grid(board),
+        audit_grid(board),
+    ]
     for column in ("level", "subject"):
         if any(one.frame[column].nunique() > 1 for one in content.runs):
             split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])
