@@ -27,15 +27,25 @@ def load_tokenizer(
     """Load a fast tokenizer from a folder or the hub.
 
     Raises:
-        ModelError: the folder does not exist, the hub refuses or cannot be reached, or no fast tokenizer exists.
+        ModelError: the folder does not exist or holds no tokenizer, the hub refuses or cannot be reached, or no fast
+            tokenizer exists.
     """
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
+    missing = ModelError(
+        f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, beside its config.json. Copy the file "
+        "there, or name the model's tokenizer by the model argument `tokenizer` (--set model.arguments.tokenizer=NAME)."
+    )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
+        if "instantiate the backend tokenizer" in str(error):
+            raise missing from error
         raise ModelError(explain_hub_error(name, error)) from error
+    # without the files some classes load all the same, and read every text as nothing, or as unknown
+    if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
+        raise missing
     if not tokenizer.is_fast:
         raise ModelError(
             f"The tokenizer of {name} has no fast version, and only fast ones give character offsets. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
@@ -196,3 +197,11 @@ def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
         load_tokenizer(str(tmp_path / "nothing"))
     assert "accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
     assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "llama"])
+def test_a_model_folder_without_a_tokenizer_is_refused_as_such(kind, tmp_path):
+    """Two of them load all the same in transformers: one reads every text as nothing, one as unknown."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelError, match=rf"{tmp_path} holds no tokenizer. Expected tokenizer.json, or"):
+        load_tokenizer(str(tmp_path))
