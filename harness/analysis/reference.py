@@ -91,7 +91,8 @@ def read_reference(name: str) -> Reference:
     path = Path(name) if Path(name).is_file() else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
-        raise ConfigError(f"Reference {name!r} does not exist: expected a YAML file, or one of {known}.")
+        trouble = "is a folder" if Path(name).is_dir() else "does not exist"
+        raise ConfigError(f"Reference {name!r} {trouble}: expected a YAML file, or one of {known}.")
     try:
         return Reference.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

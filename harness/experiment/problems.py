@@ -94,26 +94,39 @@ def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
     if not path.is_file():
         named = ", ".join(filter(None, (fields.problem, fields.answer, fields.id)))
         raise DataError(
-            f"Data file {path} does not exist. Expected a JSONL file with the fields {named}; check {PATH_VARIABLE} or "
-            "the config's dataset.path."
+            f"Data file {path} {'is a folder' if path.is_dir() else 'does not exist'}. Expected a JSONL file with the "
+            f"fields {named}; check {PATH_VARIABLE} or the config's dataset.path."
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Expected JSONL.") from error
+        raise DataError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Expected JSONL: save the file as UTF-8."
+        ) from error
+    lines = text.rstrip().split("\n")
     records = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(
-                f"{path}, line {number}: not a complete JSON object ({error.msg}, column {error.colno}). "
-                "A torn last line means an unfinished download: fetch the file again."
-            ) from error
+            problem = _explain_line(line, error, last=number == len(lines))
+            raise DataError(f"{path}, line {number}: {problem}") from error
         records.append((f"{path}, line {number}", record))
     return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
+
+
+def _explain_line(line: str, error: json.JSONDecodeError, *, last: bool) -> str:
+    """Why a line is no JSON object, and what to do: only a last line that begins as one can be torn."""
+    if not line.lstrip().startswith("{"):
+        return (
+            f"expected a JSON object on each line (JSONL), got {line.strip()[:40]!r}. Convert a table with pandas: "
+            "read_csv(FILE).to_json(NEW, orient='records', lines=True), and a JSON list likewise with read_json."
+        )
+    torn = "A last line that is cut off means an unfinished download: fetch the file again."
+    whole = "Expected each problem on one line of its own."
+    return f"not a complete JSON object ({error.msg}, column {error.colno}). {torn if last else whole}"
 
 
 def _from_hub() -> Dataset:

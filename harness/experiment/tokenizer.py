@@ -34,8 +34,9 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     missing = ModelError(
-        f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, beside its config.json. Copy the file "
-        "there, or name the model's tokenizer by the model argument `tokenizer` (--set model.arguments.tokenizer=NAME)."
+        f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, beside its config.json. Copy the "
+        "file there, or name the model's tokenizer by the model argument `tokenizer` (--set "
+        "model.arguments.tokenizer=NAME)."
     )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
@@ -60,8 +61,9 @@ def refuse_missing_folder(name: str) -> None:
     """Raise ModelError if `name` is written as a path, and there is no such folder."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
+        trouble = "is a file" if Path(name).expanduser().is_file() else "does not exist"
         raise ModelError(
-            f"Model folder {name} does not exist. Expected a folder with config.json, a hub name such as "
+            f"Model folder {name} {trouble}. Expected a folder with config.json, a hub name such as "
             "Qwen/Qwen2.5-Math-7B, or `demo` for the bundled model."
         )
 

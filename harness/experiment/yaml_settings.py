@@ -38,8 +38,9 @@ def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Itera
     if not path.is_file():
         shipped = resources.folder("configs") / kind / path.name
         if path.parent not in (Path(), Path("configs") / kind) or not shipped.is_file():
+            trouble = "is a folder" if path.is_dir() else "does not exist"
             raise ConfigError(
-                f"Config {path} does not exist. Expected a YAML file; the shipped ones are in {shipped.parent}."
+                f"Config {path} {trouble}. Expected a YAML file; the shipped ones are in {shipped.parent}."
             )
         path = shipped
     try:
@@ -93,4 +94,8 @@ def explain(
     if worst["type"] == "missing":
         return f"{where}: the key {key!r} is missing."
     message = worst["msg"].removeprefix("Value error, ")
+    if worst["type"] == "literal_error" and key in nested:
+        fields = nested[key].model_fields
+        form = ", ".join(f"{name}: {(field.examples or ['...'])[0]}" for name, field in fields.items())
+        message += f", or a mapping {{{form}}}"
     return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."

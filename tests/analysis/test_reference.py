@@ -183,6 +183,8 @@ def test_bad_references_are_refused(tmp_path):
         ConfigError, match=r"'table-9' does not exist: expected a YAML file, or one of seed-bar-chart, st"
     ):
         read_reference("table-9")
+    with pytest.raises(ConfigError, match=rf"Reference '{tmp_path}' is a folder: expected a YAML file, or one of seed"):
+        read_reference(str(tmp_path))
     with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
         make_table([str(GREEDY_RUN)], by=["level"], parts=Parts(reference="study-table-1"))
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()

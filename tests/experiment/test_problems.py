@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 
 from harness.errors import DataError
@@ -37,7 +38,10 @@ def test_fields_can_be_named_and_lines_numbered(tmp_path):
         ([{**GOOD, "problem": ["x"]}], r"line 1, field 'problem': expected text, got list"),
         ([{**GOOD, "answer": " "}], r"line 1, field 'answer': empty"),
         ([GOOD, GOOD], r"line 2, field 'unique_id': the id 'a' was already used at .*line 1"),
-        ([GOOD, '{"problem": "x", "ans'], r"line 2: not a complete JSON object"),
+        ([GOOD, '{"problem": "x", "ans', "", " "], r"line 2: not a complete JSON object .* an unfinished download"),
+        (["{", ' "problem": "x"}'], r"line 1: not a complete JSON object .* each problem on one line of its own"),
+        (["problem,answer,unique_id", "1+1?,2,a"], r"line 1: expected a JSON .* got 'problem,answer,unique_id'. Conv"),
+        (["[", json.dumps(GOOD), "]"], r"line 1: expected a JSON object on each line \(JSONL\), got '\['"),
         (["[1, 2]"], r"line 1: expected a JSON object, got list"),
         ([""], r"no problems in it"),
     ],
@@ -47,6 +51,24 @@ def test_broken_files_are_refused_by_file_line_and_field(tmp_path, lines, messag
     with pytest.raises(DataError, match=message) as caught:
         load_jsonl(path)
     assert str(path) in str(caught.value)
+    assert ("download" in str(caught.value)) == ("download" in message)
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    path = write(tmp_path, GOOD)
+    plain = load_jsonl(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_jsonl(path) == plain
+
+
+def test_what_pandas_makes_of_a_table_is_read(tmp_path):
+    """As the message for a CSV file says."""
+    table, path = tmp_path / "data.csv", tmp_path / "data.jsonl"
+    table.write_text("problem,answer,unique_id\n1+1?,2,a\n")
+    with pytest.raises(DataError, match=r"read_csv\(FILE\).to_json\(NEW, orient='records', lines=True\)"):
+        load_jsonl(table)
+    pd.read_csv(table).to_json(path, orient="records", lines=True)
+    assert load_jsonl(path).problems[0].answer == "2"
 
 
 @pytest.mark.parametrize("field", ["unique_id", "problem", "answer", "solution", "subject"])
@@ -64,11 +86,13 @@ def test_a_missing_file_is_refused_naming_the_fields_that_it_should_have(tmp_pat
         load_jsonl(tmp_path / "no.jsonl")
     with pytest.raises(DataError, match=r"does not exist.* with the fields problem, answer; check"):
         load_jsonl(tmp_path / "no.jsonl", Fields(id=None))
+    with pytest.raises(DataError, match=rf"Data file {tmp_path} is a folder. Expected a JSONL file"):
+        load_jsonl(tmp_path)
 
 
 def test_binary_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not UTF-8"):
+    with pytest.raises(DataError, match=r"not UTF-8 .*: save the file as UTF-8"):
         load_jsonl(tmp_path / "x.jsonl")
 
 

@@ -195,6 +195,8 @@ def test_chat_without_a_template_is_refused():
 def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         load_tokenizer(str(tmp_path / "nothing"))
+    with pytest.raises(ModelError, match=r"Model folder .*\.py is a file. Expected a folder with config.json"):
+        load_tokenizer(__file__)
     assert "accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
     assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))
 
