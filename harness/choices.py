@@ -22,8 +22,9 @@ Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 Choice = Literal[Flip, "changed"]
 """Which problems are chosen: those with one outcome, or those that changed in either direction."""
 
-Repeats = Literal["first", "majority", "any"]
-"""Which of several samples make a problem right."""
+Repeats = Literal["share", "first", "majority", "any"]
+"""By what of its several samples a problem changes: the share that is right, the first, the majority, or any right one.
+"""
 
 
 class Split(StrEnum):

@@ -10,7 +10,17 @@ import typer
 from attention_probe.choices import Dtype
 from attention_probe.commands.options import Averaged, parse_indices, split_words
 from harness.choices import Choice
-from harness.commands.options import DrawCount, DrawSeed, LayoutName, Level, Metric, RightBy, Subject
+from harness.commands.options import (
+    Baseline,
+    Condition,
+    DrawCount,
+    DrawSeed,
+    LayoutName,
+    Level,
+    Metric,
+    RightBy,
+    Subject,
+)
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
@@ -35,14 +45,15 @@ def probe(
     heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
     layout: LayoutName = None,
-    select: Annotated[Path | None, typer.Option(help="A selection file instead of the options below.")] = None,
-    save_selection: Annotated[Path | None, typer.Option(help="Write the selection here.")] = None,
+    select: Annotated[
+        Path | None, typer.Option(help="A selection that `mless flips -o` saved, instead of the options below.")
+    ] = None,
     flip: Annotated[
         Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")
     ] = None,
-    baseline: Annotated[str, typer.Option(help="Condition before the flip.")] = "wo",
-    condition: Annotated[str, typer.Option(help="Condition after the flip.")] = "mless",
-    repeats: RightBy = "first",
+    baseline: Baseline = "wo",
+    condition: Condition = "mless",
+    repeats: RightBy = "share",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Subject = None,
     level: Level = None,
@@ -107,8 +118,6 @@ def probe(
     selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
     opened = open_source(prompts, tuple(dict.fromkeys((*settings.conditions, *selected))), settings.load_tokenizer)
     selection = saved or choose(prompts, opened)
-    if save_selection is not None:
-        selection.save(save_selection)
     with progress_bar(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:

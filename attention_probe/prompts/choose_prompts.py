@@ -47,7 +47,7 @@ class PromptsConfig(Strict):
     baseline: str = BASELINE
     condition: str = "mless"
     controls: bool = False
-    repeats: Repeats = "first"
+    repeats: Repeats = "share"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

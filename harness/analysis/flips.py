@@ -31,8 +31,8 @@ class Criterion:
     Attributes:
         flip: The outcome from `baseline` to `condition`: one of `FLIPS`, `changed` for either direction, None for any.
         baseline, condition: The two conditions.
-        repeats: What makes a problem with several samples right: its first sample, more than half of the graded ones,
-            or any of them.
+        repeats: By what of its samples a problem changes. `share`: more of them are right than before, or fewer;
+            `first`, `majority`, `any`: its first sample, more than half of the graded ones, or any of them is right.
         subject, level, ids: Select only from these; None for all.
         n: Draw this many at random, with `seed`; None for all.
         controls: Add a problem that did not flip for each flipped one: see `selection.match_controls`.
@@ -46,7 +46,7 @@ class Criterion:
     flip: Choice | None = None
     baseline: str = BASELINE
     condition: str = "mless"
-    repeats: Repeats = "first"
+    repeats: Repeats = "share"
     subject: str | None = None
     level: int | None = None
     ids: tuple[str, ...] | None = None
@@ -71,16 +71,17 @@ class Criterion:
 
     def outcome(self, problem: Problem) -> str:
         """One of `FLIPS`, or `UNDECIDED`."""
-        before, after = (self._is_right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
+        before, after = (self._right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
         if before is None or after is None:
             return UNDECIDED
         if before == after:
-            return "both_right" if before else "both_wrong"
-        return "right_to_wrong" if before else "wrong_to_right"
+            return "both_right" if before > 0.5 else "both_wrong"
+        return "right_to_wrong" if before > after else "wrong_to_right"
 
-    def _is_right(self, prompt: RunPrompt | None) -> bool | None:
-        """Whether the problem is right; None without verdicts. What the grader could not settle is not right."""
+    def _right(self, prompt: RunPrompt | None) -> float | None:
+        """How far a problem is right, 0 to 1; None without verdicts. What the grader could not settle is not right."""
         right = [verdict == "correct" for verdict in prompt.verdicts] if prompt is not None else []
         if not right:
             return None
-        return {"first": right[0], "majority": 2 * sum(right) > len(right), "any": any(right)}[self.repeats]
+        share = sum(right) / len(right)
+        return {"share": share, "first": right[0], "majority": share > 0.5, "any": share > 0}[self.repeats]

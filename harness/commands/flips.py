@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,12 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.choices import Choice
-from harness.commands.options import DrawCount, DrawSeed, LayoutName, Level, Metric, RightBy, Subject
+from harness.commands.options import (
+    Baseline,
+    Condition,
+    DrawCount,
+    DrawSeed,
+    LayoutName,
+    Level,
+    Metric,
+    RightBy,
+    Subject,
+)
 
 if TYPE_CHECKING:
     import pandas
 
-RULES = {"first": "by the first sample", "majority": "by the majority of samples", "any": "by any right sample"}
+    from harness.analysis.flips import Criterion
+
+RULES = {
+    "share": "by the share of their samples that is right",
+    "first": "by their first sample",
+    "majority": "by the majority of their samples",
+    "any": "by whether any sample is right",
+}
+"""What `--repeats` means, for the line that says which problems are listed."""
 SHOWN = 1200
 """About this many characters of a completion are printed, unless --full asks for all."""
 
@@ -27,12 +46,12 @@ def flips(
             metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
         ),
     ],
-    baseline: Annotated[str, typer.Option("--from", help="Condition before the change.")] = "wo",
-    condition: Annotated[str, typer.Option("--to", help="Condition after the change.")] = "mless",
+    baseline: Baseline = "wo",
+    condition: Condition = "mless",
     direction: Annotated[Choice, typer.Option(help="Outcome to show; `changed`: either direction.")] = "changed",
     subject: Subject = None,
     level: Level = None,
-    repeats: RightBy = "first",
+    repeats: RightBy = "share",
     n: DrawCount = None,
     seed: DrawSeed = 1234,
     controls: Annotated[
@@ -42,8 +61,9 @@ def flips(
     metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
     form: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
-    save: Annotated[
-        Path | None, typer.Option(help="Write the selection here, for `mless probe RUN --select FILE`.")
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the selection here, for `mless probe RUN --select FILE`."),
     ] = None,
 ) -> None:
     """Show the problems that changed between two conditions: both completions, answers and verdicts."""
@@ -51,7 +71,7 @@ def flips(
 
     from harness.analysis.flips import Criterion
     from harness.analysis.selection import require_verdicts, select
-    from harness.display.flips_side_by_side import FlipEntry, count_line, print_page
+    from harness.display.flips_side_by_side import FlipEntry, print_page
     from harness.runs.find_runs import locate_one
     from harness.runs.prompt_source import source_of
     from harness.runs.read_run import read_run
@@ -72,9 +92,9 @@ def flips(
     require_verdicts(source, criterion)
     every = select(source, replace(criterion, flip=None, n=None, controls=False))
     nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
-    selection = every if nothing and save is None and n is None else select(source, criterion)
-    if save is not None:
-        selection.save(save)
+    selection = every if nothing and output is None and n is None else select(source, criterion)
+    if output is not None:
+        selection.save(output)
     problems = {problem.id: problem for problem in source.problems}
     entries = [
         FlipEntry.of(problems[one.problem_id], str(one.outcome), criterion)
@@ -84,39 +104,45 @@ def flips(
     if form == "json":
         typer.echo(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
-    within = "".join(f", {name} {value}" for name, value in (("subject", subject), ("level", level)) if value)
-    typer.echo(f"{source.name}, {source.layout}{within}: {baseline} to {condition}, {len(every.problems)} problems")
-    repeated = any(len(prompt.verdicts) > 1 for problem in source.problems for prompt in problem.prompts.values())
-    rule = f"{RULES[repeats]}: " if repeated else ""
-    typer.echo(rule + count_line(every.outcomes))
     frame = run_read.frame
-    typer.echo(_comparison(frame[frame["layout"] == source.layout], baseline, condition))
+    row = _compare(frame[frame["layout"] == source.layout], baseline, condition)
+    typer.echo(f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems")
+    typer.echo(_describe(row, baseline))
+    typer.echo(_describe_list(criterion, every.outcomes, len(entries), several=row["k"] > 1))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
-    if save is not None:
-        typer.echo(f"\nselection  {save}")
+    if output is not None:
+        typer.echo(f"\nselection  {output}")
 
 
-def _comparison(frame: pandas.DataFrame, baseline: str, condition: str) -> str:
-    """The difference over all problems, and how much the baseline differs from itself: flips alone prove nothing."""
-    import pandas
-
+def _compare(frame: pandas.DataFrame, baseline: str, condition: str) -> dict[str, Any]:
+    """The condition's row of `mless table`, over all problems: what stands in the list proves nothing."""
     from harness.analysis.comparison import compare
-    from harness.display.words import LEVEL, MINUS, signed
+    from harness.analysis.leaderboard import records
 
-    table = compare(frame[frame["condition"].isin([baseline, condition])], baseline=baseline)
-    row = table[table["condition"] == condition].iloc[0]
-    mean = ", mean over pairs of samples" if row["k"] > 1 else ""
-    by_itself = _changes(row, "aa_")
-    if pandas.isna(row["aa_p"]):
-        by_itself = "run once, so how many problems change by themselves is not known"
+    rows = records(compare(frame[frame["condition"].isin([baseline, condition])], baseline=baseline))
+    return next(row for row in rows if row["condition"] == condition)
+
+
+def _describe(row: Mapping[str, Any], baseline: str) -> str:
+    """The difference, its flips, and those of the baseline against itself: the numbers of `mless table`."""
+    from harness.display.words import LEVEL, MINUS, define_flips, difference, flips
+
+    again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
+    if row["aa_p"] is None:
+        again = f"{baseline} was run once, so how many problems flip by themselves is not known"
     return (
-        f"over all {row['n']} problems{mean}: {signed(row['difference'])} points, {LEVEL} interval "
-        f"{signed(row['low'])} to {signed(row['high'])}, {_changes(row)}\n"
-        f"{baseline} against itself (A/A): {by_itself}"
+        f"difference  {difference(row)} points, {LEVEL} interval\n"
+        f"flips       {flips(row)}: {define_flips(row['k'])}\n"
+        f"A/A         {again}"
     ).replace(MINUS, "-")
 
 
-def _changes(row: pandas.Series[Any], of: str = "") -> str:
-    from harness.display.words import count
-
-    return f"{count(row[f'{of}wrong_to_right'])} wrong to right, {count(row[f'{of}right_to_wrong'])} right to wrong"
+def _describe_list(criterion: Criterion, outcomes: Mapping[str, int], shown: int, *, several: bool) -> str:
+    """How many problems are listed, of how many, and by which rule."""
+    matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
+    within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
+    drawn = f"{shown} drawn from " if shown < matching else ""
+    of = f"{drawn}{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
+    rule = f" {RULES[criterion.repeats]}" if several else ""
+    lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
+    return f"listed      {of}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}"

@@ -29,6 +29,7 @@ from harness.display.words import (
     PASSED,
     accuracy,
     count,
+    define_flips,
     difference,
     flips,
     label,
@@ -170,7 +171,7 @@ def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str
     if judged:
         said += f" that hold 0 exactly where adjusted p is not below {ALPHA:g}"
     if "+ / -" in header:
-        said += "; + / -: problems from wrong to right and from right to wrong"
+        said += f"; + / -: flips, {define_flips(max(row['k'] for row in compared))}"
     notes = [f"{said}; {_about_family(board, compared)}."]
     if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
         notes[0] += f" {', '.join(map(label, others))}: the first condition less the second."

@@ -141,7 +141,10 @@ def _render(entry: FlipEntry, console: Console, limit: int | None) -> list[Rende
     def shown(text: str) -> Text:
         return spell_out(text, console.encoding)
 
+    before, after = entry.sides
     outcome = entry.outcome.replace("_", " ")
+    if max(before.samples, after.samples) > 1:
+        outcome = f"{before.right} to {after.right} of {after.samples} right"
     level, style = f"  level {entry.level}  ", _STYLES.get(entry.outcome, "")
     title = Text.assemble(outcome, "  ", shown(entry.problem_id), level, shown(entry.subject), style=f"bold {style}")
     about = Text.assemble(("problem  ", "dim"), shown(entry.text.strip()))
@@ -186,9 +189,3 @@ def _is_plain(character: str, encoding: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return character == "\n" or not is_hidden(character)
-
-
-def count_line(outcomes: dict[str, int]) -> str:
-    """How many problems had each outcome, with the changes first."""
-    rest = [name for name in outcomes if name not in CHANGES and (outcomes[name] or name != "undecided")]
-    return ", ".join(f"{name.replace('_', ' ')} {outcomes.get(name, 0)}" for name in (*CHANGES, *rest))

@@ -70,8 +70,13 @@ def count(value: Any) -> str:
     return number(value, 0 if whole else 1)
 
 
+def define_flips(samples: int) -> str:
+    """What flips are, wherever they are counted: the one count of tables, report and `mless flips`."""
+    return "problems from wrong to right and from right to wrong" + ", mean over pairs of samples" * (samples > 1)
+
+
 def flips(row: Mapping[str, Any], of: str = "") -> str:
-    """Problems from wrong to right and from right to wrong. `of="aa_"`: of the baseline against itself."""
+    """Flips from wrong to right and from right to wrong. `of="aa_"`: of the baseline against itself."""
     up, down = row[f"{of}wrong_to_right"], row[f"{of}right_to_wrong"]
     return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
 

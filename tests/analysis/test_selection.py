@@ -403,11 +403,22 @@ def test_subject_level_ids_and_a_seeded_draw(demo):
 def test_repeats_make_a_problem_right_by_the_rule_that_is_recorded(repeated):
     """The second is right and the third wrong: the majority is the first's verdict, and any is right."""
     source = read_source(repeated, layout="raw")
-    by_first = [Criterion().outcome(problem) for problem in source.problems]
+    by_first = [Criterion(repeats="first").outcome(problem) for problem in source.problems]
     assert by_first == ["both_wrong", "both_right"] * 3
     assert [Criterion(repeats="majority").outcome(problem) for problem in source.problems] == by_first
     chosen = select(source, Criterion(flip="both_right", repeats="any"))
     assert len(chosen.problems) == 6 and chosen.criterion.repeats == "any"
+
+
+@pytest.mark.parametrize(("before", "after", "outcome"), [(1, 2, "wrong_to_right"), (3, 2, "right_to_wrong")])
+def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before, after, outcome):
+    def samples(right):
+        return ("correct",) * right + ("incorrect",) * (3 - right)
+
+    assert Criterion().outcome(made("p", samples(before), samples(after))) == outcome
+    assert Criterion(repeats="any").outcome(made("p", samples(before), samples(after))) == "both_right"
+    unchanged = ["both_right" if right > 1 else "both_wrong" for right in range(4)]
+    assert [Criterion().outcome(made("p", samples(n), samples(n))) for n in range(4)] == unchanged
 
 
 def made(problem_id, wo, mless, *, subject="Algebra", level=1):
@@ -541,7 +552,7 @@ def test_a_saved_selection_reads_back_and_names_every_prompt(demo, tmp_path):
     saved = json.loads((tmp_path / "flips.json").read_text())
     first = saved["problems"][0]
     assert first["prompts"]["mless"] == hash_text(demo_prompt(demo, first["problem_id"], "mless").text)
-    assert saved["on_outcome"] is True and saved["criterion"]["repeats"] == "first"
+    assert saved["on_outcome"] is True and saved["criterion"]["repeats"] == "share"
     found = selected_problems(chosen, demo)
     assert [p.id for p in found] == [p.problem_id for p in chosen.problems]
     assert found[0].prompts == next(p for p in demo.problems if p.id == found[0].id).prompts

@@ -466,7 +466,8 @@ def test_another_tokenizer_is_refused(source, selection, tmp_path):
 
 def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
     traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
-    flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5", "--save-selection", chosen)
+    flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5")
+    select(read_source(GREEDY_RUN), Criterion(flip="both_right", n=3)).save(chosen)
     printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
     assert "selected on outcome" in printed and "Head 6" in printed
     assert command("probe", GREEDY_RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
@@ -480,11 +481,12 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
 
 def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):
     chosen = tmp_path / "chosen.json"
-    built = ("probe", "--dataset", "demo", "--model", "demo")
-    command(*built, "--n", 2, "--save-selection", chosen, "-o", tmp_path / "a.traces")
-    command(*built, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "b.traces")
-    with AttentionTraces.open(tmp_path / "a.traces") as one, AttentionTraces.open(tmp_path / "b.traces") as other:
-        assert other.conditions == ("wo", "mless") and other.problem_ids == one.problem_ids
+    selection = select(read_source(GREEDY_RUN), Criterion(n=2))
+    selection.save(chosen)
+    command("probe", GREEDY_RUN, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "t.traces")
+    with AttentionTraces.open(tmp_path / "t.traces") as traces:
+        assert traces.conditions == ("wo", "mless")
+        assert list(traces.problem_ids) == [one.problem_id for one in selection.problems]
 
 
 @pytest.mark.parametrize(

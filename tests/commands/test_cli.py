@@ -61,7 +61,7 @@ FIXED = {
     ("plot", "--kind"): "bars forest flips levels subjects lengths",
     ("plot", "--width"): "page column",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
-    ("probe", "--repeats"): "first majority any",
+    ("probe", "--repeats"): "share first majority any",
     ("probe", "--queries"): "prompt completion",
     ("probe", "--definition"): "common published",
     ("probe", "--dtype"): "float32 bfloat16 float16",
@@ -70,7 +70,7 @@ FIXED = {
     ("heads", "--format"): "text csv json",
     ("figure", "--width"): "page column",
     ("flips", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
-    ("flips", "--repeats"): "first majority any",
+    ("flips", "--repeats"): "share first majority any",
     ("flips", "--format"): "text json",
     ("report", "--definition"): "common published",
 }

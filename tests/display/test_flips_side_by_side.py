@@ -14,9 +14,13 @@ from rich.console import Console
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.flips import Criterion
+from harness.analysis.leaderboard import records
 from harness.analysis.selection import Selection, select, selected_problems
+from harness.commands.flips import RULES
 from harness.display.flips_side_by_side import FlipEntry, print_page, shorten, spell_out
-from harness.display.words import signed
+from harness.display.report.summary import describe
+from harness.display.table_pages import make_table
+from harness.display.words import MINUS, define_flips, signed
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompt_source import read_source
 from harness.runs.run_prompts import Problem, RunPrompt
@@ -106,7 +110,7 @@ def printed(problem, outcome, *, width=80, limit=None, repeats="first", encoding
 @pytest.mark.parametrize("to", ["mless", "mful", "random"])
 @pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong"])
 def test_the_problems_shown_are_those_whose_verdict_changed(flips, frame, to, direction):
-    entries = json.loads(flips("--to", to, "--direction", direction, "--format", "json").stdout)
+    entries = json.loads(flips("--condition", to, "--direction", direction, "--format", "json").stdout)
     assert [entry["problem_id"] for entry in entries] == changed(frame, to, direction)
     rows = frame.set_index(["condition", "problem_id"])
     for entry in entries:
@@ -123,7 +127,7 @@ def test_the_problems_shown_are_those_whose_verdict_changed(flips, frame, to, di
 
 def test_both_directions_are_shown_unless_one_is_asked_for(flips):
     both = [one for way in FLIPS for one in changed(load_run(GREEDY_RUN), "random", way)]
-    entries = json.loads(flips("--to", "random", "--format", "json", path=GREEDY_RUN).stdout)
+    entries = json.loads(flips("--condition", "random", "--format", "json", path=GREEDY_RUN).stdout)
     assert len(both) > 2 and sorted(both) == sorted(entry["problem_id"] for entry in entries)
 
 
@@ -132,17 +136,16 @@ def test_subject_and_level_narrow_the_problems_and_their_counts(flips, frame):
     every = [one for way in FLIPS for one in changed(frame, "random", way)]
     level, subject = int(of["level"][every[0]]), of["subject"][every[0]]
     wanted = [one for one in every if of["level"][one] == level and of["subject"][one] == subject]
-    arguments = ("--to", "random", "--level", str(level), "--subject", subject)
+    arguments = ("--condition", "random", "--level", str(level), "--subject", subject)
     entries = json.loads(flips(*arguments, "--format", "json").stdout)
     assert wanted and sorted(entry["problem_id"] for entry in entries) == sorted(wanted)
-    first, second, *_ = flips(*arguments).stdout.splitlines()
     inside = int(((of["level"] == level) & (of["subject"] == subject)).sum())
-    assert first.endswith(f"raw, subject {subject}, level {level}: wo to random, {inside} problems")
-    assert sum(map(int, re.findall(r"\d+", second))) == inside
+    listed = f"listed      {len(wanted)} of {inside} problems (subject {subject}, level {level}), changed"
+    assert flips(*arguments).stdout.splitlines()[4] == listed
 
 
 def test_a_wide_terminal_has_both_sides_beside_each_other_and_a_narrow_one_under_each_other(flips):
-    arguments = ("--to", "mful", "--direction", "right_to_wrong")
+    arguments = ("--condition", "mful", "--direction", "right_to_wrong")
     entry, *others = json.loads(flips(*arguments, "--format", "json", path=GREEDY_RUN).stdout)
     wide = flips(*arguments, path=GREEDY_RUN, columns=140).stdout.splitlines()[4:]
     narrow = flips(*arguments, path=GREEDY_RUN, columns=70).stdout.splitlines()[4:]
@@ -159,23 +162,35 @@ def test_a_wide_terminal_has_both_sides_beside_each_other_and_a_narrow_one_under
 
 
 def test_above_the_problems_stands_what_all_of_them_say(flips, frame):
-    lines = flips("--to", "mless").stdout.splitlines()
-    counts = {name.replace("_", " "): len(changed(frame, "mless", name)) for name in FLIPS}
-    assert [f"{name} {count}" for name, count in counts.items()] == lines[1].split(", ")[:2]
+    lines = flips("--condition", "mless").stdout.splitlines()
     row = compare(load_run(RUN), **REGISTERED).set_index("condition").loc["mless"]
-    said = f"{row['difference']:+.1f} points, 95 % interval {row['low']:+.1f} to {row['high']:+.1f}"
-    flipped = f"{row['wrong_to_right']:g} wrong to right, {row['right_to_wrong']:g} right to wrong"
-    assert lines[2] == f"over all {row['n']} problems: {said}, {flipped}"
-    assert lines[3].startswith("wo against itself (A/A): ")
+    ends = f"[{row['low']:+.1f}, {row['high']:+.1f}]"
+    up, down = (len(changed(frame, "mless", name)) for name in FLIPS)
+    assert lines[0].endswith(f"raw: mless - wo, {row['n']} problems")
+    assert lines[1] == f"difference  {row['difference']:+.1f} {ends} points, 95 % interval"
+    assert lines[2] == f"flips       {up} / {down}: problems from wrong to right and from right to wrong"
+    assert lines[3] == "A/A         wo was run once, so how many problems flip by themselves is not known"
+    assert lines[4] == f"listed      {up + down} of {row['n']} problems, changed"
 
 
-def test_of_several_samples_each_count_says_how_it_counts(flips):
-    row = compare(load_run(EXAMPLE)).set_index("condition").loc["mless"]
-    mean = f"{row['wrong_to_right']:.1f} wrong to right, {row['right_to_wrong']:.1f} right to wrong"
-    for rule, words in (("first", "first sample"), ("majority", "majority of samples"), ("any", "any right sample")):
-        lines = flips("--repeats", rule, "--n", "1", path=EXAMPLE).stdout.splitlines()
-        assert re.fullmatch(rf"by (the )?{words}: wrong to right \d+, right to wrong \d+, .*", lines[1])
-        assert lines[2].startswith("over all 200 problems, mean over pairs of samples: ") and lines[2].endswith(mean)
+def test_of_several_samples_there_is_one_count_of_flips_in_table_list_and_report(flips):
+    """And what a list holds is said by its rule: problems, of how many."""
+    rows = records(compare(load_run(EXAMPLE)))
+    row = next(row for row in rows if row["condition"] == "mless")
+    count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(5)
+    assert "mean over pairs of samples" in defined
+    table = " ".join(make_table([str(EXAMPLE)]).split())
+    assert count in table and f"+ / -: flips, {defined}" in table
+    assert f"; flips {count}: inconclusive." in " ".join(describe(rows))
+    moved = [row["problems_up"], row["problems_down"]]
+    for rule in ("share", "first"):
+        lines = flips("--repeats", rule, "--direction", "wrong_to_right", path=EXAMPLE).stdout.splitlines()
+        assert lines[2] == f"flips       {count}: {defined}"
+        listed = re.fullmatch(rf"listed      (\d+) of 200 problems, wrong to right {RULES[rule]}", lines[4])
+        assert listed and (rule != "share" or int(listed[1]) == moved[0])
+    drawn = flips("--n", "3", path=EXAMPLE).stdout.splitlines()
+    assert drawn[4] == f"listed      3 drawn from {sum(moved)} of 200 problems, changed {RULES['share']}"
+    assert sum(" of 5 right  demo/" in line for line in drawn) == 3
 
 
 def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tmp_path):
@@ -193,12 +208,12 @@ def test_a_second_run_of_the_baseline_is_set_beside_and_never_mixed_in(flips, tm
         scores.append({**graded[sample["key"]], "key": again["key"], "verdict": verdict})
     write(run, "journal.jsonl", journal)
     write(run, "scores.jsonl", scores)
-    lines = flips("--to", "mless", path=run).stdout.splitlines()
+    lines = flips("--condition", "mless", path=run).stdout.splitlines()
     noise = compare(load_run(run, replicates=True)).iloc[0]
     assert noise["aa_right_to_wrong"] > 0
-    told = f"{noise['aa_wrong_to_right']:g} wrong to right, {noise['aa_right_to_wrong']:g} right to wrong"
-    assert lines[3] == f"wo against itself (A/A): {told}"
-    assert lines[1:3] == flips("--to", "mless").stdout.splitlines()[1:3]
+    told = f"{noise['aa_wrong_to_right']:g} / {noise['aa_right_to_wrong']:g}"
+    assert lines[3] == f"A/A         {told}: flips of wo against itself"
+    assert lines[1:3] == flips("--condition", "mless").stdout.splitlines()[1:3]
     for one, other in zip(read_source(run).problems, read_source(RUN).problems, strict=True):
         assert {name: prompt.verdicts for name, prompt in one.prompts.items()} == {
             name: prompt.verdicts for name, prompt in other.prompts.items()
@@ -209,17 +224,17 @@ def test_that_nothing_changed_is_a_result(flips, frame, tmp_path):
     of = frame.drop_duplicates("problem_id").set_index("problem_id")
     touched = {(of["subject"][one], of["level"][one]) for way in FLIPS for one in changed(frame, "mless", way)}
     subject, level = next(pair for pair in zip(of["subject"], of["level"], strict=True) if pair not in touched)
-    arguments = ("--to", "mless", "--subject", subject, "--level", str(level))
+    arguments = ("--condition", "mless", "--subject", subject, "--level", str(level))
     done = flips(*arguments)
-    assert done.returncode == 0 and "wrong to right 0, right to wrong 0" in done.stdout
+    assert done.returncode == 0 and re.search(r"^listed      0 of \d+ problems \(subject", done.stdout, re.M)
     saved = tmp_path / "selection.json"
-    refused(flips(*arguments, "--save", str(saved)), "Expected at least one problem with changed")
+    refused(flips(*arguments, "-o", str(saved)), "Expected at least one problem with changed")
     assert not saved.exists()
 
 
 def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(flips, frame, tmp_path):
     path = tmp_path / "selection.json"
-    done = flips("--to", "random", "--controls", "--save", str(path))
+    done = flips("--condition", "random", "--controls", "-o", str(path))
     assert done.stdout.endswith(f"\nselection  {path}\n")
     source = read_source(RUN)
     selection = Selection.load(path)
@@ -233,7 +248,7 @@ def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(flips, fr
 
 @pytest.mark.parametrize("columns", [70, 140])
 def test_a_terminal_obeys_nothing_that_a_model_wrote(flips, hostile, columns):
-    text = flips("--to", "random", columns=columns, path=hostile).stdout
+    text = flips("--condition", "random", columns=columns, path=hostile).stdout
     assert {char for char in text if not char.isprintable()} == {"\n"}
     if columns > 100:  # there the two sides' lines alternate
         return
@@ -287,6 +302,7 @@ def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
     by_majority = printed(problem, "wrong_to_right", repeats="majority")
     assert "w/o  incorrect  answer 1  (sample 2 of 3; 1 right)" in by_majority
     assert "w/ Mless  correct  answer 1  (sample 2 of 3; 2 right)" in by_majority and "mless wrote 1" in by_majority
+    assert by_majority.startswith("\n1 to 2 of 3 right  p  level 1  Algebra")
     first = printed(problem, "right_to_wrong")
     assert "w/o  correct  answer 0  (sample 1 of 3; 1 right)" in first and "wo wrote 0" in first
 
@@ -311,25 +327,28 @@ def test_what_was_not_recorded_is_said():
 
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
     said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random, fill"
-    refused(flips("--to", "edit-01", path=EXAMPLE), said)
+    refused(flips("--condition", "edit-01", path=EXAMPLE), said)
     whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
     told = flips(path=EXAMPLE).stdout.splitlines()
-    assert f": {signed(whole['difference'])} points, 95 % interval {whole['low']:+.1f} to" in told[2]
+    assert told[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
     up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]
-    assert told[3].endswith(f"{up:.1f} wrong to right, {down:.1f} right to wrong")
+    assert told[3] == f"A/A         {up:.1f} / {down:.1f}: flips of wo against itself"
 
 
 def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):
     for file in GREEDY_RUN.glob("samples_*.jsonl"):
         shutil.copy(file, tmp_path)
     entries = [
-        json.loads(flips("--to", "random", "--format", "json", path=path).stdout) for path in (GREEDY_RUN, tmp_path)
+        json.loads(flips("--condition", "random", "--format", "json", path=path).stdout)
+        for path in (GREEDY_RUN, tmp_path)
     ]
     assert entries[0] == entries[1] and entries[0]
-    ours, theirs = (flips("--to", "random", path=path).stdout.splitlines() for path in (GREEDY_RUN, tmp_path))
+    ours, theirs = (flips("--condition", "random", path=path).stdout.splitlines() for path in (GREEDY_RUN, tmp_path))
     assert ours[1:] == theirs[1:]
     named = [f"{name}={next(tmp_path.glob(f'samples_demo_{name}_*'))}" for name in ("random", "wo")]
-    assert json.loads(flips(*named[1:], "--to", "random", "--format", "json", path=named[0]).stdout) == entries[0]
+    assert (
+        json.loads(flips(*named[1:], "--condition", "random", "--format", "json", path=named[0]).stdout) == entries[0]
+    )
     refused(flips(str(GREEDY_RUN)), "Expected one run, got 2: ")
 
 
@@ -337,13 +356,13 @@ def test_a_sample_log_of_lm_eval_is_read_too(flips, tmp_path):
     ("arguments", "message"),
     [
         (
-            ("--to", "nope"),
+            ("--condition", "nope"),
             "has no condition 'nope', so nothing flips from 'wo' to 'nope'. It has wo, mless, mful, random",
         ),
-        (("--from", "mless"), "A flip compares two conditions, got 'mless' twice"),
+        (("--baseline", "mless"), "A flip compares two conditions, got 'mless' twice"),
         (("--subject", "Botany"), "has no problem of the subject 'Botany': expected one of Algebra"),
         (("--layout", "chat"), "holds the layouts raw, not chat"),
-        (("--to", "mless", "--n", "499"), "Expected 499 problems with changed from wo to mless"),
+        (("--condition", "mless", "--n", "499"), "Expected 499 problems with changed from wo to mless"),
     ],
 )
 def test_mistakes_are_one_line(flips, arguments, message):

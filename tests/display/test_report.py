@@ -21,6 +21,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
 from harness.display.report import write_report
 from harness.display.report.details import unpack
+from harness.display.words import define_flips
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.sample_frame import load_run
@@ -222,7 +223,8 @@ def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect
 def test_the_summary_says_what_the_table_says(demo_text):
     assert "3 comparisons, registered beforehand: 2 equivalent within 1 point; 1 inconcl" in demo_text
     assert "adjusted by Holm over the 3 tests registered beforehand" in demo_text
-    assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; 1 wrong to right, 0 right to wrong" in demo_text
+    assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; flips 1 / 0: equivalent within 1 point" in demo_text
+    assert f"Flips: {define_flips(1)}." in demo_text
     assert "The baseline was run once, so there is no noise floor" in demo_text
 
 

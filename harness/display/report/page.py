@@ -26,7 +26,7 @@ from harness.display.report.details import Details, make_details
 from harness.display.report.drawings import Row
 from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
 from harness.display.visible import visible
-from harness.display.words import LEVEL, count, label, number, points, signed
+from harness.display.words import LEVEL, count, define_flips, label, number, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.receipts import git_revision, versions
@@ -203,7 +203,8 @@ def _figures(rows: Sequence[Mapping[str, Any]], slots: Mapping[str, int], margin
         about = f"Difference from the baseline with its {LEVEL} interval. Shaded: within {points(margin)}."
         drawn.append({"caption": about, "drawing": dots})
         changed = drawings.flips(flips, title="Flips")
-        drawn.append({"caption": "Problems that changed, of those that both conditions have.", "drawing": changed})
+        about = f"Flips: {define_flips(max(row['k'] for row in rows))}."
+        drawn.append({"caption": about, "drawing": changed})
     return drawn
 
 

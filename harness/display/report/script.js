@@ -187,10 +187,18 @@
 
   const SIGNS = { up: "\u25b2", down: "\u25bc", right: "\u25cf", wrong: "\u25cb", same: "\u25d0" };
 
+  const WORDS = { up: "wrong to right", down: "right to wrong", right: "right in both", wrong: "wrong in both" };
+
   function tell(problem, kind) {
     const [before, after] = [counts(problem, data.baseline), counts(problem, condition())];
     if (before[1] > 1) return `${before[0]} to ${after[0]} of ${after[1]} right`;
-    return { up: "wrong to right", down: "right to wrong", right: "right in both", wrong: "wrong in both" }[kind];
+    return WORDS[kind];
+  }
+
+  /** What outcomes are called: of several samples, more or fewer are right than under the baseline. */
+  function outcomeWords() {
+    const several = data.problems.some((problem) => Object.values(problem.right).some(([, samples]) => samples > 1));
+    return several ? { ...WORDS, up: "more samples right", down: "fewer samples right" } : WORDS;
   }
 
   function options(select, pairs, value) {
@@ -208,8 +216,7 @@
     setConditions(wanted.condition);
     options(
       form.elements.outcome,
-      [["changed", "changed"], ["up", "wrong to right"], ["down", "right to wrong"], ["right", "right in both"],
-        ["wrong", "wrong in both"], ["all", "all"]],
+      [["changed", "changed"], ...Object.entries(outcomeWords()), ["all", "all"]],
       wanted.outcome || (data.conditions.length > 1 ? "changed" : "all"),
     );
     for (const name of ["subject", "level"]) {
@@ -241,7 +248,7 @@
       if (query && !`${problem.id}\n${problem.text}`.toLowerCase().includes(query)) continue;
       rows.push([problem, kind]);
     }
-    $(".count").textContent = `${rows.length} of ${all} problems`;
+    $(".count").textContent = `${rows.length} of ${all} problems listed`;
     shown = 0;
     list.replaceChildren();
     more();
