@@ -1,70 +1,32 @@
-"""The card at the top of the report: what was asked, the answer, and what stands behind it."""
+"""The report's summary: the table of comparisons in sentences that claim no more than its tests allow."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.leaderboard import Leaderboard, records, task_name
-from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
-from harness.display.comparison_tables import without_yardsticks
-from harness.display.words import NOISE, difference, flips, judgement, label, number, p_value, plural, points, signed
-
-Row = Mapping[str, Any]
-
-SHOWN = 4
-"""The most comparisons that the card names one by one."""
-MEANING = {
-    "better": "More often right, by more than chance explains.",
-    "worse": "Less often right, by more than chance explains.",
-    "equivalent": "Any difference is smaller than the margin.",
-    "inconclusive": "The data neither show an effect nor rule one out.",
-    "exploratory": "Not registered beforehand, so not judged.",
-}
+from harness.display.words import NOISE, flips, interval, judgement, label, number, p_value, points, signed
 
 
-def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
-    rows = without_yardsticks(board, board.comparison)
+def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()) -> list[str]:
+    """Sentences about all comparisons together.
+
+    Args:
+        rows: The rows of `analysis.compare`, with None for missing values.
+        greedy: Models that decoded greedily.
+    """
     tested = [row for row in rows if row["verdict"] != "baseline"]
-    together = [row | {"model": "all models", "margin": rows[0]["margin"]} for row in records(board.pooled)]
-    first = [row for row in together if row["registered"]] or [row for row in tested if row["primary"]] or tested
-    return {
-        "question": _ask(board, rows, first),
-        "answers": list(_answer(first)),
-        "meaning": MEANING[first[0]["verdict"]] if len({row["verdict"] for row in first}) == 1 else "",
-        "counts": list(_count(tested)),
-        "facts": {title: said for title, said in _facts(board, rows).items() if said},
-    }
-
-
-def _ask(board: Leaderboard, rows: Sequence[Row], first: Sequence[Row]) -> str:
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    whose = models[0] if len(models) == 1 else f"{len(models)} models"
-    about = f"{whose} on {task_name(board.receipt)}"
-    names = list(dict.fromkeys(label(row["condition"]) for row in first))
-    if not names:
-        return f"How accurate is {about}?"
-    said = " or ".join([", ".join(names[:-1]), names[-1]]) if 1 < len(names) <= SHOWN else names[0]
-    said = said if len(names) <= SHOWN else f"any of {len(names)} conditions"
-    return f"Does {said} change the accuracy of {about}?"
-
-
-def _answer(first: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """The verdicts in words: one by one, or counted where there are many."""
-    if len(first) > SHOWN:
-        for verdict, times in Counter(str(row["verdict"]) for row in first).most_common():
-            yield {"kind": verdict, "verdict": verdict, "said": f"{times} of {len(first)} comparisons"}
-        return
-    several = len({(row["model"], row["layout"]) for row in first}) > 1
-    for row in first:
-        where = f"{row['model']}, {row['layout']}, " if several else ""
-        p = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
-        within = {"within_margin": False, **row}  # a pooled effect has no margin of its own
-        said = f"{where}{label(row['condition'])}: {difference(row).replace(' ', ' points ', 1)}{p}"
-        yield {"kind": str(row["verdict"]), "verdict": judgement(within), "said": said}
+    if not tested:
+        return ["There is one condition only, so nothing is compared."]
+    return [
+        *(
+            _count(family, [row for row in tested if row["family"] == family])
+            for family in _FAMILIES
+            if any(row["family"] == family for row in tested)
+        ),
+        *_about_noise(rows, greedy),
+    ]
 
 
 _FAMILIES = {
@@ -74,82 +36,50 @@ _FAMILIES = {
 }
 
 
-def _count(tested: Sequence[Row]) -> Iterator[str]:
-    """A sentence for each family of tests, that counts the verdicts of each kind."""
-    if not tested:
-        yield "There is one condition only, so nothing is compared."
-    for family, named in _FAMILIES.items():
-        rows = [row for row in tested if row["family"] == family]
-        if not rows:
-            continue
-        counts = Counter(judgement(row) if row["verdict"] == "equivalent" else str(row["verdict"]) for row in rows)
-        said = ", ".join(f"{times} {verdict}" for verdict, times in counts.items())
-        yield f"{named.format(f'{len(rows)} {plural("comparison", len(rows))}')}: {said}."
-
-
-def _facts(board: Leaderboard, rows: Sequence[Row]) -> dict[str, str]:
-    every = records(board.comparison)
-    controls = [row for row in every if row["verdict"] == "positive control"]
-    bases = [row for row in rows if row["verdict"] == "baseline"]
-    sizes = dict.fromkeys(
-        f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases
-    )
-    return {
-        "Model": ", ".join(dict.fromkeys(str(row["model"]) for row in rows)),
-        "Dataset": f"{task_name(board.receipt)} ({'; '.join(sizes)})",
-        "Date": " to ".join(_ends({str(one["created"])[:10] for one in board.receipt if one.get("created")})),
-        "Smallest detectable effect": _detectable(rows),
-        "Positive control": "; ".join(map(_control, controls)) or "None was run, so nothing shows what this run can see.",
-        "Noise (A/A)": _noise(board, bases) if len(rows) > 1 else "",
+def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence that counts the verdicts of each kind."""
+    counts = Counter(str(row["verdict"]) for row in rows)
+    spoken = {
+        "better": "{} better",
+        "worse": "{} worse",
+        "equivalent": f"{{}} equivalent within {points(rows[0]['margin'])}",
+        "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
+        "exploratory": "{} exploratory: not registered beforehand, so not judged",
     }
+    said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
+    if len(rows) == 1:
+        said = said.removeprefix("1 ")
+    comparisons = "One comparison" if len(rows) == 1 else f"{len(rows)} comparisons"
+    return f"{_FAMILIES[family].format(comparisons)}: {said}."
 
 
-def _ends(dates: set[str]) -> list[str]:
-    return sorted({min(dates), max(dates)}) if dates else []
-
-
-def _detectable(rows: Sequence[Row]) -> str:
-    """The least true change that such runs find: of the first comparison of each model and layout."""
-    first: dict[tuple[str, str], Row] = {}
-    for row in sorted(rows, key=lambda row: not row["primary"]):
-        if row["tests"]:
-            first.setdefault((row["model"], row["layout"]), row)
-    if not first:
-        return ""
-    effects = [
-        100 * minimal_detectable_effect(
-            n=row["n"], k=row["k"], discordance=min(row["discordance"] / 100, 0.5), alpha=ALPHA / row["tests"]
-        )
-        if row["discordance"]
-        else math.nan
-        for row in first.values()
+def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One sentence per condition of one model and layout, the baseline first."""
+    base = next(row for row in rows if row["verdict"] == "baseline")
+    samples = "one sample each" if base["k"] == 1 else f"{base['k']} samples each"
+    found = [
+        f"{label(base['condition'])} (baseline): {number(base['accuracy'])} % right "
+        f"{interval(base['accuracy_low'], base['accuracy_high'])}, {base['n']} problems, {samples}."
     ]
-    known = sorted({number(effect) for effect in effects if effect == effect}, key=float)
-    if not known:
-        return "Not known: too few samples flipped."
-    ends = f"{known[0]} points" if len(known) == 1 else f"{known[0]} to {known[-1]} points"
-    return f"{ends}, found in {100 * POWER:.0f} of 100 such runs"
+    for row in rows:
+        if row is base:
+            continue
+        tested = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
+        found.append(
+            f"{label(row['condition'])}: {number(row['accuracy'])} % right, {signed(row['difference'])} points "
+            f"{interval(row['low'], row['high'], sign=True)}{tested}; flips {flips(row)}: "
+            f"{judgement(row)}."
+        )
+    return found
 
 
-def _control(row: Row) -> str:
-    """Whether the run saw a change that must do harm."""
-    seen = row["p"] < ALPHA and row["difference"] < 0
-    said = "Seen" if seen else "NOT SEEN, so this run has not shown that it could see any effect"
-    return f"{said}: an answer without working moves accuracy by {points_of(row)}"
-
-
-def points_of(row: Row) -> str:
-    """A difference with its interval and unit."""
-    return f"{signed(row['difference'])} points {difference(row).partition(' ')[2]}".rstrip()
-
-
-def _noise(board: Leaderboard, bases: Sequence[Row]) -> str:
-    """What a second run of the baseline differs by."""
-    floors = [row for row in bases if row["aa_p"] is not None]
+def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: Collection[str]) -> list[str]:
+    floors = [row for row in rows if row["verdict"] == "baseline" and row["aa_p"] is not None]
     if not floors:
-        return "The baseline was run once, so nothing shows how far it moves by itself."
+        return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
     said = "; ".join(
-        f"{signed(row['aa_difference'])} points, flips {flips(row, 'aa_')} ({NOISE[row['model'] in board.greedy]})"
+        f"{row['model']}, {row['layout']}: {signed(row['aa_difference'])} points, "
+        f"{number(row['aa_discordance'])} % of problems flipped ({NOISE[row['model'] in greedy]})"
         for row in floors
     )
-    return f"The baseline run again: {said}"
+    return [f"The baseline against itself (A/A): {said}."]
