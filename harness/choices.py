@@ -37,9 +37,9 @@ class Split(StrEnum):
 class Kind(StrEnum):
     """A kind of figure of accuracies and differences."""
 
-    BARS = "bars"
+    ACCURACY = "accuracy"
     FOREST = "forest"
     FLIPS = "flips"
     LEVELS = "levels"
     SUBJECTS = "subjects"
-    LENGTHS = "lengths"
+    COMPLETION_LENGTHS = "completion-lengths"

@@ -16,10 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attention_probe.figures.bars import plot_accuracy_bars
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.layout import Drawn, lay_out, make_room
 from harness.choices import Width
-from harness.display.figures.bars import plot_accuracy_bars
 from harness.display.figures.style import FONT, MUTED, add_note, styled
 from harness.display.words import plural
 from harness.errors import ConfigError

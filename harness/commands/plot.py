@@ -20,7 +20,7 @@ def plot(
     metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
-    """Draw accuracies, differences, flips and lengths: PNG, SVG, PDF, and the numbers as CSV."""
+    """Draw accuracies, differences, flips and lengths of completions: PNG, SVG, PDF, and the numbers as CSV."""
     from harness.display.plots import make_plots
 
     files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin, metric=metric)

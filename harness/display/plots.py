@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.choices import Kind, Width
-from harness.display.figures.bars import draw_accuracy_bars
+from harness.display.figures.accuracies import draw_accuracies
+from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
 from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
-from harness.display.figures.lengths import draw_lengths, length_shares
 from harness.display.figures.saving import write_figure
 from harness.display.figures.splits import draw_split_differences
 from harness.display.figures.style import without_contrasts, without_yardsticks
@@ -81,12 +81,12 @@ def _plot(
     if kind in ("levels", "subjects"):
         by = kind.removesuffix("s")
         return partial(draw_split_differences, by=by), board(by=(by,)).comparison
-    if kind == "lengths":
+    if kind == "completion-lengths":
         frame = join(read)
-        return draw_lengths, length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
-    if kind == "bars":
+        return draw_completion_lengths, length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
+    if kind == "accuracy":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
-        return partial(draw_accuracy_bars, title=f"Results on {', '.join(names)}"), whole.comparison
+        return partial(draw_accuracies, title=f"Results on {', '.join(names)}"), whole.comparison
     if kind == "flips":
         return draw_flip_matrix, without_contrasts(whole.comparison)
     return partial(draw_forest, pooled=whole.pooled), whole.comparison

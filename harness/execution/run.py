@@ -168,13 +168,13 @@ def finish(path: Path) -> None:
 
 
 def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> None:
-    """Draw the bar chart of a run into its folder."""
+    """Draw the accuracies of a run into its folder."""
     from harness.analysis.accuracy import accuracy_table
-    from harness.display.figures.bars import draw_accuracy_bars
+    from harness.display.figures.accuracies import draw_accuracies
     from harness.display.figures.saving import save_figure
     from harness.experiment.conditions import find_yardsticks
 
-    figure = draw_accuracy_bars(
+    figure = draw_accuracies(
         accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
         title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
     )

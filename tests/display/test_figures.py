@@ -20,15 +20,15 @@ from harness.analysis.accuracy import accuracy_table
 from harness.choices import Kind
 from harness.display.figures import (
     COLOURS,
-    draw_accuracy_bars,
+    draw_accuracies,
+    draw_completion_lengths,
     draw_flip_matrix,
     draw_forest,
-    draw_lengths,
     draw_split_differences,
     length_shares,
     save_figure,
 )
-from harness.display.figures.style import GAINED, LOST, in_order
+from harness.display.figures.style import GAINED, LOOKS, LOST, looks
 from harness.display.plots import make_plots
 from harness.errors import ComparisonError
 from tests.commands.test_cli import here, refused
@@ -82,11 +82,13 @@ def splits(frame):
 def drawn(table, splits, frame, width):
     """Every kind of figure."""
     return {
-        "bars": draw_accuracy_bars(table, title="Results", width=width),
+        "accuracy": draw_accuracies(table, title="Results", width=width),
         "forest": draw_forest(table, width=width),
         "flips": draw_flip_matrix(table, width=width),
         **{by: draw_split_differences(rows, by=by, width=width) for by, rows in splits.items()},
-        "lengths": draw_lengths(length_shares(frame[~frame["condition"].isin(EDITS)]), width=width),
+        "completion-lengths": draw_completion_lengths(
+            length_shares(frame[~frame["condition"].isin(EDITS)]), width=width
+        ),
     }
 
 
@@ -133,15 +135,14 @@ def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, splits, fr
         assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)
         assert len(words(figure)) > 10, kind
         assert not cut_off(figure), kind
-        # numbers of bars of nearly one height may touch in a column
-        assert kind == "bars" or not covered(figure), kind
+        assert not covered(figure), kind
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
 def test_long_names_are_shortened_or_broken(table, width):
     models = {name: f"some-organisation/{name}-with-a-long-label" for name in MODELS}
     long = table.replace({"model": models, "condition": {"mful": "slashes-before-the-system-prompt"}})
-    for figure in (draw_forest(long, width=width), draw_accuracy_bars(long, title="", width=width)):
+    for figure in (draw_forest(long, width=width), draw_accuracies(long, title="", width=width)):
         ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert not cut_off(figure)
         assert not [pair for pair in covered(figure) if set(pair) & set(ticks)]
@@ -165,25 +166,37 @@ def test_drawing_leaves_the_tables_alone(table, splits, frame):
         pandas.testing.assert_frame_equal(rows, before[1][by])
 
 
-def test_the_forest_shows_both_intervals_of_every_row_and_fills_only_what_passed(table):
+def estimates(axes):
+    """What each row of dots shows: the marker, the colour, whether it is filled, the value and its interval, by y."""
+    drawn = [line for line in axes.lines if len(line.get_xdata())]
+    marks = {line.get_ydata()[0]: line for line in drawn if line.get_marker() in "osv^PXDph"}
+    lines = {line.get_ydata()[0]: line for line in drawn if line.get_marker() == "None"}
+    return {
+        y: (
+            mark.get_marker(),
+            to_hex(mark.get_color()),
+            to_hex(mark.get_markerfacecolor()) != "#ffffff",
+            [float(x) for x in (*mark.get_xdata(), *(lines[y].get_xdata() if y in lines else ()))],
+        )
+        for y, mark in sorted(marks.items())
+    }
+
+
+def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(table):
     axes = draw_forest(table).axes[0]
-    lines = [np.asarray(line.get_xdata(), dtype=float) for line in axes.lines]
-    compared = table[~table["verdict"].isin(["baseline", "rewording"])]
-    assert set(compared["verdict"]) > {"better", "worse"}
-    dots = [
-        (round(float(line.get_xdata()[0]), 9), to_hex(line.get_markerfacecolor()) != "#ffffff")
-        for line in axes.lines
-        if line.get_marker() == "o"
-    ]
-    assert len(dots) == len(compared)
-    for _, row in compared.iterrows():
-        for low, high in (("low", "high"), ("equivalence_low", "equivalence_high")):
-            assert any(len(x) == 2 and np.allclose(x, [row[low], row[high]]) for x in lines), (row["model"], low)
-        passed = row["verdict"] in ("better", "worse")
-        assert (round(row["difference"], 9), passed) in dots
-    assert sum(passed for _, passed in dots) == compared["verdict"].isin(["better", "worse"]).sum()
-    noise = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "D"]
-    assert np.allclose(noise, table[table["verdict"] == "baseline"]["aa_difference"])
+    shown = iter(estimates(axes).values())
+    assert set(table["verdict"]) > {"better", "worse"}
+    for model in MODELS:
+        mine = table[table["model"] == model].set_index("condition")
+        assert next(shown) == (*LOOKS["wo"][1::-1], True, [mine.loc["wo", "aa_difference"]])
+        for condition in ("random", "mful", "mless"):
+            row = mine.loc[condition]
+            assert next(shown) == (
+                *LOOKS[condition][1::-1],
+                row["verdict"] in ("better", "worse"),
+                [row["difference"], row["low"], row["high"]],
+            )
+    assert list(shown) == []
     ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
     assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "rewording"]["difference"]))
 
@@ -202,16 +215,16 @@ def test_a_rewording_far_out_is_an_arrow_and_does_not_squeeze_the_differences(ta
     assert "\N{MINUS SIGN}80.0 to" in " ".join(figure.texts[0].get_text().split()) and not cut_off(figure)
 
 
-def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_studys_order(table):
+def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_tables_order(table):
     texts = [text.get_text() for text in draw_forest(table).axes[0].texts]
     names = [text for text in texts if text.startswith("w/ ") or text == "Random sentence"]
-    assert names == ["w/ Mless", "w/ Mful", "Random sentence"] * len(MODELS)
+    assert names == ["Random sentence", "w/ Mful", "w/ Mless"] * len(MODELS)
     verdicts = [text for text in texts if text in ("better", "worse", "equivalent", "inconclusive")]
     compared = table[~table["verdict"].isin(["baseline", "rewording"])]
     expected = [
         compared[(compared["model"] == model) & (compared["condition"] == condition)]["verdict"].item()
         for model in MODELS
-        for condition in ("mless", "mful", "random")
+        for condition in ("random", "mful", "mless")
     ]
     assert verdicts == expected
     for _, row in compared.iterrows():
@@ -224,7 +237,7 @@ def test_without_a_second_run_or_rewordings_the_forest_has_no_row_for_them(frame
     figure = draw_forest(compare(plain))
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert not any("A/A" in text or "rewordings" in text for text in texts)
-    assert "Diamonds" not in figure.texts[0].get_text() and "Ticks" not in figure.texts[0].get_text()
+    assert not {"A/A:", "Ticks:", "Arrows:"} & set(figure.texts[0].get_text().split())
 
 
 def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
@@ -240,27 +253,24 @@ def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
     assert "(Holm)" in note(compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"), contrasts=[]))
 
 
-def test_bars_have_the_accuracies_and_their_intervals_in_the_studys_order(table):
-    axes = draw_accuracy_bars(table, title="Results", width="page").axes[0]
-    assert [c.get_label() for c in axes.containers if hasattr(c, "errorbar")] == [
-        "w/o",
-        "w/ Mless",
-        "w/ Mful",
-        "Random sentence",
+def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):
+    axes = draw_accuracies(table, title="Results", width="page").axes[0]
+    rows = table[~table["condition"].isin(EDITS)]
+    assert list(estimates(axes).values()) == [
+        (
+            *LOOKS[row["condition"]][1::-1],
+            True,
+            [float(row[name]) for name in ("accuracy", "accuracy_low", "accuracy_high")],
+        )
+        for row in rows.to_dict("records")
     ]
-    rows = table.set_index(["condition", "model"])
-    bars = [container for container in axes.containers if hasattr(container, "errorbar")]
-    for condition, container in zip(("wo", "mless", "mful", "random"), bars, strict=True):
-        (whiskers,) = container.errorbar.lines[2]
-        for model, bar, ends in zip(MODELS, container.patches, whiskers.get_segments(), strict=True):
-            row = rows.loc[condition, model]
-            assert bar.get_height() == row["accuracy"]
-            assert np.allclose(ends[:, 1], [row["accuracy_low"], row["accuracy_high"]])
-        assert to_hex(container.patches[0].get_facecolor()) == COLOURS[condition]
-    assert axes.get_ylabel().startswith("Accuracy (%), 95 % score interval")
+    texts = [text.get_text() for text in axes.texts]
+    assert [f"{value:.1f}" for value in rows["accuracy"]] == [one for one in texts if one.replace(".", "").isdigit()]
+    low, high = axes.get_xlim()
+    assert low < rows["accuracy_low"].min() and high > rows["accuracy_high"].max()
 
 
-def test_the_bars_of_a_run_folder_have_the_same_intervals(frame, table):
+def test_the_dots_of_a_run_folder_have_the_same_intervals(frame, table):
     alone = accuracy_table(frame.assign(verdict="incorrect", math_verify=None))
     keys = ["model", "condition"]
     both = alone.merge(table, on=keys, suffixes=("", "_compared"))
@@ -291,7 +301,7 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, splits, frame, label, t
 def test_yardsticks_are_counted_and_not_drawn(table, splits, frame):
     rows = pandas.concat([splits["level"], table[table["verdict"] == "rewording"].assign(level=1)])
     split = draw_split_differences(rows, by="level")
-    for figure in (draw_accuracy_bars(table, title=""), draw_flip_matrix(table), split):
+    for figure in (draw_accuracies(table, title=""), draw_flip_matrix(table), split):
         shown = [text for text, _ in words(figure)]
         assert not [text for text in shown if "edit_" in text]
         assert "Not shown: 6 rewordings, other fillers and controls that these are held against." in " ".join(
@@ -328,18 +338,17 @@ def test_splits_show_every_difference_with_its_interval_and_the_number_of_proble
     compared = rows[rows["verdict"] != "baseline"]
     for axes, model in zip(figure.axes, MODELS, strict=True):
         mine = compared[compared["model"] == model]
-        dots = np.concatenate(
-            [c.get_offsets()[:, 0] for c in axes.collections if hasattr(c, "get_sizes") and len(c.get_offsets()) > 1]
+        shown = sorted((marker, *numbers) for marker, _, _, numbers in estimates(axes).values() if numbers)
+        assert shown == sorted(
+            (LOOKS[row["condition"]].marker, row["difference"], row["low"], row["high"])
+            for row in mine.to_dict("records")
         )
-        assert np.allclose(sorted(dots), sorted(mine["difference"].astype(float)))
-        ends = [tuple(s[:, 0]) for c in axes.collections if hasattr(c, "get_segments") for s in c.get_segments()]
-        assert np.allclose(sorted(ends), sorted(zip(mine["low"], mine["high"], strict=True)))
     counts = rows.groupby(by, observed=True)["n"].first()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [f"{'level ' if by == 'level' else ''}{value} ({count})" for value, count in counts.items()]
     note = " ".join(figure.get_supxlabel().split())
     passed = compared["verdict"].isin(["better", "worse"]).sum()
-    assert f"Of {len(compared)} tests by {by}" in note and ("thick edge" in note) == bool(passed)
+    assert f"Of {len(compared)} tests by {by}" in note and ("those are filled" in note) == bool(passed)
 
 
 def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
@@ -349,11 +358,11 @@ def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
         assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(mine)).all()
         middle = rows.iloc[len(rows) // 2]
         assert middle["share"] == pytest.approx(100 * (mine["completion_tokens"] <= middle["length"]).mean())
-    figure = draw_lengths(shares[~shares["condition"].isin(EDITS)])
+    figure = draw_completion_lengths(shares[~shares["condition"].isin(EDITS)])
     for axes, model in zip(figure.axes, MODELS, strict=True):
         medians = [int(number) for number in axes.get_title().split("median ")[1].split(" / ")]
         kept = frame[(frame["model"] == model) & (frame["replicate"] == 0)]
-        expected = [kept[kept["condition"] == c]["completion_tokens"] for c in ("wo", "mless", "mful", "random")]
+        expected = [kept[kept["condition"] == c]["completion_tokens"] for c in ("wo", "random", "mful", "mless")]
         assert medians == [int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected]
 
 
@@ -389,8 +398,32 @@ def test_conditions_and_directions_are_told_apart_without_one_kind_of_cone(kind)
         assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)
 
 
-def test_the_studys_conditions_come_first_and_in_its_order():
-    assert in_order(["dots", "random", "mful", "wo", "mless", "dots"]) == ["wo", "mless", "mful", "random", "dots"]
+def test_a_condition_looks_the_same_whatever_else_is_shown():
+    names = ["mless", "dots", "wo", "mless - dots", "pause"]
+    shown = looks(names)
+    assert list(shown) == names and len(set(shown.values())) == len(names)
+    assert shown["wo"] == LOOKS["wo"] and shown["mless"] == LOOKS["mless"]
+    assert looks(["dots", "pause"]) == {name: shown[name] for name in ("dots", "pause")}
+    assert len(set(looks(map(str, range(20))).values())) == 20
+
+
+def test_no_figure_reorders_the_conditions_of_a_run(frame):
+    kept = frame[~frame["condition"].isin(EDITS)].assign(k=0)
+    order = ["mful", "wo", "random", "mless"]
+    mixed = pandas.concat([kept[kept["condition"] == name] for name in order])
+    table = compare(mixed)
+    names = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence"}
+    for figure in (draw_accuracies(table, title=""), draw_forest(table)):
+        shown = [text.get_text() for text in figure.axes[0].texts if text.get_text() in names.values()]
+        assert shown[: len(set(shown))] == [names[one] for one in order if names[one] in shown]
+    assert [axes.get_title() for axes in draw_flip_matrix(table).axes[:3]] == ["w/ Mful", "Random sentence", "w/ Mless"]
+    for figure in (
+        draw_completion_lengths(length_shares(mixed)),
+        draw_split_differences(compare(mixed, by=["level"]), by="level"),
+    ):
+        (legend,) = figure.legends
+        shown = [text.get_text() for text in legend.get_texts()]
+        assert shown == [names[one] for one in order if names[one] in shown] and len(shown) >= 3
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
@@ -409,7 +442,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     receipt = json.loads(image.text["Description"])
     assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
     assert image.width == 990
-    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["bars"], width="column")
+    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["accuracy"], width="column")
     assert [file.read_bytes() for file in again] == [
         (tmp_path / "figures" / file.name).read_bytes() for file in again
     ], "the same numbers give the same files"
@@ -423,7 +456,7 @@ def test_the_command_names_its_files_and_refuses_what_it_cannot_read_or_write(ca
     ]
     refused(here(capsys, monkeypatch, "plot", str(tmp_path)), "holds no finished run")
     (tmp_path / "file").write_text("")
-    arguments = ("--kind", "bars", "-o", str(tmp_path / "file"))
+    arguments = ("--kind", "accuracy", "-o", str(tmp_path / "file"))
     refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. Choose")
 
 

@@ -9,10 +9,10 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "bars": ["draw_accuracy_bars", "plot_accuracy_bars"],
+        "accuracies": ["draw_accuracies"],
+        "completion_lengths": ["draw_completion_lengths", "length_shares"],
         "flip_matrix": ["draw_flip_matrix"],
         "forest": ["draw_forest"],
-        "lengths": ["draw_lengths", "length_shares"],
         "saving": ["save_figure", "write_figure"],
         "splits": ["draw_split_differences"],
         "style": ["COLOURS"],

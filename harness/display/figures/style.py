@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.analysis.verdicts import APART
 from harness.choices import Width
 from harness.display.visible import visible
-from harness.display.words import LABELS, plural
 from harness.display.words import label as whole_label
+from harness.display.words import plural
 
 if TYPE_CHECKING:
     import pandas
@@ -21,20 +22,44 @@ if TYPE_CHECKING:
 INCHES: dict[Width, float] = {"page": 7.0, "column": 3.3}
 FONT: dict[Width, float] = {"page": 7.5, "column": 6.5}
 
-COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea", "random": "#e69f00"}
-"""Purple, teal and light blue as in the study, orange for the random sentence; told apart by the colour-blind."""
+
+class Look(NamedTuple):
+    """How a condition is told apart in every figure."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+LOOKS = {
+    "wo": Look("#4b2e83", "o", "-"),
+    "mless": Look("#0c7a66", "s", (0, (4, 1.2))),
+    "mful": Look("#3d97dd", "^", (0, (1.2, 1))),
+    "random": Look("#b87000", "v", (0, (5, 1, 1, 1))),
+}
+"""Purple, teal, blue and brown: told apart by the colour-blind, and at least 3 to 1 on white."""
+COLOURS = {name: look.colour for name, look in LOOKS.items()}
+"""The colours alone."""
 GAINED, LOST = "#0072b2", "#d55e00"
 """Wrong to right, and right to wrong (Okabe and Ito's blue and vermilion)."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
-_SPARE = ("#555555", "#999999", "#bbbb44", "#cc6677")
+_SPARE_COLOURS, _SPARE_MARKERS = ("#555555", "#8a8a1f", "#cc6677", "#888888"), "PXDph"
 
 NAME = 17
 """The most letters that are shown of a condition's name."""
 
 
-def colour(condition: str, conditions: Sequence[str]) -> str:
-    """A condition's colour; one that has no name of its own takes it from its place."""
-    return COLOURS.get(condition, _SPARE[list(conditions).index(condition) % len(_SPARE)])
+def looks(conditions: Iterable[Any]) -> dict[str, Look]:
+    """The look of each condition, in their order; those that the study does not name take spare ones in turn.
+
+    Contrasts come last, so that a figure with them has the same looks as one without.
+    """
+    names = dict.fromkeys(str(condition) for condition in conditions)
+    others = sorted((name for name in names if name not in LOOKS), key=lambda name: " - " in name)
+    dashes = [look.dashes for look in LOOKS.values()]
+    spare = zip(cycle(_SPARE_COLOURS), cycle(_SPARE_MARKERS), cycle(dashes))  # 20 that differ
+    given = {name: Look(*look) for name, look in zip(others, spare, strict=False)}
+    return {name: LOOKS.get(name) or given[name] for name in names}
 
 
 def label(condition: str) -> str:
@@ -43,13 +68,6 @@ def label(condition: str) -> str:
     if len(name) <= NAME:
         return name
     return f"{name[: (NAME - 1) // 2]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - NAME // 2 :]}"
-
-
-def in_order(conditions: Iterable[Any]) -> list[str]:
-    """Each condition once, the study's first and in the study's order."""
-    known = list(LABELS)
-    names = dict.fromkeys(str(condition) for condition in conditions)
-    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -78,10 +96,8 @@ def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def compared(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of conditions that are compared with the baseline, in the study's order."""
-    order = in_order(table["condition"])
-    rows = table[~table["verdict"].isin(["baseline", *YARDSTICKS])]
-    return rows.sort_values("condition", key=lambda names: names.astype(str).map(order.index), kind="stable")
+    """The rows of conditions that are compared with the baseline, in the table's order."""
+    return table[~table["verdict"].isin(["baseline", *YARDSTICKS])]
 
 
 def about_yardsticks(table: pandas.DataFrame) -> str:

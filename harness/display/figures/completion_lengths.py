@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from harness.choices import Width
 from harness.display.figures import style
 from harness.errors import ComparisonError
-
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)), (0, (5, 1, 1, 1)))
-"""Conditions differ in their dashes, too."""
 
 
 def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -49,43 +45,47 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     return shares.drop(columns="group").reset_index(drop=True)
 
 
-def draw_lengths(shares: pandas.DataFrame, *, width: Width = "page") -> Figure:
-    """A panel for each model and layout, a line for each condition, its median named.
+def draw_completion_lengths(shares: pandas.DataFrame, *, width: Width = "page") -> Figure:
+    """A panel for each model and layout, a line for each condition, a mark at its median.
 
     Args:
         shares: As of `length_shares`.
         width: `page` is 7 inches, `column` 3.3.
     """
-    conditions = style.in_order(shares["condition"])
+    looks = style.looks(shares["condition"])
     panels = style.split_settings(shares)
     wide = shares["length"].max() > 30 * max(1, shares["length"].min())
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
-    note = f"{counts} completions a line; medians in the order of the legend."
+    note = f"{counts} completions a line; marks: medians, above in the order of the legend."
     down, _ = style.panel_grid(len(panels), width)
     with style.drawing(width, 0.7 + 1.9 * down, note, handlelength=2.6) as figure:
-        grid = style.add_panels(figure, len(panels), width, sharey=True)
+        grid = style.add_panels(figure, len(panels), width, sharex=True, sharey=True)
         for axes, (name, rows) in zip(grid, panels.items(), strict=True):
-            medians = []
-            for place, condition in enumerate(conditions):
-                mine = rows[rows["condition"] == condition]
-                if mine.empty:
-                    continue
-                axes.step(
-                    [mine["length"].iloc[0], *mine["length"]],
-                    [0, *mine["share"]],
-                    where="post",
-                    color=style.colour(condition, conditions),
-                    linestyle=DASHES[place % len(DASHES)],
-                    linewidth=1.3,
-                    label=style.label(condition),
-                )
-                medians.append(f"{mine['length'][mine['share'] >= 50].iloc[0]:,}")
+            lines = {one: mine for one in looks if len(mine := rows[rows["condition"] == one])}
+            medians = [_draw(axes, one, mine, looks[one]) for one, mine in lines.items()]
+            axes.set_title(f"{name}\nmedian {' / '.join(f'{median:,}' for median in medians)}")
+            axes.set_ylim(0, 101)
             if wide:
                 axes.set_xscale("log")
                 axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.set_title(f"{name}\nmedian {' / '.join(medians)}")
-            axes.set_ylim(0, 101)
             axes.set_xlabel(f"Length of a completion ({shares['unit'].iloc[0]})")
+            axes.tick_params(labelbottom=True)
             style.tidy(axes, grid="both")
         grid[0].set_ylabel("Completions no longer (%)")
     return figure
+
+
+def _draw(axes: Axes, condition: str, rows: pandas.DataFrame, look: style.Look) -> int:
+    """Draw one condition's line and return its median."""
+    median = int(rows["length"][rows["share"] >= 50].iloc[0])
+    axes.step(
+        [rows["length"].iloc[0], *rows["length"]],
+        [0, *rows["share"]],
+        where="post",
+        color=look.colour,
+        linestyle=look.dashes,
+        linewidth=1.3,
+        label=style.label(condition),
+    )
+    axes.plot(median, 50, marker=look.marker, markersize=5, color=look.colour, markeredgecolor="white")
+    return median
