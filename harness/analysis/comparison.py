@@ -15,7 +15,7 @@ from harness.analysis.intervals import difference_bounds, hold_zero, score_inter
 from harness.analysis.paired_tests import count_flips, paired_test
 from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
-from harness.analysis.verdicts import APART, equivalence_p, judge
+from harness.analysis.verdicts import APART, EXPLORATORY, equivalence_p, judge
 from harness.analysis.yardsticks import find_broken, measure_yardsticks
 from harness.errors import ComparisonError
 from harness.experiment.conditions import DEFAULT_SEED, contrast_name, read_contrast
@@ -94,6 +94,7 @@ def compare(
     by: Sequence[str] = (),
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
+    left_out: Collection[tuple[str, str]] = (),
     yardsticks: Mapping[str, str] = MappingProxyType({}),
     behind: Mapping[str, float] = MappingProxyType({}),
 ) -> pandas.DataFrame:
@@ -117,6 +118,7 @@ def compare(
             the baseline is tested.
         primary: The contrast that the run is about. It is tested first, at full alpha; the others can only be found
             behind it.
+        left_out: Models with contrasts that were not named before their runs: exploratory there.
         yardsticks: Conditions that the others are held against, with the kind of each: `rewording`, `other filler` or
             `positive control`, as `harness.experiment.conditions.find_yardsticks` finds them. They are not tested.
         behind: By layout, the p-value of a pooled primary contrast (`pooled.pool`), which is tested before all others.
@@ -137,6 +139,7 @@ def compare(
         raise ComparisonError("primary: it is tested over all problems: expected no `by` beside it. Leave one out.")
     pairs = {_row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
     _refuse_unknown(counted, baseline, pairs.values(), yardsticks)
+    unnamed = {(model, _row_name(*read_contrast(name), baseline)) for model, name in left_out}
     about = None if primary is None else _row_name(*read_contrast(primary), baseline)
     if about is not None and about not in pairs:
         raise ComparisonError(f"primary: expected one of the contrasts, got {primary}. Name it in contrasts too.")
@@ -167,7 +170,8 @@ def compare(
             if condition != against:
                 refuse_unpaired(frame, old, new)
                 row |= _difference(old, new, _generator(seed, new)) | _equivalence(old, new, margin=margin, alpha=alpha)
-                row["primary"] = name == about
+                registered = (str(row["model"]), name) not in unnamed
+                row |= {"primary": name == about and registered} | ({} if registered else {"verdict": EXPLORATORY})
             changes.append(None if condition == against else new.right - old.right)
             table.append({**row, "margin": margin})
         measure_yardsticks(

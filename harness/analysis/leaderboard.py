@@ -105,8 +105,9 @@ def make_leaderboard(
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
-    The contrasts that the runs registered are one family, over all models. Nothing is registered if the baseline is not
-    `wo` or the table is split; then all tests are the family, and none is primary.
+    The contrasts that the runs registered are one family, over all models; what a model's runs did not register is
+    exploratory there. Nothing is registered if no run registered anything, the baseline is not `wo`, or the table is
+    split; then all tests are the family, and none is primary.
 
     Args:
         runs: From `read_run.read_run`.
@@ -147,6 +148,7 @@ def make_leaderboard(
             by=by,
             contrasts=contrasts,
             primary=primary,
+            left_out=_left_out(runs, contrasts or ()),
             yardsticks=yardsticks,
             behind=behind,
         ),
@@ -232,20 +234,34 @@ def _behind(pooled: pandas.DataFrame) -> dict[str, float]:
 
 
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
-    """The contrasts that all runs together registered, and the primary one if all name the same.
+    """The contrasts that the runs registered, and the primary one if all that registered any name the same.
 
-    Both are None if a run registered nothing, or left out a contrast that it could test and another registered.
+    Both are None if no run registered anything.
     """
-    registered = [one.facts.get("contrasts") for one in runs]
-    ran = [{str(name) for name in one.frame["condition"].unique()} for one in runs]
-    every = dict.fromkeys(str(name) for names in registered for name in names or ())
-    for names, there in zip(registered, ran, strict=True):
-        left_out = [] if names is None else [read_contrast(name) for name in every if name not in names]
-        if names is None or any(one in there and other in {*there, BASELINE} for one, other in left_out):
-            return None, None
-    primaries = {one.facts.get("primary") for one in runs}
-    kept = tuple(name for name in every if set(read_contrast(name)) <= set.union(*ran))
+    registered = [one.facts for one in runs if one.facts.get("contrasts") is not None]
+    if not registered:
+        return None, None
+    every = dict.fromkeys(str(name) for facts in registered for name in facts["contrasts"])
+    primaries = {facts.get("primary") for facts in registered}
+    kept = tuple(name for name in every if set(read_contrast(name)) <= set().union(*map(_conditions, runs)))
     return kept, primaries.pop() if len(primaries) == 1 and primaries <= set(kept) else None
+
+
+def _left_out(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
+    """Models with contrasts that a run of theirs could have registered and did not, such as every one of a log."""
+    pairs = {name: read_contrast(name) for name in contrasts}
+    return {
+        (str(one.facts["model"]), name)
+        for one in runs
+        for name, (condition, against) in pairs.items()
+        if name not in (one.facts.get("contrasts") or ())
+        and condition in _conditions(one)
+        and against in {*_conditions(one), BASELINE}
+    }
+
+
+def _conditions(one: Run) -> set[str]:
+    return {str(name) for name in one.frame["condition"].unique()}
 
 
 def _study(runs: Sequence[Run], tasks: Sequence[str] = ()) -> Study | None:

@@ -78,12 +78,10 @@ def test_what_was_not_registered_is_exploratory():
     [
         ([{}], {}),
         ([{"primary": None, "contrasts": None}], {}),
-        ([REGISTERED, {}], {}),
-        ([REGISTERED, {"primary": "mless - wo", "contrasts": ["mless - wo"]}], {}),
         ([REGISTERED], {"by": ["level"]}),
         ([REGISTERED], {"baseline": "mless"}),
     ],
-    ids=["nothing", "older run", "one of two", "contradicting", "split", "another baseline"],
+    ids=["nothing", "older run", "split", "another baseline"],
 )
 def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_says_so(facts, arguments):
     board = make_leaderboard(of_models(*facts), **arguments)
@@ -92,6 +90,28 @@ def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_sa
     assert set(tested["family"]) == {"all"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
     assert f"over all {len(tested)} tests shown, not registered beforehand" in " ".join(comparison_grid(board).notes)
+
+
+@pytest.mark.parametrize(
+    ("named", "tests"),
+    [({}, [1, 2, 2]), ({"primary": "mless - wo", "contrasts": ["mless - wo"]}, [2, 4, 4, 2])],
+    ids=["a log", "fewer contrasts"],
+)
+def test_what_one_model_did_not_register_is_exploratory_there_and_leaves_the_others_registered(named, tests):
+    board = make_leaderboard(of_models(REGISTERED, named))
+    assert (board.primary, board.contrasts) == ("mless - wo", ("mless - wo", "mful - wo", "random - wo"))
+    table = board.comparison[board.comparison["condition"] != "wo"]
+    assert table["tests"].dropna().tolist() == tests
+    family = ["registered"] * len(tests) + ["exploratory"] * (6 - len(tests))
+    assert table["family"].tolist() == family and (table["verdict"] == "exploratory").tolist() == [
+        name == "exploratory" for name in family
+    ]
+    assert table["primary"].sum() == len({*table["model"][table["family"] == "registered"]})
+    alone = make_leaderboard(of_models(REGISTERED)).comparison.set_index("condition")
+    if not named:
+        shown = table[table["model"] == "m0"].set_index("condition")
+        assert shown.loc["mless", ["p_adjusted", "low"]].tolist() == alone.loc["mless", ["p_adjusted", "low"]].tolist()
+    assert "exploratory: not among them, so neither adjusted nor judged" in " ".join(comparison_grid(board).notes)
 
 
 def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
