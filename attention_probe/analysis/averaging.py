@@ -184,7 +184,8 @@ def average_curves(
 def _value_norms(trace: Trace) -> NDArray[np.float32]:
     if np.isnan(trace.value_norm).all():
         raise ConfigError(
-            "These traces have no value vectors: the model shows its attention weights alone. Leave out --weighted."
+            "These traces have no value vectors: the model shows its attention weights alone. Ask for curves that are "
+            "not weighted."
         )
     return trace.value_norm
 

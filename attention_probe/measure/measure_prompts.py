@@ -199,9 +199,14 @@ class _Passed:
         return means[..., :size].cpu().numpy().astype(np.float32), counts[..., :size].cpu().numpy().astype(np.int32)
 
     def value_norm(self, layers: Sequence[int]) -> NDArray[np.float32]:
-        """The lengths of the value vectors [layer, head, position]."""
-        norms = torch.stack([self.given[layer].value_norm[self.place] for layer in layers])
-        return norms[..., : len(self.row.kept)].cpu().numpy().astype(np.float32)
+        """The lengths of the value vectors [layer, head, position]; NaN where only weights are known."""
+        rows = []
+        for found in (self.given[layer] for layer in layers):
+            norms = (
+                torch.full_like(found.region_mass[..., 0], torch.nan) if found.value_norm is None else found.value_norm
+            )
+            rows.append(norms[self.place, :, : len(self.row.kept)])
+        return torch.stack(rows).cpu().numpy().astype(np.float32)
 
 
 def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:

@@ -69,7 +69,7 @@ class LayerCapture:
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
             padding, and for regions whose entropy was not asked.
-        value_norm: Length of the value vector that each head reads at a key; NaN at padding, and from weights alone.
+        value_norm: Length of the value vector that each head reads at a key; NaN at padding. None from weights alone.
         region_output: Sum over the keys of `output_region` of weight times value; None unless asked.
         output: The whole attention output of each head, before the output projection; None unless asked.
         values: The value vectors; None unless asked.
@@ -80,7 +80,7 @@ class LayerCapture:
     visible_count: Int[Tensor, "batch query_set key"]
     region_mass: Float[Tensor, "batch head query region"]
     region_entropy: Float[Tensor, "batch head query region"]
-    value_norm: Float[Tensor, "batch head key"]
+    value_norm: Float[Tensor, "batch head key"] | None
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
     values: Float[Tensor, "batch kv_head key head_dim"] | None
@@ -99,7 +99,8 @@ class LayerCapture:
         """
         due = (self.column_count > 0)[:, :, None]
         broken = (~self.column_mean.isfinite() & due).flatten(3).any(-1).any(1)
-        for part in (self.region_mass, self.region_output, self.output):
+        lengths = None if self.value_norm is None else self.value_norm[..., None]
+        for part in (self.region_mass, self.region_output, self.output, lengths):
             if part is not None:
                 broken |= (~part.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
         return [int(head) for head in broken.any(0).nonzero()]
@@ -156,7 +157,7 @@ class Reduction:
         self._regions = asked.key_regions.float()
         self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
         self._values = values if asked.output_region is not None else None
-        self._value_norm = torch.full((batch, heads, length), torch.nan, device=asked.real.device)
+        self._value_norm = None
         if values is not None:
             norms = values.float().square().sum(-1).sqrt()
             self._value_norm = norms.repeat_interleave(heads // norms.shape[1], dim=1)
@@ -234,7 +235,7 @@ class Reduction:
             visible_count=visible.long(),
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_entropy=self._entropy.masked_fill(padding, torch.nan),
-            value_norm=self._value_norm.masked_fill(~real[:, None], torch.nan),
+            value_norm=None if self._value_norm is None else self._value_norm.masked_fill(~real[:, None], torch.nan),
             region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,
             values=self._values,

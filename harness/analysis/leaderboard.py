@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.experiment.conditions import BASELINE, DEFAULT_SEED, read_contrast
-from harness.runs.comparable import join
+from harness.runs.comparable import join, refuse_one_task
 from harness.runs.run import Run
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
+TASKS_SCHEMA = "mless-tasks/1"
+"""The same of `tasks_as_json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,33 +27,11 @@ class Study:
 
     Attributes:
         name: The study's.
-        tasks: Its tasks, if it names them: then its pooled contrast is over all of them.
-        missing: Its models, and tasks where these are pooled, that have no run here.
+        missing: Its models that have no run here.
     """
 
     name: str
-    tasks: tuple[str, ...]
     missing: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TaskPool:
-    """One effect over several tasks and all their models.
-
-    Attributes:
-        table: `pooled.pool`.
-        tasks: Their names.
-        study: The study that all runs were registered in, if they are of one.
-    """
-
-    table: pandas.DataFrame
-    tasks: tuple[str, ...]
-    study: Study | None
-
-    @property
-    def behind(self) -> dict[str, float]:
-        """By layout, the p-value of the registered contrast, which single tasks and models wait behind."""
-        return _behind(self.table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,7 +81,6 @@ def make_leaderboard(
     baseline: str = "wo",
     margin: float | None = None,
     by: Sequence[str] = (),
-    over_tasks: TaskPool | None = None,
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
@@ -114,7 +93,6 @@ def make_leaderboard(
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
-        over_tasks: Of these runs and others, from `pool_tasks`: what a study of several tasks tests first.
 
     Raises:
         ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
@@ -136,10 +114,11 @@ def make_leaderboard(
     pooled = pool(
         [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
         _pairs(frame["condition"].unique(), contrasts, baseline, yardsticks),
-        registered=_pooled_name(primary, baseline) if study and not (study.tasks or study.missing) else None,
+        registered=_pooled_name(primary, baseline) if study and not study.missing else None,
         models=frame["model"].nunique(),
     )
-    behind = _behind(pooled) or (over_tasks.behind if over_tasks and study else {})
+    first = pooled[pooled["registered"]]
+    behind = dict(zip(first["layout"], first["p_adjusted"], strict=True))
     return Leaderboard(
         comparison=compare(
             frame,
@@ -166,33 +145,25 @@ def make_leaderboard(
     )
 
 
-def pool_tasks(groups: Sequence[Sequence[Run]], *, baseline: str = "wo") -> TaskPool | None:
-    """One effect over several tasks and all their models. None if two of the groups are of one task.
+def pool_tasks(groups: Sequence[Sequence[Run]], *, baseline: str = "wo") -> pandas.DataFrame:
+    """One effect over several tasks and all their models, as `pooled.pool` gives it; always exploratory.
 
     Args:
         groups: The runs of each task, as `comparable.by_table` groups them.
         baseline: The condition that others are compared with.
+
+    Raises:
+        ComparisonError: two groups have problems in common, or runs under one label differ in more than the task.
     """
     from harness.analysis.pooled import join_tasks, pool
     from harness.analysis.sample_counts import count_outcomes
 
-    tasks = tuple(task_name(one.facts for one in group) for group in groups)
-    if len(set(tasks)) < len(tasks):
-        return None
+    refuse_one_task(groups)
     runs = [one for group in groups for one in group]
-    contrasts, primary = _registered(runs) if baseline == BASELINE else (None, None)
-    study = None if primary is None else _study(runs, tasks)
-    joined = join_tasks({task: count_outcomes(join(group)) for task, group in zip(tasks, groups, strict=True)})
-    models = {dict(one.setting)["model"] for one in joined}
+    joined = join_tasks({str(place): count_outcomes(join(group)) for place, group in enumerate(groups)})
     conditions = dict.fromkeys(one.condition for one in joined)
-    table = pool(
-        joined,
-        _pairs(conditions, contrasts, baseline, _yardsticks(runs, baseline)),
-        registered=_pooled_name(primary, baseline) if study and study.tasks and not study.missing else None,
-        models=len(models),
-        fewest=1,
-    )
-    return TaskPool(table=table, tasks=tasks, study=study)
+    contrasts, _ = _registered(runs) if baseline == BASELINE else (None, None)
+    return pool(joined, _pairs(conditions, contrasts, baseline, _yardsticks(runs, baseline)), fewest=1)
 
 
 def task_name(facts: Iterable[Mapping[str, Any]]) -> str:
@@ -228,11 +199,6 @@ def _pooled_name(primary: str | None, baseline: str) -> str | None:
     return condition if against == baseline else primary
 
 
-def _behind(pooled: pandas.DataFrame) -> dict[str, float]:
-    first = pooled[pooled["registered"]]
-    return dict(zip(first["layout"], first["p_adjusted"], strict=True))
-
-
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
     """The contrasts that the runs registered, and the primary one if all that registered any name the same.
 
@@ -264,18 +230,13 @@ def _conditions(one: Run) -> set[str]:
     return {str(name) for name in one.frame["condition"].unique()}
 
 
-def _study(runs: Sequence[Run], tasks: Sequence[str] = ()) -> Study | None:
-    """The one study that all runs are of; None if there is no such study. `tasks`: those that are pooled here."""
-    named = [
-        (study["name"], frozenset(study["models"]), frozenset(study.get("tasks") or ()))
-        for one in runs
-        if (study := one.facts.get("study"))
-    ]
-    if len(named) < len(runs) or len(set(named)) > 1:
+def _study(runs: Sequence[Run]) -> Study | None:
+    """The one study that all runs are of; None if there is no such study."""
+    studies = [study for one in runs if (study := one.facts.get("study"))]
+    if len(studies) < len(runs) or len({(study["name"], frozenset(study["models"])) for study in studies}) > 1:
         return None
-    name, models, its_tasks = named[0]
-    missing = sorted(models - {one.facts["model"] for one in runs}) + sorted(its_tasks - set(tasks) if tasks else ())
-    return Study(name=name, tasks=tuple(sorted(its_tasks)), missing=tuple(missing))
+    there = {one.facts["model"] for one in runs}
+    return Study(name=studies[0]["name"], missing=tuple(name for name in studies[0]["models"] if name not in there))
 
 
 def as_json(board: Leaderboard, **more: Any) -> str:
@@ -298,9 +259,9 @@ def as_json(board: Leaderboard, **more: Any) -> str:
     )
 
 
-def tasks_as_json(pool: TaskPool) -> str:
-    """One effect over several tasks as JSON in ASCII, which follows their tables."""
-    return _dump({"schema": SCHEMA, "tasks": pool.tasks, "pooled": records(pool.table)})
+def tasks_as_json(pooled: pandas.DataFrame, tasks: Sequence[str], baseline: str) -> str:
+    """One effect over several tasks as JSON in ASCII. It follows the tasks' tables."""
+    return _dump({"schema": TASKS_SCHEMA, "tasks": tasks, "baseline": baseline, "pooled": records(pooled)})
 
 
 def _dump(values: Mapping[str, Any]) -> str:

@@ -50,9 +50,7 @@ def comparison_grid(board: Leaderboard) -> Grid:
     title, words = heading(board)
     columns = [
         *map(word_column, words),
-        number_column("acc. %", "accuracy", number)
-        if board.by  # else the table would be too wide
-        else row_column(f"accuracy % [{LEVEL}]", "accuracy", accuracy),
+        number_column("acc. %", "accuracy", number),
         row_column(f"difference [{LEVEL}]", "difference", _difference),
         number_column("p adj.", "p_adjusted", p_value),
         verdict_column(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, Study, records
@@ -37,11 +37,10 @@ def mediator_grid(board: Leaderboard) -> Grid:
     """What else a condition changes, and how the difference splits into format and answer."""
     columns = [
         number_column("no box %", "no_box", number),
-        number_column("truncated", "truncated", number),
-        number_column("refused", "refused", number),
-        number_column("timed out", "timed_out", number),
+        number_column("cut off", "truncated", number),
+        row_column("unread", "refused", lambda row: number(row["refused"] + row["timed_out"])),
         number_column("tokens", "completion_tokens", lambda value: number(value, 0)),
-        number_column("looping", "looping", number),
+        number_column("loops", "looping", number),
         number_column("format moved", "format_changed", number),
         number_column("by format", "format_difference", signed),
         number_column("by answer", "answer_difference", signed),
@@ -51,8 +50,8 @@ def mediator_grid(board: Leaderboard) -> Grid:
         [*_words(board), *columns],
         without_yardsticks(board, board.mediators),
         (
-            "no box, truncated, refused, timed out: without a graded answer, by reason. looping: the last 100 "
-            "characters occur at least 4 times in the completion.",
+            "no box, cut off (at the token limit), unread (the grader refused it, or timed out): without a graded "
+            "answer, by reason. loops: the last 100 characters occur at least 4 times in the completion.",
             "The difference is the sum of two parts, by pairs of samples of one problem: by format, where only one of "
             "the two has a graded answer, and by answer, where both have; format moved: pairs with one, or that lack "
             "it for different reasons.",
@@ -84,40 +83,48 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
         row_column(f"these models [{LEVEL}]", "difference", difference),
         row_column("p", "p", tested),
         Column(header="verdict", cell=passed, numeric=False),
-        row_column("new models", "new_low", ends("new_low", "new_high")),
-        row_column("the next", "next_low", ends("next_low", "next_high")),
-        number_column("between", "between", number),
     ]
     shares = " Layouts share alpha: p of the starred is times their number." if several else ""
+    new = f"What new models would do needs {FEWEST} models."
+    if any(row["new_low"] is not None for row in rows):
+        columns += [
+            row_column("new models", "new_low", ends("new_low", "new_high")),
+            row_column("the next", "next_low", ends("next_low", "next_high")),
+            number_column("between", "between", number),
+        ]
+        new = (
+            f"new models: {LEVEL} interval of the mean over all models that these are a sample of (crossed random "
+            "effects of models and problems). the next: what one further model would measure on these problems, 95 "
+            "times in 100. between: standard deviation of the true difference between models."
+        )
     notes = [
-        "these models: a problem's difference averaged over the models, tested over problems as one model's is. new "
-        f"models: {LEVEL} interval of the mean over all models that these are a sample of (crossed random effects of "
-        "models and problems). the next: what one further model would measure on these problems, 95 times in 100. "
-        "between: standard deviation of the true difference between models. The last three need "
-        f"{FEWEST} models.{shares}",
-        _about_study(study, rows, tasks),
+        "these models: a problem's difference averaged over the models, tested over problems as one model's is. "
+        f"{new}{shares}",
+        _about_tasks(tasks) if tasks else _about_study(study, rows),
     ]
-    if tasks:
-        notes.insert(0, f"Each problem of {' and '.join(tasks)} counts alike, so a task counts by its problems.")
     starred = [{**row, "primary": row["registered"]} for row in rows]
     title = "All tasks and models together" if tasks else "All models together"
     return make_grid(f"{title}, in points", columns, starred, notes)
 
 
-def _about_study(study: Study | None, rows: Sequence[Row], tasks: Sequence[str]) -> str:
+def _about_tasks(tasks: Sequence[str]) -> str:
+    return (
+        f"Exploratory: {' and '.join(tasks)} as one task. Each problem counts alike, so a task counts by its problems. "
+        "A model is in it where it has both conditions in every task. Of other tasks it says nothing."
+    )
+
+
+def _about_study(study: Study | None, rows: Sequence[Row]) -> str:
     """Whether the pooled effect was named beforehand, and what its test means for the others."""
-    if study is None or (tasks and not study.tasks):
-        return f"Exploratory: the runs were not registered as one study{' of these tasks' if tasks else ''}."
+    if study is None:
+        return "Exploratory: the runs were not registered as one study."
     if any(row["registered"] for row in rows):
         return (
             f"*: the primary contrast of the study {study.name}, named before any of its runs, and tested before the "
-            f"contrasts of single {'tasks and ' if tasks else ''}models: these can only be found behind it. The other "
-            "rows are exploratory."
+            "contrasts of single models: these can only be found behind it. The other rows are exploratory."
         )
     if study.missing:
         return f"Exploratory: of the study {study.name} the runs of {', '.join(study.missing)} are not here."
-    if study.tasks and not tasks:
-        return f"Exploratory: the study {study.name} pools over its tasks {', '.join(study.tasks)}."
     return (
         f"Exploratory: not all models of the study {study.name} were asked the same problems in every layout, or there "
         "are models of no study."
@@ -172,44 +179,64 @@ def _spread(rows: Sequence[Row], every: Sequence[Row], name: str, kind: str) -> 
     return "; ".join(said)
 
 
+GRADERS = {
+    "ours": "ours",
+    "math_verify": "math_verify",
+    "exact_match": "sentence",
+    "exact_match_boxed": "boxed",
+    "authors_rule": "authors'",
+    "authors_rule_strict": "strict",
+    "first_box": "first box",
+}
+"""Every grader, and what a table calls it."""
+
+
 def audit_grid(board: Leaderboard) -> Grid:
     """Each grader's accuracy on the same completions, and its difference from the baseline."""
     rows = without_yardsticks(board, board.audit)
-    headers = {
-        "ours": "ours",
-        "math_verify": "math_verify",
-        "exact_match": "sentence",
-        "exact_match_boxed": "boxed",
-        "authors_rule": "authors'",
-        "authors_rule_strict": "strict",
-        "first_box": "first box",
-    }
-
-    def said(row: Row, name: str) -> str:
-        change = row[f"{name}_difference"]
-        return number(row[name]) + ("" if row[name] is None or change is None else f" {signed(change)}")
-
+    settings = ["model", "layout", *board.by]
     _, words = heading(board)
-    tests = [(row[f"{name}_p"], name, row) for row in rows for name in TESTED if row[f"{name}_p"] is not None]
-    others = [
-        f"{headers[name]} for {', '.join(label(row[word]) for word in words if word not in ('n', 'k'))} "
-        f"({signed(row[f'{name}_difference'])} against {signed(row['ours_difference'])}, p {p_value(p)})"
-        for p, name, row in sorted(tests, key=lambda one: one[0])
-        if p < ALPHA
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        for name in GRADERS:
+            setting = {key: row[key] for key in settings}
+            line = lines.setdefault((*setting.values(), name), {**setting, "grader": GRADERS[name]})
+            line[row["condition"]] = (row[name], row[f"{name}_difference"])
+
+    def said(line: Row, condition: str) -> Cell:
+        right, change = line.get(condition, (None, None))
+        return Cell(text=number(right) + ("" if right is None or change is None else f" {signed(change)}"))
+
+    columns = [word_column(name) for name in [*(name for name in words if name in settings), "grader"]]
+    columns += [
+        Column(header=label(condition), cell=partial(said, condition=condition))
+        for condition in dict.fromkeys(row["condition"] for row in rows)
     ]
-    how = f"{len(tests)} sign-flip {plural('test', len(tests))} by problem, adjusted by Holm; sentence is not tested"
     notes = [
         "Percent right by each grader, and its difference from the baseline in points. sentence and boxed are "
         "lm-eval's exact_match on its own sentence and on the last box; authors' is the study's rule (the answer may "
         "be a substring of the gold), strict the same without substrings.",
+        *_about_graders(rows, [word for word in words if word not in ("n", "k")]),
+    ]
+    return make_grid("The same completions by every grader", columns, lines.values(), notes)
+
+
+def _about_graders(rows: Sequence[Row], words: Sequence[str]) -> list[str]:
+    """Whether a difference depends on who grades: of which grader and condition."""
+    tests = [(row[f"{name}_p"], name, row) for row in rows for name in TESTED if row[f"{name}_p"] is not None]
+    if not tests:
+        return []
+    how = f"{len(tests)} sign-flip {plural('test', len(tests))} by problem, adjusted by Holm; sentence is not tested"
+    others = [
+        f"{GRADERS[name]} for {', '.join(label(row[word]) for word in words)} "
+        f"({signed(row[f'{name}_difference'])} against {signed(row['ours_difference'])}, p {p_value(p)})"
+        for p, name, row in sorted(tests, key=lambda one: one[0])
+        if p < ALPHA
     ]
     if others:
-        notes.append(f"The difference depends on the grader: {'; '.join(others)} ({how}).")
-    elif tests:
-        least = p_value(min(p for p, *_ in tests))
-        notes.append(f"No grader is shown to see another difference than ours: least p {least} ({how}).")
-    columns = [row_column(header, name, partial(said, name=name)) for name, header in headers.items()]
-    return make_grid("The same completions by every grader", [*_words(board), *columns], rows, notes)
+        return [f"The difference depends on the grader: {'; '.join(others)} ({how})."]
+    least = p_value(min(p for p, *_ in tests))
+    return [f"No grader is shown to see another difference than ours: least p {least} ({how})."]
 
 
 def reference_grid(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Grid:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from harness.choices import Format
-from harness.display.grid import Grid
+from harness.display.grid import Cell, Grid
 from harness.display.visible import visible
 from harness.display.words import MINUS, NONE
 
-WIDTH = 100
-"""Notes are folded at this many characters, and no table is wider."""
+WIDTH = 80
+"""A terminal's usual width: tables and notes are fitted to it."""
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
-_BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
-"""Codes that a terminal gets before and after a strong cell."""
+_CODE = re.compile(r"\x1b\[[0-9;]*m")
+_BOLD, _COLOURS = "\x1b[1m{}\x1b[0m", {"better": "\x1b[1;34m{}\x1b[0m", "worse": "\x1b[1;31m{}\x1b[0m"}
+"""What a terminal gets around a strong cell: bold, and a verdict in blue or red too."""
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
 """Characters that Markdown could read as markup. A bracket alone is left as it is: intervals are full of them, and
 only what follows it could make it a link or an image."""
@@ -37,27 +40,32 @@ _LATEX = str.maketrans(
 
 
 def render_grids(grids: Sequence[Grid], form: Format, footer: Sequence[str] = (), *, colour: bool = False) -> str:
-    """Write tables one below the other, then the footer.
+    """Write tables one below the other, then the footer. A note that several tables share stands below the first.
 
     Args:
         grids: The tables. Control characters, which a model's label may hold, are spelt out.
         form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
         footer: Lines below all tables: the receipt.
-        colour: Whether text is for a terminal, which shows strong cells in bold.
+        colour: Whether text is for a terminal, which shows strong cells in bold, and verdicts in colour.
     """
     writer = _WRITERS[form]
-    bold = writer.bold if colour or form != "text" else "{}"
 
     def shown(text: str) -> str:
         return writer.escape(visible(text, keep=""))
 
-    parts = []
+    def cell_text(cell: Cell) -> str:
+        if not cell.strong or (form == "text" and not colour):
+            return shown(cell.text)
+        colours = (code for word, code in _COLOURS.items() if form == "text" and cell.text.startswith(word))
+        return next(colours, writer.bold).format(shown(cell.text))
+
+    parts, said = [], set[str]()
     for grid in grids:
-        rows = [[*map(shown, grid.header)]]
-        for row in grid.rows:
-            rows.append([bold.format(shown(cell.text)) if cell.strong else shown(cell.text) for cell in row])
+        rows = [[*map(shown, grid.header)], *([*map(cell_text, row)] for row in grid.rows)]
         numeric = [column.numeric for column in grid.columns]
-        parts.append(writer.table(shown(grid.title), rows, numeric, [*map(shown, grid.notes)]))
+        notes = [note for note in grid.notes if note not in said]
+        said.update(notes)
+        parts.append(writer.table(shown(grid.title), rows, numeric, [*map(shown, notes)]))
     if footer:
         parts.append(writer.footer([visible(line, keep="") for line in footer]))
     return "\n\n".join(parts)
@@ -82,9 +90,37 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
 
 
 def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    rule = ["-" * max(map(_width, column)) for column in zip(*rows, strict=True)]
-    table = "\n".join([_fold([title], hyphens=False), "", *align([rows[0], rule, *rows[1:]], numeric)])
+    header, lines = _fit(rows, numeric)
+    table = "\n".join([_fold([title], hyphens=False), "", *header, *lines])
     return f"{table}\n\n{_fold(notes)}" if notes else table
+
+
+def _fit(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> tuple[list[str], list[str]]:
+    """The lines of the heading, its rule among them, and of the rows.
+
+    In a table that is too wide, headings take two lines, and what the first columns say (such as a model's name) stands
+    above the rows that it is of.
+    """
+    words = next((place for place, right in enumerate(numeric) if right), len(numeric))
+    for lifted in range(words + 1):
+        names, *body = [row[lifted:] for row in rows]
+        wide = sum(max(map(_width, column)) + 2 for column in zip(names, *body, strict=True)) - 2 > WIDTH
+        top = list(zip(*(_break(name) if wide else ("", name) for name in names), strict=True))
+        rule = ["-" * max(map(_width, column)) for column in zip(*top, *body, strict=True)]
+        if sum(map(len, rule)) + 2 * (len(rule) - 1) <= WIDTH or lifted == words:
+            break
+    first, second, line, *lines = align([*top, rule, *body], numeric[lifted:])
+    groups = [", ".join(row[:lifted]) for row in rows[1:]]
+    shown: list[str] = []
+    for group, above, text in zip(groups, ["", *groups], lines, strict=False):
+        shown += ([f"\n{group}"] if group != above else []) + [text]
+    return [*filter(None, [first]), second, line], shown
+
+
+def _break(name: str) -> tuple[str, str]:
+    """A heading in two lines of like length."""
+    cuts = [("", name), *((name[: at.end()].strip(), name[at.end() :]) for at in re.finditer("[ _]", name))]
+    return min(cuts, key=lambda cut: max(map(len, cut)))
 
 
 def _markdown(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
@@ -139,13 +175,14 @@ def _escape_latex(text: str) -> str:
 
 
 def _fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
-    """Fold texts into lines of at most WIDTH. `hyphens`: whether a line may end after one; names stay whole without."""
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
+    """Fold texts into lines as wide as the terminal. `hyphens`: whether a line may end after one; names stay whole."""
+    width = min(120, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
     return "\n".join(wrapper.fill(_escape_text(text)) for text in texts)
 
 
 def _width(cell: str) -> int:
-    return len(cell.removeprefix(_BOLD).removesuffix(_NORMAL))
+    return len(_CODE.sub("", cell))
 
 
 class _Writer(NamedTuple):
@@ -158,7 +195,7 @@ class _Writer(NamedTuple):
 
 
 _WRITERS = {
-    "text": _Writer(_escape_text, f"{_BOLD}{{}}{_NORMAL}", _text, _fold),
+    "text": _Writer(_escape_text, _BOLD, _text, _fold),
     "markdown": _Writer(_escape_markdown, "**{}**", _markdown, _markdown_footer),
     "latex": _Writer(_escape_latex, r"\textbf{{{}}}", _latex, _latex_footer),
 }

@@ -31,7 +31,7 @@ from harness.display.side_tables import (
     yardstick_grid,
 )
 from harness.display.table_formats import render_grids
-from harness.errors import ConfigError, list_first
+from harness.errors import ComparisonError, ConfigError, list_first
 from harness.runs.comparable import by_table
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
@@ -125,10 +125,7 @@ def make_leaderboard_page(
     """
     by = [Split(name).value for name in by]
     groups = by_table([read_run(run, metric=metric) for run in locate(runs)])
-    over_tasks = pool_tasks(groups, baseline=baseline) if len(groups) > 1 and not by else None
-    boards = [
-        make_leaderboard(group, baseline=baseline, margin=margin, by=by, over_tasks=over_tasks) for group in groups
-    ]
+    boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
     names = _titles(boards)
     if form == "csv" and len(boards) > 1:
         raise ConfigError(
@@ -136,21 +133,24 @@ def make_leaderboard_page(
         )
     if form == "csv":
         return as_csv(boards[0].comparison, boards[0])
+    together, reason = None, ""
+    if len(groups) > 1 and not by:
+        try:
+            together = pool_tasks(groups, baseline=baseline)
+        except ComparisonError as error:
+            reason = f"Nothing is pooled over these tables: {error}"
     if form == "json":
         pages = [as_json(board) for board in boards]
-        if over_tasks is not None:
-            pages.append(tasks_as_json(over_tasks))
+        if together is not None and len(together):
+            pages.append(tasks_as_json(together, names, baseline))
         return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
-    grids = [leaderboard_grid(board) for board in boards]
-    if len(boards) > 1:
-        grids = [replace(grid, title=f"{name}: {grid.title}") for name, grid in zip(names, grids, strict=True)]
-    pages = [
-        _page([grid, *filter(None, [pooled_grid(board.pooled, board.study)])], form, board)
-        for grid, board in zip(grids, boards, strict=True)
-    ]
-    if over_tasks and (grid := pooled_grid(over_tasks.table, over_tasks.study, over_tasks.tasks)):
-        pages.append(render_grids([grid], form))
-    return "\n\n".join(pages)
+    grids = []
+    for name, board in zip(names, boards, strict=True):
+        found = [leaderboard_grid(board), *filter(None, [pooled_grid(board.pooled, board.study)])]
+        grids += [replace(grid, title=f"{name}: {grid.title}") if len(boards) > 1 else grid for grid in found]
+    if together is not None and (grid := pooled_grid(together, None, names)):
+        grids.append(grid)
+    return _page(grids, form, *boards, reason=reason)
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
@@ -162,5 +162,8 @@ def _titles(boards: Sequence[Leaderboard]) -> list[str]:
     ]
 
 
-def _page(grids: Sequence[Grid], form: Format, board: Leaderboard) -> str:
-    return render_grids(grids, form, [receipt_line(entry) for entry in board.receipt], colour=sys.stdout.isatty())
+def _page(grids: Sequence[Grid], form: Format, *boards: Leaderboard, reason: str = "") -> str:
+    receipts = [receipt_line(entry) for board in boards for entry in board.receipt]
+    if reason:
+        receipts.insert(0, reason)
+    return render_grids(grids, form, receipts, colour=sys.stdout.isatty())

@@ -152,13 +152,10 @@ class StudyConfig(Strict):
     Attributes:
         name: The study's.
         models: The labels of all its models (`model.label`), named before any of them is run.
-        tasks: The names of its datasets, if it has several (`math500`, `demo`, or a file's name without its ending):
-            then one effect is pooled over all models and tasks. A run for each model and task.
     """
 
     name: str = Field(min_length=1)
-    models: tuple[str, ...] = Field(min_length=1)
-    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = Field(min_length=2)
 
 
 class RunConfig(Strict):
@@ -253,13 +250,6 @@ class RunConfig(Strict):
                 f"study.models: expected each model's label once, this run's model.label among them, got "
                 f"{', '.join(self.study.models)} and the label {self.model.label}"
             )
-        if self.study is not None and max(len(self.study.models), len(self.study.tasks)) < 2:
-            raise ValueError("study: expected several models or tasks, whose effects are pooled, got one")
-        if self.study is not None and self.study.tasks and self.dataset_name not in self.study.tasks:
-            raise ValueError(
-                f"study.tasks: expected this run's dataset among them, which is called {self.dataset_name}, got "
-                f"{', '.join(self.study.tasks)}"
-            )
         if self.study is not None and self.primary_contrast is None:
             raise ValueError("study: its models' primary contrasts are pooled, and this run has none: name `primary`")
         if self.replicates > 2:
@@ -348,11 +338,6 @@ class RunConfig(Strict):
         refuse_repeated_greedy(sampling, self.samples_per_problem)
         return sampling
 
-    @property
-    def dataset_name(self) -> str:
-        """What tables call the dataset."""
-        return self.dataset.path.stem if isinstance(self.dataset, DatasetConfig) else self.dataset
-
     def identity(self) -> dict[str, Any]:
         """What must stay the same for a run to be continued.
 
@@ -368,8 +353,7 @@ class RunConfig(Strict):
             if name not in left_out and (value or name not in off)
         }
         if self.study is not None:
-            named = {name: value for name, value in values["study"].items() if value}
-            values["study"] = {**named, "label": self.model.label}  # the study knows the run by it
+            values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
 

@@ -85,6 +85,26 @@ def by_table(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
+def refuse_one_task(groups: Sequence[Sequence[Run]]) -> None:
+    """Refuse groups of runs that cannot be pooled as different tasks.
+
+    Raises:
+        ComparisonError: two have problems in common, or runs under one model's label differ in more than the task.
+    """
+    for place, group in enumerate(groups):
+        for other in (other for earlier in groups[:place] for other in earlier):
+            for one in group:
+                if _same_problems(other, one):
+                    raise ComparisonError(f"{one.name} and {other.name} have problems in common")
+                if message := _other_versions(other, one):
+                    raise ComparisonError(message)
+
+
+def _same_problems(one: Run, other: Run) -> bool:
+    ours, theirs = one.facts.get("dataset"), other.facts.get("dataset")
+    return (ours is not None and ours == theirs) or bool(set(one.problems.values()) & set(other.problems.values()))
+
+
 def _refuse_twice(runs: Sequence[Run]) -> None:
     names = [str(Path(one.name).resolve()) for one in runs]
     if twice := next((one.name for place, one in enumerate(runs) if names[place] in names[:place]), None):
@@ -99,19 +119,24 @@ def _samples(one: Run) -> set[tuple[str, ...]]:
 
 def _disagreement(one: Run, other: Run) -> str | None:
     """Why the two may not stand in one table; None if they may."""
-
-    def refusal(what: str, how: str, remedy: str) -> str:
-        return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
-
     if how := _other_problems(one, other):
-        return refusal("another dataset", how, "Compare runs on one dataset")
+        return _refusal(one, other, "another dataset", how, "Compare runs on one dataset")
+    return _other_versions(one, other)
+
+
+def _refusal(one: Run, other: Run, what: str, how: str, remedy: str) -> str:
+    return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
+
+
+def _other_versions(one: Run, other: Run) -> str | None:
+    """In which version the two differ or, under one model's label, in which setting; None if in none."""
     same_model = one.facts["model"] == other.facts["model"]
     for name, (what, remedy) in (_ALL | _ONE_MODEL if same_model else _ALL).items():
         ours, theirs = one.facts.get(name), other.facts.get(name)
         if None not in (ours, theirs) and ours != theirs:
-            return refusal(what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
+            return _refusal(one, other, what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
     if same_model and (how := other_settings(one.facts.get("settings") or {}, other.facts.get("settings") or {})):
-        return refusal("the same model's label, but other settings,", how, "Leave one out")
+        return _refusal(one, other, "the same model's label, but other settings,", how, "Leave one out")
     return None
 
 

@@ -13,7 +13,7 @@ from harness.analysis.leaderboard import as_json, make_leaderboard, pool_tasks
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.display.comparison_tables import comparison_grid
 from harness.display.side_tables import pooled_grid
-from harness.errors import ConfigError
+from harness.errors import ComparisonError, ConfigError
 from harness.experiment.config import load_config
 from tests.example_runs import drawn, evaluation
 from tests.experiment.test_config import MINIMAL, write
@@ -185,67 +185,59 @@ def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_pr
     assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
 
 
-def tasks(study, *, models=("m0", "m1")):
+def tasks(*, models=("m0", "m1"), **facts):
     """Runs of some models on two tasks of 40 and 120 problems, grouped by task; the second has 2 samples a problem."""
     gain = {"wo": 0.4, "mless": 0.55, "random": 0.4}
-    facts = {"study": study, **NAMED}
-    return [
+    groups = [
         [
-            evaluation(drawn(10 * n + i, n, k, gain), model=model, dataset=f"hash {name}", dataset_name=name, **facts)
+            evaluation(drawn(10 * n + i, n, k, gain), model=model, **{"dataset": f"hash {n}", **NAMED, **facts})
             for i, model in enumerate(models)
         ]
-        for name, n, k in (("short", 40, 1), ("long", 120, 2))
+        for n, k in ((40, 1), (120, 2))
     ]
+    for place, one in ((place, one) for place, group in enumerate(groups) for one in group):
+        object.__setattr__(one, "name", f"results/{place}-{one.facts['model']}")
+    return groups
 
 
 def test_tasks_are_pooled_as_one_that_has_all_their_problems():
-    groups = tasks(None)
-    pool = pool_tasks(groups)
-    row = pool.table.set_index("condition").loc["mless"]
+    groups = tasks()
+    pooled = pool_tasks(groups).set_index("condition")
+    row = pooled.loc["mless"]
     alone = [make_leaderboard(group).pooled.set_index("condition").loc["mless"] for group in groups]
-    assert pool.tasks == ("short", "long") and row["n"] == 160 and row["models"] == 2
+    assert row["n"] == 160 and row["models"] == 2 and pooled.index.tolist() == ["mless", "random", "mless - random"]
     assert row["difference"] == pytest.approx((40 * alone[0]["difference"] + 120 * alone[1]["difference"]) / 160)
     changes = [
-        (joined := np.concatenate([2 * short, long]), 2)
+        (np.concatenate([2 * short, long]), 2)
         for short, long in zip(*([right_of(run) for run in group] for group in groups), strict=True)
     ]
-    assert len(joined) == 160 and row["p"] == pool_changes(changes)["p"]
-    assert set(pool.table["verdict"]) == {"exploratory"}
-    grid = pooled_grid(pool.table, pool.study, pool.tasks)
+    assert row["p"] == pool_changes(changes)["p"] and set(pooled["verdict"]) == {"exploratory"}
+    grid = pooled_grid(pooled.reset_index(), None, ["short", "long"])
     assert grid.title == "All tasks and models together, in points"
-    assert grid.notes[0] == "Each problem of short and long counts alike, so a task counts by its problems."
-    assert grid.notes[-1] == "Exploratory: the runs were not registered as one study of these tasks."
-    assert pool_tasks([groups[0], groups[0]]) is None, "the same problems twice are no second task"
-    one = pool_tasks(tasks(None, models=["m0"])).table.set_index("condition").loc["mless"]
+    assert grid.notes[-1].startswith("Exploratory: short and long as one task. Each problem counts alike")
+    one = pool_tasks(tasks(models=["m0"])).set_index("condition").loc["mless"]
     assert one["models"] == 1 and one["low"] < one["difference"] < one["high"]
+    short, long = tasks(models=["m0", "m1", "m2"])
+    assert pool_tasks([short, long[:2]])["models"].tolist() == [2] * 3, "m2 has no run of the second task"
+
+
+@pytest.mark.parametrize(
+    ("facts", "others", "message"),
+    [
+        ({"dataset": "the same"}, {"dataset": "the same"}, "1-m0 and results/0-m0 have problems in common"),
+        ({"model_sha256": "a"}, {"model_sha256": "b"}, "the same model's label, but other weights"),
+        ({"grader_version": 3}, {"grader_version": 4}, "another grader version"),
+    ],
+)
+def test_what_is_no_other_task_of_the_same_models_is_not_pooled(facts, others, message):
+    with pytest.raises(ComparisonError, match=message):
+        pool_tasks([tasks(models=["m0"], **facts)[0], tasks(models=["m0"], **others)[1]])
 
 
 def right_of(run):
     """How many more samples of each problem are right under mless than under wo."""
     counts = run.frame.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="sum", sort=False)
     return (counts["mless"] - counts["wo"]).to_numpy().astype(int)
-
-
-def test_a_study_of_several_tasks_tests_their_pooled_effect_before_all_others():
-    study = {"name": "S", "models": ["m0", "m1"], "tasks": ["long", "short"]}
-    groups = tasks(study)
-    pool = pool_tasks(groups)
-    first = pool.table[pool.table["registered"]]
-    assert first["condition"].tolist() == ["mless"] and first["verdict"].tolist() == ["better"]
-    for group in groups:
-        board = make_leaderboard(group, over_tasks=pool)
-        assert board.behind == {"raw": first["p"].item()} and not board.pooled["registered"].any()
-        tested = board.comparison[board.comparison["primary"].fillna(False)]
-        assert (tested["p_adjusted"] >= first["p"].item()).all()
-        assert shown(board).notes[1] == "Exploratory: the study S pools over its tasks long, short."
-        assert "tested first after the pooled one of the study S" in " ".join(comparison_grid(board).notes)
-        alone = " ".join(comparison_grid(make_leaderboard(group)).notes)
-        assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
-    part = pool_tasks([groups[0], tasks({**study, "tasks": ["long", "short", "third"]})[1]])
-    assert part.study is None and not part.table["registered"].any(), "two studies of one name"
-    missing = pool_tasks(tasks({**study, "models": ["m0", "m1", "m2"], "tasks": ["long", "short", "third"]}))
-    grid = pooled_grid(missing.table, missing.study, missing.tasks)
-    assert grid.notes[-1] == "Exploratory: of the study S the runs of m2, third are not here."
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():
@@ -264,11 +256,7 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     [
         ({"name": "S", "models": ["a", "b"]}, "expected each model's label once, this run's model.label among them"),
         ({"name": "S", "models": ["made", "made"]}, "expected each model's label once, this run's"),
-        (
-            {"name": "S", "models": ["made"]},
-            "study: expected several models or tasks, whose effects are pooled, got one",
-        ),
-        ({"name": "S", "models": ["made"], "tasks": ["a", "b"]}, "this run's dataset among them, .* math500, got a, b"),
+        ({"name": "S", "models": ["made"]}, "study.models: .*at least 2"),
         ({"models": ["made", "b"]}, "the key 'study.name' is missing"),
     ],
 )
@@ -280,10 +268,6 @@ def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, m
     config = load_config(write(tmp_path, {**labelled, "study": good}))
     assert config.identity()["study"] == {**good, "label": "made"}
     assert load_config(write(tmp_path, config.as_written())) == config
-    several = load_config(
-        write(tmp_path, {**labelled, "study": {**good, "models": ["made"], "tasks": ["math500", "b"]}})
-    )
-    assert several.identity()["study"]["tasks"] == ["math500", "b"]
     with pytest.raises(ConfigError, match="this run has none: name `primary`"):
         load_config(write(tmp_path, {**labelled, "study": good, "contrasts": []}))
     with pytest.raises(ConfigError, match="and the label None"):

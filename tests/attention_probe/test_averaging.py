@@ -79,7 +79,7 @@ def test_traces_without_values_have_no_weighted_curves(tmp_path):
     path = write_traces(tmp_path / "x.traces", [replace(trace, value_norm=np.full_like(trace.value_norm, np.nan))])
     with AttentionTraces.open(path) as opened:
         assert len(aligned_curve(opened, condition="wo", layer=0, head=0).x)
-        with pytest.raises(ConfigError, match=r"weights alone\. Leave out --weighted"):
+        with pytest.raises(ConfigError, match=r"weights alone\. Ask for curves"):
             aligned_curve(opened, condition="wo", layer=0, head=0, weighted=True)
 
 

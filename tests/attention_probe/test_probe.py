@@ -476,6 +476,10 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
         "wo",
         "mless",
     }
+    weighted = json.loads(command("curves", traces, "--head", "2", "--weighted", "--format", "json"))
+    plain = [row for row in rows if row["condition"] == "wo"]
+    ratios = [one["mean"] / other["mean"] for one, other in zip(weighted, plain, strict=False)]
+    assert "length of the value" in weighted[0]["unit"] and len({round(ratio, 6) for ratio in ratios}) > 5
     assert "p_adjusted" in command("heads", traces)
 
 
