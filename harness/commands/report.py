@@ -25,7 +25,7 @@ def report(
     head: Annotated[list[int] | None, typer.Option(help="Index from 0; repeatable; default: all.")] = None,
     definition: Annotated[Definition, typer.Option(help="Queries that the attention curves average over.")] = "common",
 ) -> None:
-    """Write one HTML file about runs: summary, tables, figures, every sample, attention curves. It needs no network."""
+    """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
     from harness.runs.find_runs import locate
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.comparison import COLUMNS
 from harness.analysis.leaderboard import Leaderboard, records
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.analysis.verdicts import APART
@@ -27,8 +26,6 @@ from harness.display.words import (
     LEVEL,
     NOISE,
     PASSED,
-    accuracy,
-    count,
     define_flips,
     difference,
     flips,
@@ -92,37 +89,6 @@ def leaderboard_grid(board: Leaderboard) -> Grid:
             *comparison_notes(board, [column.header for column in columns]),
         ),
     )
-
-
-def report_grid(board: Leaderboard, title: str) -> Grid:
-    """The comparison for the report: more columns than `mless table` prints, each with its meaning."""
-    rows = without_yardsticks(board, board.comparison)
-
-    def there(name: str) -> bool:
-        return any(row[name] is not None for row in rows)
-
-    def number_of(header: str, name: str, write: Callable[[Any], str]) -> Column:
-        return number_column(header, name, write, COLUMNS[name])
-
-    ends = f"with its {LEVEL} score interval"
-    p_meaning = f"{COLUMNS['p_adjusted']}; tests: {COLUMNS['tests']}; test: {COLUMNS['test']}"
-    again = [number_of("A/A difference", "aa_difference", signed), number_of("A/A flips %", "aa_discordance", number)]
-    moved = [number_of("up", "problems_up", count), number_of("down", "problems_down", count)]
-    columns = [
-        *map(word_column, ("model", "layout", *board.by, "condition")),
-        row_column("accuracy %", "accuracy", accuracy, f"{COLUMNS['accuracy']}, {ends}"),
-        row_column("difference", "difference", difference, f"{COLUMNS['difference']}, {ends}"),
-        number_column("p adjusted", "p_adjusted", p_value, p_meaning),
-        verdict_column(verdicts(rows[0]["margin"])),
-        number_of("wrong to right", "wrong_to_right", count),
-        number_of("right to wrong", "right_to_wrong", count),
-        *(again if there("aa_p") else []),
-        number_of("n", "n", count),
-        number_of("k", "k", count),
-        number_of("SE", "standard_error", number),
-        *(moved if any(row["k"] > 1 for row in rows) else []),
-    ]
-    return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
 
 
 def without_yardsticks(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
@@ -237,24 +203,36 @@ def _about_yardsticks(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
 
 def _about_control(control: Row, rows: Sequence[Row]) -> str:
     """Whether a model saw the positive control, and how small a change it could see."""
+    said = f"Positive control (an answer at once, no working): {describe_control(control)}."
+    here = [row for row in rows if all(row[name] == control[name] for name in ("model", "layout"))]
+    least = least_detectable(here)
+    found = f"the least change that a run like this finds with {100 * POWER:.0f} % power is {least}"
+    return f"{said} With as many flips as its first comparison has, {found}." if least else said
+
+
+def describe_control(control: Row) -> str:
+    """What the positive control, which must do harm, did to a model."""
     harmed = control["p"] < ALPHA and control["difference"] < 0
     seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
-    said = (
-        f"Positive control (an answer at once, no working): {difference(control)}, p {p_value(control['p'])}: {seen}."
-    )
-    here = [row for row in rows if all(row[name] == control[name] for name in ("model", "layout")) and row["tests"]]
-    first = next((row for row in here if row["primary"]), here[0] if here else None)
-    if first is None or not first["discordance"]:
-        return said
+    return f"{difference(control)}, p {p_value(control['p'])}: {seen}"
+
+
+def least_detectable(rows: Sequence[Row]) -> str:
+    """The least change that a run like this mostly finds; empty where nothing was tested or nothing flipped.
+
+    Args:
+        rows: Of one model and layout. Flips and tests are those of the primary contrast, or else of the first.
+    """
+    tested = sorted((row for row in rows if row["tests"]), key=lambda row: not row["primary"])
+    if not tested or not tested[0]["discordance"]:
+        return ""
+    first = tested[0]
     n, k, share = first["n"], first["k"], min(first["discordance"] / 100, 0.5)
     least, whole = (
         minimal_detectable_effect(n=n, k=samples, discordance=share, alpha=ALPHA / first["tests"]) for samples in (k, 1)
     )
     wholly = f" ({_points(whole)} if it moves whole problems)" if k > 1 and whole == whole else ""
-    return (
-        f"{said} With as many flips as {label(first['condition'])} has, the least change that a run like this finds "
-        f"with {100 * POWER:.0f} % power is {_points(least)}{wholly}."
-    )
+    return f"{_points(least)}{wholly}"
 
 
 def _points(effect: float) -> str:

@@ -1,6 +1,6 @@
 """The report: one self-contained HTML file about one run or several.
 
-    run folders -> Content (samples, prompts, receipts) -> tables, summary, drawings, packed details -> one page
+    run folders -> Content (samples, prompts, receipts) -> card, forest plot, tables, packed details -> one page
 
 What models wrote is hostile text. The template escapes everything, the script builds nodes and never markup, and the
 page's own policy forbids every script but ours and every connection.
@@ -11,7 +11,7 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "attention": ["AttentionFile", "MeanCurve", "PromptCurves"],
+        "attention": ["AttentionFile"],
         "page": ["write_report"],
     },
 )

@@ -21,8 +21,7 @@ class Content:
         runs: What is compared.
         names: Of the runs, for people.
         models: The names that the runs' models were loaded by.
-        samples: One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`,
-            and `loaded` the name that its model was loaded by.
+        samples: One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`.
     """
 
     runs: tuple[Run, ...]
@@ -46,12 +45,12 @@ def read_content(runs: Sequence[Path | Mapping[str, Path]], *, metric: str | Non
     read = [read_run(run, metric=metric) for run in runs]
     models = tuple(str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in read)
     samples: list[Mapping[str, Any]] = []
-    for run, model in zip(read, models, strict=True):
+    for run in read:
         texts = records(run.read_texts())  # first, since it says more of what is missing
         prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.read_prompts()}
         for row in texts:
             prompt = prompts[row["layout"], row["condition"], row["problem_id"]]
-            samples.append({**row, "prompt": prompt, "loaded": model})
+            samples.append({**row, "prompt": prompt})
     return Content(
         runs=tuple(read),
         names=tuple(Path(one.name).resolve().name if Path(one.name).exists() else one.name for one in read),

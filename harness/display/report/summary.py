@@ -1,85 +1,126 @@
-"""The report's summary: the table of comparisons in sentences that claim no more than its tests allow."""
+"""The card at the top of the report: what was asked, the answer, and what stands behind it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from harness.display.words import NOISE, flips, interval, judgement, label, number, p_value, points, signed
+from harness.analysis.leaderboard import Leaderboard, records, task_name
+from harness.analysis.power import POWER
+from harness.display.comparison_tables import describe_control, least_detectable, without_yardsticks
+from harness.display.words import flips, interval, judgement, label, p_value, plural, signed
 
+Row = Mapping[str, Any]
 
-def summarise(rows: Sequence[Mapping[str, Any]], *, greedy: Collection[str] = ()) -> list[str]:
-    """Sentences about all comparisons together.
-
-    Args:
-        rows: The rows of `analysis.compare`, with None for missing values.
-        greedy: Models that decoded greedily.
-    """
-    tested = [row for row in rows if row["verdict"] != "baseline"]
-    if not tested:
-        return ["There is one condition only, so nothing is compared."]
-    return [
-        *(
-            _count(family, [row for row in tested if row["family"] == family])
-            for family in _FAMILIES
-            if any(row["family"] == family for row in tested)
-        ),
-        *_about_noise(rows, greedy),
-    ]
-
-
-_FAMILIES = {
-    "registered": "{}, registered beforehand",
-    "all": "{}, not registered beforehand",
-    "exploratory": "{} besides",
+SHOWN = 4
+"""The most comparisons that the card names one by one."""
+MEANING = {
+    "better": "More often right, by more than chance explains.",
+    "worse": "Less often right, by more than chance explains.",
+    "equivalent": "Any difference is smaller than the margin.",
+    "inconclusive": "The data neither show an effect nor rule one out.",
+    "exploratory": "Not registered beforehand, so not judged.",
 }
 
 
-def _count(family: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A sentence that counts the verdicts of each kind."""
-    counts = Counter(str(row["verdict"]) for row in rows)
-    spoken = {
-        "better": "{} better",
-        "worse": "{} worse",
-        "equivalent": f"{{}} equivalent within {points(rows[0]['margin'])}",
-        "inconclusive": "{} inconclusive: neither a difference nor its absence is shown",
-        "exploratory": "{} exploratory: not registered beforehand, so not judged",
+def make_card(board: Leaderboard) -> dict[str, Any]:
+    """The question, the verdicts that answer it, a sentence on all comparisons, and facts about the runs."""
+    rows = without_yardsticks(board, board.comparison)
+    tested = [row for row in rows if row["verdict"] != "baseline"]
+    together: list[Row] = [row | {"model": "all models", "margin": rows[0]["margin"]} for row in records(board.pooled)]
+    pooled = [row for row in together if row["registered"]]
+    first: list[Row] = pooled or [row for row in tested if row["primary"]] or tested
+    return {
+        "question": _ask(board, rows, first),
+        "answers": list(_answer(first)),
+        "meaning": MEANING[first[0]["verdict"]] if len({row["verdict"] for row in first}) == 1 else "",
+        "counts": list(_count(tested)),
+        "facts": {title: said for title, said in _facts(board, rows).items() if said},
     }
-    said = "; ".join(form.format(counts[verdict]) for verdict, form in spoken.items() if counts[verdict])
-    if len(rows) == 1:
-        said = said.removeprefix("1 ")
-    comparisons = "One comparison" if len(rows) == 1 else f"{len(rows)} comparisons"
-    return f"{_FAMILIES[family].format(comparisons)}: {said}."
 
 
-def describe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One sentence per condition of one model and layout, the baseline first."""
-    base = next(row for row in rows if row["verdict"] == "baseline")
-    samples = "one sample each" if base["k"] == 1 else f"{base['k']} samples each"
-    found = [
-        f"{label(base['condition'])} (baseline): {number(base['accuracy'])} % right "
-        f"{interval(base['accuracy_low'], base['accuracy_high'])}, {base['n']} problems, {samples}."
-    ]
-    for row in rows:
-        if row is base:
-            continue
-        tested = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
-        found.append(
-            f"{label(row['condition'])}: {number(row['accuracy'])} % right, {signed(row['difference'])} points "
-            f"{interval(row['low'], row['high'], sign=True)}{tested}; flips {flips(row)}: "
-            f"{judgement(row)}."
+def _ask(board: Leaderboard, rows: Sequence[Row], first: Sequence[Row]) -> str:
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))
+    whose = models[0] if len(models) == 1 else f"{len(models)} models"
+    about = f"{whose} on {task_name(board.receipt)}"
+    names = list(
+        dict.fromkeys(
+            f"\N{LEFT DOUBLE QUOTATION MARK}{label(row['condition'])}\N{RIGHT DOUBLE QUOTATION MARK}" for row in first
         )
-    return found
-
-
-def _about_noise(rows: Sequence[Mapping[str, Any]], greedy: Collection[str]) -> list[str]:
-    floors = [row for row in rows if row["verdict"] == "baseline" and row["aa_p"] is not None]
-    if not floors:
-        return ["The baseline was run once, so there is no noise floor (A/A) to set these differences beside."]
-    said = "; ".join(
-        f"{row['model']}, {row['layout']}: {signed(row['aa_difference'])} points, "
-        f"{number(row['aa_discordance'])} % of problems flipped ({NOISE[row['model'] in greedy]})"
-        for row in floors
     )
-    return [f"The baseline against itself (A/A): {said}."]
+    if not names:
+        return f"How accurate is {about}?"
+    said = " or ".join([", ".join(names[:-1]), names[-1]]) if 1 < len(names) <= SHOWN else names[0]
+    said = said if len(names) <= SHOWN else f"any of {len(names)} conditions"
+    return f"Does {said} change the accuracy of {about}?"
+
+
+def _answer(first: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """The verdicts in words: one by one, or counted where there are many."""
+    if len(first) > SHOWN:
+        for verdict, times in Counter(str(row["verdict"]) for row in first).most_common():
+            yield {"kind": verdict, "verdict": verdict, "said": f"{times} of {len(first)} comparisons"}
+        return
+    several = len({(row["model"], row["layout"]) for row in first}) > 1
+    for row in first:
+        where = f"{row['model']}, {row['layout']}, " if several else ""
+        p = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
+        within = {"within_margin": False, **row}  # a pooled effect has no margin of its own
+        said = f"{where}{label(row['condition'])}: {_points(row)}{p}"
+        yield {"kind": str(row["verdict"]), "verdict": judgement(within), "said": said}
+
+
+_FAMILIES = {
+    "registered": "registered beforehand",
+    "all": "not registered beforehand",
+    "exploratory": "besides",
+}
+
+
+def _count(tested: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each family of tests, that counts the verdicts of each kind."""
+    if not tested:
+        yield "There is one condition only, so nothing is compared."
+    for family, named in _FAMILIES.items():
+        rows = [row for row in tested if row["family"] == family]
+        if not rows:
+            continue
+        counts = Counter(judgement(row) if row["verdict"] == "equivalent" else str(row["verdict"]) for row in rows)
+        said = ", ".join(f"{times} {verdict}" for verdict, times in counts.items())
+        yield f"{len(rows)} {plural('comparison', len(rows))} {named}: {said}."
+
+
+def _facts(board: Leaderboard, rows: Sequence[Row]) -> dict[str, str]:
+    controls = [row for row in records(board.comparison) if row["verdict"] == "positive control"]
+    settings = [list(found) for _, found in groupby(rows, key=lambda row: (row["model"], row["layout"]))]
+    bases = [row for row in rows if row["verdict"] == "baseline"]
+    dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
+    sizes = dict.fromkeys(
+        f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases
+    )
+    return {
+        "Model": ", ".join(dict.fromkeys(str(row["model"]) for row in rows)),
+        "Dataset": f"{task_name(board.receipt)} ({'; '.join(sizes)})",
+        "Date": " to ".join(sorted({*dates[:1], *dates[-1:]})),
+        f"Smallest detectable effect ({100 * POWER:.0f} % power)": "; ".join(
+            filter(None, map(least_detectable, settings))
+        ),
+        "Positive control": "; ".join(map(describe_control, controls)) or "None: nothing shows what this run can see.",
+        "Noise (A/A)": _noise(bases) if len(rows) > 1 else "",
+    }
+
+
+def _points(row: Row) -> str:
+    """A difference with its interval and unit."""
+    return f"{signed(row['difference'])} points {interval(row['low'], row['high'], sign=True)}".rstrip()
+
+
+def _noise(bases: Sequence[Row]) -> str:
+    """What a second run of the baseline differs by."""
+    floors = [row for row in bases if row["aa_p"] is not None]
+    if not floors:
+        return "The baseline was run once, so nothing shows how far it moves by itself."
+    said = "; ".join(f"{signed(row['aa_difference'])} points, flips {flips(row, 'aa_')}" for row in floors)
+    return f"The baseline run again moves by {said}"
