@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name, find_yardsticks
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
@@ -39,6 +40,7 @@ def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> R
         metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
 
     Raises:
+        ConfigError: a metric for a run folder of ours.
         RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
         ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
     """
@@ -47,14 +49,20 @@ def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> R
         return read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric)
     files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
     if any(is_stored(path / name) for name in (RECEIPT, JOURNAL)) or not files:
-        return _read_folder(path)  # whose refusal says what was expected
+        run = _read_folder(path)  # whose refusal says what was expected
+        if metric not in (None, run.metric):
+            raise ConfigError(
+                f"{path} is a run of mless, whose verdicts are its own grader's: expected no --metric, which reads "
+                f"logs of other tasks, got {metric!r}. Leave it out; `mless table --audit` shows the other graders."
+            )
+        return run
     return read_logs(str(path), [(None, file) for file in files], metric=metric)
 
 
 def _read_folder(path: Path) -> Run:
     receipt, prompts = read_receipt(path), read_prompts(path)
     arguments = receipt["config"]["model"]["arguments"]
-    identity = read_identity(path)
+    identity, engine = read_identity(path), receipt["engine"]
     sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
     facts = {
         "source": "run",
@@ -75,7 +83,7 @@ def _read_folder(path: Path) -> Run:
         "settings": _run_settings(receipt),
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
-        "engine": "{name} {version} on {device}".format(**receipt["engine"]),
+        "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
         "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
         "primary": identity.primary and contrast_name(*identity.primary),
         "study": identity.config.get("study"),
