@@ -25,13 +25,13 @@ def run(
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
-    from harness.engines.vllm_arguments import check_arguments
+    from harness.engines.backends import check_backend
     from harness.execution.run import execute
     from harness.experiment.config import load_config
     from harness.experiment.plan import Shard, make_plan
 
     settings = load_config(config, overrides or ())
-    check_arguments(settings)
+    check_backend(settings)
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
     typer.echo(describe_plan(plan), err=not dry_run)
     if dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.forecast import find_speed
 from harness.display.table_formats import align
+from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
@@ -32,8 +34,10 @@ def describe_plan(plan: Plan) -> str:
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
     extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
+    switches = template_switches(config.model.arguments)
     lines = [
         f"model     {config.model.display_name} through {config.model.backend}",
+        *(f"template  {name}: {json.dumps(value)}" for name, value in switches.items()),
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
         *describe_golds(plan.dataset.problems),
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",

@@ -1,7 +1,8 @@
 """Who answers: requests go in, and completions come out as they finish.
 
-`backends` opens what a run config names. vLLM is used in `vllm` alone; every other backend is one of lm-eval's models.
-An engine ends with the run that started it (`lifetime`), and a failed start names its cause (`start_errors`).
+`backends` opens what a run config names. vLLM is used in `vllm` alone; `served` asks a server, and every other backend
+is one of lm-eval's models. An engine ends with the run that started it (`lifetime`), and a failed start names its cause
+(`start_errors`).
 """
 
 from harness.faces import lazy_face
@@ -9,9 +10,8 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "backends": ["open_backend"],
+        "backends": ["check_backend", "open_backend"],
         "vllm": ["VLLMEngine"],
-        "vllm_arguments": ["check_arguments"],
         "mless_vllm": ["MlessVLLM"],
         "gpus": ["gpus"],
     },

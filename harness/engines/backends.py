@@ -1,6 +1,6 @@
-"""Open the backend that a run config names: our vLLM engine, or one of lm-eval's own models.
+"""Open the backend that a run config names: our vLLM engine, a served model, or one of lm-eval's own models.
 
-Both take requests and give finished completions. lm-eval's models return nothing before a whole batch is done, so an
+All take requests and give finished completions. lm-eval's models return nothing before a whole batch is done, so an
 interruption costs one batch. They report no finish reason. Only servers are told a sample's own seed.
 """
 
@@ -11,10 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from harness.engines import served
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine
+from harness.engines.vllm_arguments import engine_arguments
 from harness.engines.watchdog import stopped
 from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError
+from harness.experiment.chat_template import template_switches
+from harness.experiment.config import RunConfig
+from harness.experiment.prompt import Layout
 from harness.experiment.requests import Request
 from harness.experiment.sampling import sample_seed
 from harness.experiment.tokenizer import refuse_missing_folder
@@ -29,12 +34,49 @@ BATCH_SIZE = 8
 """lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
 
 
+def check_backend(config: RunConfig) -> None:
+    """Refuse a config whose backend cannot be opened or obeyed. Use it before prompts are built.
+
+    Raises:
+        ConfigError: no such backend, an argument that it must not get, or switches of a chat template without a chat.
+    """
+    backend, arguments = config.model.backend, config.model_arguments()
+    if backend == "vllm":
+        engine_arguments(arguments)
+    elif backend in served.PATHS:
+        served.check_served(config)
+    else:
+        refuse_unknown_backend(backend)
+    if (switches := template_switches(arguments)) and Layout.CHAT not in config.layouts:
+        raise ConfigError(
+            f"model.arguments sets {', '.join(switches)} of the chat template, and no layout uses one: expected chat "
+            f"among the layouts, got [{', '.join(config.layouts)}]. Use `layouts: [chat]`, or remove the switches."
+        )
+
+
+def refuse_unknown_backend(backend: str) -> None:
+    """Raise ConfigError if there is no backend of this name."""
+    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
+    from lm_eval.api.registry import model_registry
+
+    names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
+    if backend not in names:
+        near = difflib.get_close_matches(backend, names)
+        raise ConfigError(
+            f"model.backend is {backend!r}, and there is no such backend."
+            + (f" Did you mean {' or '.join(near)}?" if near else "")
+            + f" Expected one of {', '.join(names)}."
+        )
+
+
 @contextmanager
-def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -> Iterator[VLLMEngine | LmEvalBackend]:
+def open_backend(
+    backend: str, arguments: Mapping[str, Any], *, sampled: bool
+) -> Iterator[VLLMEngine | served.ServedModel | LmEvalBackend]:
     """Load the model, and shut it down at the end of the context.
 
     Args:
-        backend: `vllm` for our engine, any other name for lm-eval's own model of that name.
+        backend: `vllm` for our engine, one of `served.PATHS` for a server, else the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
 
@@ -50,8 +92,15 @@ def open_backend(backend: str, arguments: Mapping[str, Any], *, sampled: bool) -
         with closing(VLLMEngine(arguments, sampled=sampled)) as engine:
             yield engine
         return
+    if backend in served.PATHS:
+        with closing(served.ServedModel(backend, arguments)) as model:
+            yield model
+        return
+    refuse_unknown_backend(backend)
     try:
-        model = _find_model_class(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
+        from lm_eval.api.registry import get_model
+
+        model = get_model(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."
@@ -119,18 +168,3 @@ def _seed_torch(first: Request) -> None:
     from transformers import set_seed
 
     set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))
-
-
-def _find_model_class(backend: str) -> Any:
-    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
-    from lm_eval.api.registry import get_model, model_registry
-
-    names = sorted({"vllm", *model_registry.keys()})
-    if backend not in names:
-        near = difflib.get_close_matches(backend, names)
-        raise ConfigError(
-            f"model.backend is {backend!r}, and there is no such backend."
-            + (f" Did you mean {' or '.join(near)}?" if near else "")
-            + f" Expected one of {', '.join(names)}."
-        )
-    return get_model(backend)

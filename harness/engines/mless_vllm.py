@@ -117,7 +117,12 @@ class MlessVLLM(LM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The turns as the model's template renders them, with a fixed date."""
-        return apply_chat_template(self._model.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
+        return apply_chat_template(
+            self._model.tokenizer,
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            switches=self._model.switches,
+        )
 
     def loglikelihood(self, requests: list[Instance]) -> list[Any]:
         """Refuse: use lm-eval's own `vllm` model for tasks that ask for likelihoods."""

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from harness.errors import ConfigError
-from harness.experiment.config import RunConfig
 
 CPU_KV_CACHE_BYTES = 2**30
 """Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small model."""
@@ -22,8 +21,10 @@ is 128, and instruction and filler together are shorter than that, so nothing wo
 
 _RENAMED = {"pretrained": "model", "max_length": "max_model_len", "replay_solutions": "enable_trace_replay"}
 """lm-eval's names of engine arguments, and one of ours, with vLLM's names."""
-_PROMPT_CHANGING = ("add_bos_token", "chat_template_args", "enable_thinking", "think_end_token", "truncation_side")
-_LM_EVAL_ONLY = ("batch_size", "max_batch_size", "max_gen_toks", "device", "data_parallel_size")
+_PROMPT_CHANGING = ("add_bos_token", "think_end_token", "truncation_side")
+_TEMPLATE = ("chat_template_args", "enable_thinking")
+"""Arguments that the prompts are built with, before any engine is there."""
+_LM_EVAL_ONLY = ("batch_size", "max_batch_size", "max_gen_toks", "device", "data_parallel_size", *_TEMPLATE)
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,18 +53,6 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items()
         if value is not None and name not in _LM_EVAL_ONLY
     }
-
-
-def check_arguments(config: RunConfig) -> None:
-    """Refuse a config whose model arguments vLLM must not get. Use it before prompts are built.
-
-    The arguments of other backends are not checked.
-
-    Raises:
-        ConfigError: see `engine_arguments`.
-    """
-    if config.model.backend == "vllm":
-        engine_arguments(config.model_arguments())
 
 
 def refuse_unknown(given: Mapping[str, Any], known: Collection[str]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from harness.errors import ModelError, PromptMismatchError
+from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.prompt import Layout, Prompt, Role
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ _CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgG
 _PINNED_CODES = {"%%": "\0", **{code: PINNED_DATE.strftime(code) for code in _CODES}, "\0": "%"}
 """The text of each format code on the pinned date, in the order in which they are replaced."""
 
+_OURS = frozenset(("chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "pinned_codes"))
+"""Names that `apply_chat_template` gives a template or transformers itself, and no switch may have."""
+
 # Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers provides
 # the function itself, and from 5.22 on it turns every function that a caller passes into a string. So a macro of that
 # name is set before the template. `trim_blocks` removes the macro's last newline: the template still begins a line.
@@ -35,12 +39,50 @@ _PINNED_CLOCK = (
 )
 
 
+def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What lm-eval's model arguments `chat_template_args` and `enable_thinking` tell a chat template.
+
+    Raises:
+        ConfigError: `chat_template_args` is no mapping, or has a name that belongs to the harness.
+    """
+    given = arguments.get("chat_template_args") or {}
+    if not isinstance(given, Mapping) or (ours := _OURS & given.keys()):
+        got = f"the name {min(ours)}, which is set for every prompt" if isinstance(given, Mapping) else repr(given)
+        raise ConfigError(
+            "The model argument chat_template_args: expected a mapping of the template's own switches, such as "
+            f"{{enable_thinking: false}}, got {got}. Correct it."
+        )
+    thinking = arguments.get("enable_thinking")
+    return ({} if thinking is None else {"enable_thinking": thinking}) | dict(given)
+
+
+def refuse_unread(tokenizer: PreTrainedTokenizerBase, switches: Iterable[str]) -> None:
+    """Raise ConfigError if the chat template reads one of these switches nowhere, as its value would change nothing."""
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    for name in switches:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise ConfigError(
+                f"The chat template of {tokenizer.name_or_path} has no switch {name!r}: expected one that it reads. "
+                "Correct the model argument chat_template_args (or enable_thinking), or leave it out."
+            )
+
+
 def apply_chat_template(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Mapping[str, str]],
+    *,
+    add_generation_prompt: bool = True,
+    switches: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Render a chat by the model's template, with PINNED_DATE as today's date.
 
     Use it wherever a chat is rendered, so that no prompt depends on the day.
+
+    Args:
+        tokenizer: The model's.
+        turns: The messages.
+        add_generation_prompt: Whether the answer's turn is opened.
+        switches: The template's own variables, such as `enable_thinking`; from `template_switches`.
 
     Raises:
         ModelError: the model has no chat template, or the template fails on these turns.
@@ -57,8 +99,8 @@ def apply_chat_template(
             chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
-            date_string=PINNED_DATE.strftime("%d %b %Y"),
             pinned_codes=_PINNED_CODES,
+            **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
         )
     except Exception as error:  # jinja's own errors, and any that a template makes Python raise
         raise ModelError(
@@ -70,25 +112,34 @@ def apply_chat_template(
     return text
 
 
-def has_system_turn(tokenizer: PreTrainedTokenizerBase | None) -> bool:
+def has_system_turn(
+    tokenizer: PreTrainedTokenizerBase | None, switches: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
     """Whether the chat template shows a system turn: some templates refuse one, and some drop it silently."""
     if tokenizer is None or not tokenizer.chat_template:
         return True
     mark = "A-SYSTEM-TURN"
     try:
         turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
-        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False)
+        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False, switches=switches)
     except ModelError:
         return False
 
 
-def render(prompt: Prompt, layout: Layout, tokenizer: PreTrainedTokenizerBase) -> str:
+def render(
+    prompt: Prompt,
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase,
+    switches: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
     """The prompt as the model gets it, templated if the layout is `chat`.
 
     Raises:
         ModelError: the layout is `chat`, and the model has no chat template or the template fails.
     """
-    return apply_chat_template(tokenizer, prompt.messages) if layout is Layout.CHAT else prompt.text
+    if layout is Layout.CHAT:
+        return apply_chat_template(tokenizer, prompt.messages, switches=switches)
+    return prompt.text
 
 
 def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:

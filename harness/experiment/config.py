@@ -32,7 +32,9 @@ from harness.experiment.yaml_settings import Strict, explain, read_values
 class ModelConfig(Strict):
     """Which model, by which of lm-eval's backends, with which of the backend's own arguments.
 
-    `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model.
+    `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model. `chat_template_args`, such as
+    {enable_thinking: false}, are switches of the chat template: every prompt of the layout `chat` is rendered and
+    checked with them, and they are part of the run's identity.
     """
 
     backend: str = "vllm"
@@ -73,7 +75,8 @@ class ModelConfig(Strict):
 
 FREE_ARGUMENTS = frozenset(
     "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens num_concurrent batch_size device device_ids download_dir load_format "
+    "max_num_batched_tokens num_concurrent max_retries timeout header verify_certificate batch_size device device_ids "
+    "download_dir load_format "
     "distributed_executor_backend numa_bind".split()
 )
 """Model arguments that a run may be continued with other values of: where things lie, how they are loaded, and how much

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import resources
 from harness.errors import ConfigError
+from harness.experiment.chat_template import refuse_unread, template_switches
 from harness.experiment.conditions import Condition
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import Layout, Prompt, Segment
@@ -36,11 +37,13 @@ class ModelTokenizer:
         name: For messages.
         tokenizer: Its tokenizer.
         context_length: Positions, None where unknown.
+        switches: What its chat template is told; see `chat_template.template_switches`.
     """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context_length: int | None
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
@@ -71,7 +74,9 @@ class ModelTokenizer:
                     "Lower max_model_len (or max_length)."
                 )
             length = own if length is None else length
-        return cls(name=tokenizer, tokenizer=loaded, context_length=length)
+        switches = template_switches(arguments)
+        refuse_unread(loaded, switches)
+        return cls(name=tokenizer, tokenizer=loaded, context_length=length, switches=switches)
 
     def layouts(self) -> tuple[Layout, ...]:
         """The sound layouts that the model can be run in."""
@@ -91,8 +96,9 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
         return None if stated is None else int(stated)
     if stated is None:
         raise ConfigError(
-            "The completions API cuts prompts to `max_length`, 2048 by default, which leaves no room for one. "
-            "Add the served model's context to --model_args, such as max_length=4096."
+            "Prompts are checked against the served model's context, which is not known, and lm-eval cuts them to 2048 "
+            "tokens unless told. Add it: `max_length: 4096` to model.arguments of a run config, max_length=4096 to "
+            "--model_args of lm_eval."
         )
     return int(stated) - 1
 
@@ -159,7 +165,13 @@ def build_checked_prompts(
         PromptMismatchError: a guarantee is broken, or a prompt and its completion do not fit the context.
     """
     texts = {problem.id: problem.problem for problem in dataset.problems}
-    builder = PromptBuilder(texts, layout, model.tokenizer if model else None, instruction=instruction)
+    builder = PromptBuilder(
+        texts,
+        layout,
+        model.tokenizer if model else None,
+        instruction=instruction,
+        switches=model.switches if model else {},
+    )
     found = []
     for condition in conditions:
         built = builder.build(condition)

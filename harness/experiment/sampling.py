@@ -62,10 +62,19 @@ class Sampling:
 
     def lm_eval(self) -> dict[str, Any]:
         """As lm-eval's generation arguments, which its results file shows; what is off is left out."""
-        off = Sampling()
-        values = {n: getattr(self, n) for n in _FIELDS[1:] if getattr(self, n) != getattr(off, n)}
         fixed = {"until": list(self.stop), "max_gen_toks": self.max_tokens}
-        return {**fixed, "do_sample": not self.greedy, "temperature": self.temperature, **values}
+        return {**fixed, "do_sample": not self.greedy, "temperature": self.temperature, **self._changed}
+
+    def openai(self) -> dict[str, Any]:
+        """As a server of OpenAI's API takes them; what is off is left out."""
+        stop = {"stop": list(self.stop)} if self.stop else {}
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature, **stop, **self._changed}
+
+    @property
+    def _changed(self) -> dict[str, Any]:
+        """The parameters beside temperature that are not off."""
+        off = Sampling()
+        return {name: value for name in _FIELDS[1:] if (value := getattr(self, name)) != getattr(off, name)}
 
     def record(self) -> dict[str, Any]:
         """As the journal keeps them."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
@@ -72,6 +73,7 @@ def measure(
     *,
     unit: str | None = None,
     answer_prefix: str = "",
+    switches: Mapping[str, Any] = MappingProxyType({}),
 ) -> BuiltPrompt:
     """Tokenize a prompt and lay the tokens over its segments.
 
@@ -82,12 +84,13 @@ def measure(
         unit: The text that the filler repeats, if it repeats one.
         answer_prefix: The beginning of the answer. It follows a separator where no template begins the answer, and
             ends a think block that the template opened.
+        switches: What the chat template is told; see `chat_template.template_switches`.
 
     Raises:
         ModelError: the layout is `chat`, and the model has no chat template or the template fails.
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
     """
-    text = prompt.text if tokenizer is None else render(prompt, layout, tokenizer)
+    text = prompt.text if tokenizer is None else render(prompt, layout, tokenizer, switches)
     if answer_prefix:
         opened = text.rstrip().endswith("<think>")
         answer_prefix = ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened + answer_prefix
@@ -164,6 +167,7 @@ class PromptBuilder:
         layout: The layout of all prompts.
         tokenizer: The model's. Without one the prompts are plain text, and nothing is checked.
         instruction: A system prompt that replaces the layout's own.
+        switches: What the chat template is told; see `chat_template.template_switches`.
     """
 
     def __init__(
@@ -173,12 +177,14 @@ class PromptBuilder:
         tokenizer: PreTrainedTokenizerBase | None,
         *,
         instruction: str | None = None,
+        switches: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._problems = problems
         self._layout = layout
         self._tokenizer = tokenizer
         self._instruction = instruction
-        self._system_turn = has_system_turn(tokenizer)
+        self._switches = switches
+        self._system_turn = has_system_turn(tokenizer, switches)
 
     def build(self, condition: Condition) -> ConditionPrompts:
         """Build the condition's prompts, and compare the tokens of each with those of the prompt without a filler.
@@ -221,8 +227,16 @@ class PromptBuilder:
                 system_turn=self._system_turn,
                 instruction=self._instruction,
             )
-            unit, prefix = _unit(condition.filler), condition.answer_prefix
-            prompts.append(measure(prompt, self._layout, self._tokenizer, unit=unit, answer_prefix=prefix))
+            prompts.append(
+                measure(
+                    prompt,
+                    self._layout,
+                    self._tokenizer,
+                    unit=_unit(condition.filler),
+                    answer_prefix=condition.answer_prefix,
+                    switches=self._switches,
+                )
+            )
         return tuple(prompts)
 
 

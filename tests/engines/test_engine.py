@@ -250,8 +250,7 @@ def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, 
         *("--set", "model.backend=local-completions", "--set", f"max_gen_toks={BUDGET}"),
         *(
             "--set",
-            f"model.arguments={{model: demo, base_url: {served}/completions, tokenizer: {DEMO}, "
-            "tokenizer_backend: huggingface, max_length: 4096, num_concurrent: 8}",
+            f"model.arguments={{model: demo, base_url: {served}, tokenizer: {DEMO}, max_length: 4096}}",
         ),
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -288,7 +287,7 @@ def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval
         *("--include_path", str(resources.folder("tasks")), "--limit", "1"),
     )
     assert done.returncode != 0
-    assert "The completions API cuts prompts to `max_length`" in done.stderr.strip().splitlines()[-1]
+    assert "max_length=4096 to --model_args of lm_eval." in done.stderr.strip().splitlines()[-1]
 
 
 def test_a_condition_built_by_itself_agrees_with_the_plan(our_run, demo_tokenizer):

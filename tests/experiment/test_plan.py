@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 
 from harness import resources
 from harness.display.describe_plan import describe_plan
+from harness.engines.vllm_arguments import engine_arguments
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
@@ -93,3 +95,24 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
     assert r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said and "((( (nested deeper than 40)" in said
     assert "p5" in said and "p6" not in said and "and 2 more" in said
     assert "golds" not in describe_plan(make_plan(load_config(RUNS / "demo.yaml"), limit=5))
+
+
+def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(demo_tokenizer, tmp_path):
+    tokenizer = copy.copy(demo_tokenizer)
+    tokenizer.chat_template = (
+        demo_tokenizer.chat_template + "{% if enable_thinking is false %}<think></think>{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    own = ("layouts=[chat]", f"model.arguments.tokenizer={tmp_path}")
+    plain, _ = planned("demo.yaml", *own, limit=2)
+    changed, requests = planned(
+        "demo.yaml", *own, "model.arguments.chat_template_args={enable_thinking: false}", limit=2
+    )
+    assert all(one.prompt.endswith("<think></think>") for one in requests)
+    assert all(encode(one.prompt, tokenizer)[0] == one.prompt_token_ids for one in requests)
+    assert [row["prompt"] + "<think></think>" for row in plain.prompts] == [row["prompt"] for row in changed.prompts]
+    assert changed.config.identity()["model"]["arguments"]["chat_template_args"] == {"enable_thinking": False}
+    assert changed.config.identity() != plain.config.identity()
+    assert "template  enable_thinking: false" in describe_plan(changed).splitlines()
+    assert not any(line.startswith("template") for line in describe_plan(plain).splitlines())
+    assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})

@@ -8,8 +8,18 @@ import json
 import pytest
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.experiment.chat_template import PINNED_DATE, apply_chat_template, find_segments, has_system_turn, render
+from harness.experiment.chat_template import (
+    PINNED_DATE,
+    apply_chat_template,
+    find_segments,
+    has_system_turn,
+    refuse_unread,
+    render,
+    template_switches,
+)
 from harness.experiment.conditions import Condition, Filler, named_conditions
+from harness.experiment.documents import ModelTokenizer, build_checked_prompts
+from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import encode, explain_hub_error, fit_filler, load_tokenizer
@@ -55,6 +65,33 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
     for condition in named_conditions().values():
         text = build_prompt("Find $x$.", condition, filler_text=fit_filler(condition, tokenizer)).text
         assert list(encode(text, tokenizer)[0]) == own.encode(text, bos=True, eos=False)
+
+
+THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+
+
+def test_a_templates_switch_is_part_of_the_prompt(demo_tokenizer, tmp_path):
+    tokenizer = with_template(demo_tokenizer, THINKING)
+    prompt = build_prompt("Find $x$.", named_conditions()["mless"], filler_text="/ /", layout=Layout.CHAT)
+    off = template_switches({"chat_template_args": {"enable_thinking": False}})
+    assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
+    built = measure(prompt, Layout.CHAT, tokenizer, switches=off)
+    plain = measure(prompt, Layout.CHAT, tokenizer)
+    assert built.text == plain.text + "<think>\n\n</think>\n\n" and built.filler_span == plain.filler_span
+    assert built.token_sha256 != plain.token_sha256
+    assert measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text == plain.text
+    refuse_unread(tokenizer, off)
+    with pytest.raises(ConfigError, match=r"has no switch 'enable_thinkng': expected one that it reads\. Correct"):
+        refuse_unread(tokenizer, {"enable_thinkng": False})
+    for wrong, got in (("no", "got 'no'"), ({"tokenize": True}, "got the name tokenize, which is set for every pro")):
+        with pytest.raises(ConfigError, match=rf"chat_template_args: expected a mapping of .*{got}"):
+            template_switches({"chat_template_args": wrong})
+    tokenizer.save_pretrained(tmp_path)
+    model = ModelTokenizer.from_arguments({"tokenizer": str(tmp_path), "enable_thinking": False})
+    problem = Problem(id="p", problem="Find $x$.", answer="1", solution="", subject="", level=1)
+    dataset = Dataset(name="d", source="", problems=(problem,))
+    (checked,) = build_checked_prompts(dataset, [named_conditions()["mless"]], Layout.CHAT, model)
+    assert checked.prompts[0].text.endswith("<think>\n\n</think>\n\n") and not checked.violations
 
 
 def test_no_double_bos(any_tokenizer):

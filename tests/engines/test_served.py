@@ -1,0 +1,249 @@
+"""A served model: what a real HTTP server gets and how its answers come back; each refusal is one line."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from harness import load_run, resources
+from harness.engines.backends import check_backend
+from harness.engines.served import ServedModel
+from harness.errors import ConfigError, EngineError, ModelError
+from harness.experiment.config import load_config
+from harness.experiment.requests import Request
+from harness.experiment.sampling import Sampling
+from tests.commands.test_cli import here
+
+SERVED = resources.folder("configs") / "runs" / "served.yaml"
+
+
+class Server(ThreadingHTTPServer):
+    """A small server of OpenAI's API. `answer` gets each request's body and returns a status and a body."""
+
+    daemon_threads = True
+    request_queue_size = 512
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.models = [{"id": "tiny", "root": "org/tiny", "owned_by": "test", "max_model_len": 4096}]
+        self.asked, self.headers, self.now, self.most, self.lock = [], [], 0, 0, threading.Lock()
+        self.answer = lambda body: (200, completion(f"to {body.get('prompt')}"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Counts what is asked at once."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        """The list of models."""
+        self.reply(200, {"data": self.server.models}) if self.path == "/v1/models" else self.reply(404, {})
+
+    def do_POST(self):
+        """One completion."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            server.asked.append((self.path, body))
+            server.headers.append(self.headers)
+            server.now += 1
+            server.most = max(server.most, server.now)
+        status, answer = server.answer(body)
+        with server.lock:
+            server.now -= 1
+        self.reply(status, answer)
+
+    def reply(self, status, value):
+        """Answer with JSON."""
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def completion(text, reason="stop", tokens=7):
+    return {"choices": [{"index": 0, "text": text, "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with Server() as made:
+        threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def opened(server, backend="local-completions", **arguments):
+    return closing(ServedModel(backend, {"base_url": server.url, "model": "tiny", **arguments}))
+
+
+def request(name, **facts):
+    fixed = {"prompt_token_ids": None, "prompt_sha256": "", "prompt_token_sha256": None, "sampling": Sampling()}
+    return Request(task="t", problem_id=name, prompt=name, **{**fixed, **facts})
+
+
+def test_hundreds_are_in_flight_and_one_slow_answer_holds_up_none(server):
+    released, full = threading.Event(), threading.Event()
+
+    def answer(body):
+        if server.most >= 200:
+            full.set()
+        full.wait(60)  # no one is answered before the window is full
+        if body["prompt"] == "0":
+            released.wait(60)
+        return 200, completion(body["prompt"])
+
+    server.answer = answer
+    came = []
+    with opened(server, num_concurrent=200) as model:
+        for finished in model.stream([request(str(number)) for number in range(500)]):
+            came += [done.text for _, done in finished]
+            if len(came) == 499:
+                released.set()
+    assert came[-1] == "0" and sorted(came, key=int) == [str(number) for number in range(500)]
+    assert server.most == 200
+
+
+def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
+    sampling = Sampling(source="explicit", temperature=0.7, top_p=0.9, max_tokens=33, stop=("END",))
+    with opened(server) as model:
+        ((_, done),) = [
+            one
+            for finished in model.stream([request("p", prompt_token_ids=(5, 6), seed=9, sampling=sampling)])
+            for one in finished
+        ]
+        facts = model.facts()
+    (path, body), *_ = server.asked
+    assert path == "/v1/completions" and body == {
+        **{"model": "tiny", "prompt": [5, 6], "seed": 9, "stop": ["END"]},
+        **{"temperature": 0.7, "top_p": 0.9, "max_tokens": 33},
+    }
+    assert (done.text, done.finish_reason, done.completion_tokens) == ("to [5, 6]", "stop", 7)
+    assert facts["served"]["root"] == "org/tiny" and "Authorization" not in server.headers[0]
+
+
+def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    server.answer = lambda _: (200, {"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
+    turns = ({"role": "user", "content": "a"},)
+    arguments = {"base_url": f"{server.url}/chat/completions/", "chat_template_args": {"enable_thinking": False}}
+    with opened(server, "local-chat-completions", **arguments) as model:
+        ((_, done),) = [one for finished in model.stream([request("p", turns=turns)]) for one in finished]
+    (path, body), *_ = server.asked
+    assert path == "/v1/chat/completions" and body["messages"] == list(turns)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False} and "prompt" not in body
+    assert (done.text, done.finish_reason, done.completion_tokens) == ("", "length", None)
+    assert server.headers[0]["Authorization"] == "Bearer sesame"
+
+
+def test_a_busy_server_is_asked_again_and_a_gone_one_ends_in_one_error(server, monkeypatch, caplog):
+    monkeypatch.setattr("harness.engines.served.asyncio.sleep", real_sleep := Quick())
+    server.answer = lambda _: (
+        (503, {"error": {"message": "try\nlater"}}) if len(server.asked) < 3 else (200, completion("x"))
+    )
+    with opened(server) as model:
+        assert [done.text for finished in model.stream([request("p")]) for _, done in finished] == ["x"]
+        assert len(server.asked) == 3 and real_sleep.asked == [1, 2]
+        server.answer = lambda _: (503, {"error": {"message": "try\nlater"}})
+        with pytest.raises(
+            EngineError, match=r"is gone or busy: HTTP 503: try later\. Everything finished is in the j"
+        ):
+            list(model.stream([request(str(number)) for number in range(50)]))
+    assert not caplog.records
+
+
+class Quick:
+    """Sleeps that only count."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def __call__(self, seconds):
+        """Remember how long."""
+        self.asked.append(seconds)
+
+
+def test_what_came_before_a_refusal_is_kept_and_the_refusal_has_the_servers_words(server):
+    def answer(body):
+        if body["prompt"] == "bad":
+            time.sleep(1)
+            return 400, {"error": {"message": "too long by 3 tokens."}}
+        return 200, completion(body["prompt"])
+
+    server.answer = answer
+    came = []
+    said = (
+        r"refuses problem bad of t: HTTP 400: too long by 3 tokens\. Mend the cause\. Everything finished is in the j"
+    )
+    with opened(server) as model, pytest.raises(EngineError, match=said):
+        for finished in model.stream([request("bad"), *(request(str(number)) for number in range(20))]):
+            came += [done.text for _, done in finished]
+    assert len(came) == 20
+    server.answer = lambda _: (200, {"object": "error"})
+    with opened(server) as model, pytest.raises(EngineError, match="The server's answer holds no completion: HTTP 200"):
+        list(model.stream([request("p")]))
+
+
+def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server):
+    with pytest.raises(ModelError, match=r"has no model 'tinny': it serves tiny\. Correct model\.arguments\.model\."):
+        opened(server, model="tinny")
+    with pytest.raises(
+        ModelError, match=r"context is 4096 tokens, and model\.arguments\.max_length is 8192\. Lower it"
+    ):
+        opened(server, max_length=8192)
+    with pytest.raises(
+        ModelError, match=r"No server answers at http://127\.0\.0\.1:9/v1: Client\w+ .*correct model\.ar"
+    ):
+        opened(server, base_url="http://127.0.0.1:9/v1/completions")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.arguments={model: m}"], r"model\.arguments\.base_url is missing: expected the server's address"),
+        (["model.arguments.num_concurent=9"], r"no such argument\. Did you mean num_concurrent\?"),
+        (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, got \[raw\]"),
+        (["model.backend=vlm"], r"model\.backend is 'vlm', and there is no such backend\. Did you mean vllm"),
+        (
+            ["layouts=[raw]", "model.arguments.enable_thinking=true"],
+            "sets enable_thinking of the chat template, and no l",
+        ),
+    ],
+)
+def test_a_config_whose_server_could_not_be_asked_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_backend(load_config(SERVED, overrides))
+
+
+def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(server, tmp_path, capsys, monkeypatch):
+    def answer(body):
+        assert body["prompt"][:3] and all(isinstance(token, int) for token in body["prompt"])
+        return (400, {"message": "out of order"}) if len(server.asked) > 12 else (200, completion(r"\boxed{1}"))
+
+    server.answer = answer
+    sets = ["dataset=demo", "samples_per_problem=1", "sampling=greedy", "model.arguments.tokenizer=demo"]
+    sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
+    arguments = [part for one in sets for part in ("--set", one)]
+    arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
+    wrong = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.model=tinny")
+    assert wrong.returncode == 2 and wrong.stderr.splitlines()[-1].startswith("mless: The server at http://127.0.0.1")
+    assert "Traceback" not in wrong.stderr and len(wrong.stderr.splitlines()) < 40
+    stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.num_concurrent=2")
+    assert stopped.returncode == 2 and "refuses problem demo/" in stopped.stderr.splitlines()[-1]
+    server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
+    done = here(capsys, monkeypatch, "run", str(SERVED), *arguments)
+    assert done.returncode == 0, done.stderr
+    frame = load_run(tmp_path / "run", replicates=True)
+    assert len(frame) == 20 and 1 <= (frame["finish_reason"] == "stop").sum() == 12
+    assert set(frame["completion_tokens"]) == {3, 7}
