@@ -12,5 +12,6 @@ __getattr__, __dir__, __all__ = lazy_face(
         "runs.read_run": ["read_run"],
         "analysis.comparison": ["compare"],
         "execution.run": ["execute"],
+        "execution.own_process": ["run"],
     },
 )

@@ -4,43 +4,109 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from harness.display.visible import visible
 from harness.errors import HarnessError, RunInterrupted
 
+GROUPS = {
+    "Run": {
+        "run": "mless run --model Qwen/Qwen2.5-Math-7B",
+        "merge": "mless merge results/mine-shard-*-of-4 -o results/mine",
+        "regrade": "mless regrade results/mine",
+        "fetch": "mless fetch configs/runs/qwen2.5-math-7b-published.yaml",
+    },
+    "Read the result": {
+        "table": "mless table results/example --mediators --audit",
+        "leaderboard": "mless leaderboard results",
+        "show": "mless show results/example demo-17",
+        "flips": "mless flips results/example --baseline wo --condition mless",
+        "plot": "mless plot results/example --kind forest -o figures",
+        "report": "mless report results/example -o report.html",
+        "export": "mless export results/example -o samples.parquet",
+        "pack": "mless pack results/mine",
+    },
+    "Look into the model": {
+        "probe": "mless probe results/example --flip changed --controls -o flipped.traces",
+        "curves": "mless curves flipped.traces --layer 0 --head 11",
+        "heads": "mless heads flipped.traces --measure mass_filler",
+        "figure": "mless figure configs/figures/qwen-heads-12-13-14.yaml",
+    },
+    "Use lm-eval, check the installation": {
+        "tasks": 'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
+        "doctor": "mless doctor --model Qwen/Qwen2.5-Math-7B",
+        "verify": "mless verify --model demo --limit 20",
+    },
+}
+"""The commands in groups, as `--help` lists them, with an example each. Each is the function of that name in a module
+of that name, here or in a package that adds its own."""
+
+
+class _Grouped(TyperGroup):
+    """Lists the commands in their groups, each with its first sentence, whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group, examples in GROUPS.items():
+            found = {name: self.commands[name].get_short_help_str(200) for name in examples if name in self.commands}
+            with formatter.section(group):
+                formatter.write_dl(list(found.items()))
+
+
 app = typer.Typer(
     name="mless",
-    help="Put meaningless tokens before a maths question, and measure honestly whether the model answers better.",
+    cls=_Grouped,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-COMMANDS = "run merge regrade pack table leaderboard plot flips report export tasks doctor verify fetch".split()
-"""The commands as `--help` lists them. Each is the function of that name in the module of that name in `commands`."""
 
-for name in COMMANDS:
-    app.command()(getattr(import_module(f"harness.commands.{name}"), name))
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mless {version('mless')}")
+        raise typer.Exit
+
+
+@app.callback()
+def mless(
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Put meaningless tokens before a maths question, and measure whether the model answers better."""
 
 
 def add_commands() -> None:
-    """Add the commands of packages that build on this one. This package must not import them.
+    """Add all commands, those of packages that build on this one too. This package must not import them.
 
-    They are found by entry points of the group `mless.commands`: functions that take the typer app.
+    Entry points of the group `mless.commands` name the packages that have a module for each of their commands.
     """
-    for entry in sorted(entry_points(group="mless.commands"), key=lambda entry: entry.name):
-        entry.load()(app)
+    if app.registered_commands:
+        return
+    packages = ["harness.commands", *(entry.module for entry in entry_points(group="mless.commands"))]
+    for name, example in ((name, example) for group in GROUPS.values() for name, example in group.items()):
+        for package in packages:
+            try:
+                module = import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+                continue
+            app.command(epilog=f"Example: {example}")(getattr(module, name))
+            break
 
 
 def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
+    from harness.display.progress import sign_of_life
+
     try:
         add_commands()
-        app()
+        with sign_of_life():
+            app()
     except HarnessError as error:
         message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
         typer.echo(f"mless: {message}", err=True)

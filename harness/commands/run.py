@@ -7,14 +7,21 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import ConfigPath, Overrides
+from harness.commands.options import Overrides
 
 
 def run(
-    config: ConfigPath,
+    config: Annotated[
+        Path | None, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml; or give --model.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Run this model on MATH-500, without a config of your own.")
+    ] = None,
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; default: the config's `output`/`name`.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder; default: the config's `output`/`name`.")
+    ] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run only part I of N; see `mless merge`.")] = None,
     fork: Annotated[
         bool,
@@ -26,11 +33,15 @@ def run(
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
     from harness.engines.backends import check_backend
+    from harness.errors import ConfigError
     from harness.execution.run import execute
-    from harness.experiment.config import load_config
+    from harness.experiment.config import config_of_model, load_config
     from harness.experiment.plan import Shard, make_plan
 
-    settings = load_config(config, overrides or ())
+    if (config is None) == (model is None):
+        got = "both" if config else "neither"
+        raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
+    settings = config_of_model(str(model), overrides or ()) if config is None else load_config(config, overrides or ())
     check_backend(settings)
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
     typer.echo(describe_plan(plan), err=not dry_run)
@@ -40,8 +51,8 @@ def run(
 
 
 def show_run(folder: Path) -> None:
-    """Print a run's table, and where its figure and files are."""
+    """Print a run's table, where its figure and files are, and what to do next."""
     from harness.display.table_pages import make_table
 
     typer.echo(make_table([str(folder)], lenient=True))
-    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nrun     {folder}")
+    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nnext    mless report {folder} -o report.html\nrun     {folder}")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, Self
 
 from rich.console import Console
@@ -20,6 +21,25 @@ LOG_SECONDS = 30.0
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
+
+
+@contextmanager
+def sign_of_life(doing: str = "working") -> Iterator[None]:
+    """Say on a terminal after a second and a half, and then every ten seconds, that something is being done."""
+    done, started = Event(), time.monotonic()
+
+    def tell() -> None:
+        wait = 1.5
+        while not done.wait(wait):
+            print(f"mless: {doing}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            wait = 10
+
+    if sys.stderr.isatty():
+        Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 @contextmanager

@@ -91,8 +91,8 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
 
 def _text(title: str, rows: Sequence[Sequence[str]], numeric: Sequence[bool], notes: Sequence[str]) -> str:
     header, lines = _fit(rows, numeric)
-    table = "\n".join([_fold([title], hyphens=False), "", *header, *lines])
-    return f"{table}\n\n{_fold(notes)}" if notes else table
+    table = "\n".join([fold([title], hyphens=False), "", *header, *lines])
+    return f"{table}\n\n{fold(notes)}" if notes else table
 
 
 def _fit(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> tuple[list[str], list[str]]:
@@ -174,7 +174,7 @@ def _escape_latex(text: str) -> str:
     return " ".join(text.split()).translate(_LATEX)
 
 
-def _fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
+def fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
     """Fold texts into lines as wide as the terminal. `hyphens`: whether a line may end after one; names stay whole."""
     width = min(120, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
@@ -195,7 +195,7 @@ class _Writer(NamedTuple):
 
 
 _WRITERS = {
-    "text": _Writer(_escape_text, _BOLD, _text, _fold),
+    "text": _Writer(_escape_text, _BOLD, _text, fold),
     "markdown": _Writer(_escape_markdown, "**{}**", _markdown, _markdown_footer),
     "latex": _Writer(_escape_latex, r"\textbf{{{}}}", _latex, _latex_footer),
 }

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.display.progress import Progress
+from harness.display.progress import Progress, sign_of_life
 from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     import pandas
 
 FIGURE = "accuracy"
+LOG = "libraries.log"
+"""What vLLM, torch and others print while a run is made."""
 
 
 def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet: bool = False) -> Path:
@@ -234,7 +237,9 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
             if intervened := next((request.task for request in missing if request.intervention is not None), None):
                 raise ConfigError(f"{intervened} asks for an intervention, and no engine can make one. Leave it out.")
             scorer.start()
-            with _open_backend(plan, sampling) as backend, progress:
+            if known := len(keyed) - len(missing):
+                print(f"mless: {known:,} of {len(keyed):,} samples are in {folder.path} already", file=sys.stderr)
+            with library_log(folder.path / LOG), _load(plan, sampling) as backend, progress:
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 facts = backend.facts()
                 _tell_other_device(folder, facts)
@@ -282,10 +287,12 @@ def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _open_backend(plan: Plan, sampling: Sampling) -> Any:
+def _load(plan: Plan, sampling: Sampling) -> Any:
     from harness.engines.backends import open_backend
 
-    return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
+    print(f"mless: loading {plan.config.model.display_name}", file=sys.stderr, flush=True)
+    with sign_of_life("loading"):
+        return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
 
 
 def _session(plan: Plan) -> dict[str, Any]:
@@ -337,6 +344,38 @@ def termination_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def library_log(path: Path) -> Iterator[None]:
+    """Send what libraries and their processes write to standard error to a file, so that only our words are shown.
+
+    Python's warnings go there too. Nothing is changed where standard error is not the process's own, as in a notebook.
+    """
+    try:
+        ours = sys.stderr.fileno() == 2
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        yield
+        return
+    sys.stderr.flush()
+    kept, shown, warn = os.dup(2), sys.stderr, warnings.showwarning
+    with (
+        open(path, "a", encoding="utf-8") as log,
+        os.fdopen(kept, "w", buffering=1, encoding=shown.encoding) as terminal,
+    ):
+        os.dup2(log.fileno(), 2)
+        sys.stderr = terminal
+        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: print(
+            warnings.formatwarning(message, category, filename, lineno, line), file=log, flush=True
+        )
+        try:
+            yield
+        finally:
+            warnings.showwarning = warn
+            sys.stderr = shown
+            os.dup2(kept, 2)
 
 
 def _quieten() -> None:

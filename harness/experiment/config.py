@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -416,6 +417,28 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path), RunConfig, _NESTED)) from None
+
+
+def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """The config of a run that names its model and nothing else: configs/runs/any-model.yaml.
+
+    It asks through the chat template where the tokenizer has one.
+
+    Args:
+        model: Hub name or folder.
+        overrides: As of `load_config`.
+
+    Raises:
+        ModelError: the model's tokenizer cannot be loaded.
+        ConfigError: a value does not fit.
+    """
+    from harness.experiment.tokenizer import load_tokenizer
+
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
+    template = load_tokenizer(resources.resolve_model(model)).chat_template
+    own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]
+    own.append(f"layouts=[{Layout.CHAT if template else Layout.RAW}]")
+    return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])
 
 
 def _weights(values: Any) -> list[Any]:

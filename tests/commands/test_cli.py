@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import shlex
+import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
 import yaml
 
 from harness import resources
+from harness.runs.read_run import read_run
+from tests.example_runs import GREEDY_RUN
 
 CONFIG = {
     "name": "t",
@@ -54,6 +61,104 @@ def test_help_lists_the_commands(mless):
     assert {"run", "merge", "regrade", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
 
 
+def test_every_command_stands_in_a_group_with_an_example_of_itself(built, capsys):
+    from harness.cli import GROUPS
+
+    with pytest.raises(SystemExit):
+        built.main(["-h"])
+    listed = capsys.readouterr().out
+    assert all(f"\n{group}:\n" in listed for group in GROUPS) and "..." not in listed.partition("\nRun:")[2]
+    examples = {name: example for group in GROUPS.values() for name, example in group.items()}
+    assert set(examples) == set(built.commands)
+    for name, example in examples.items():
+        with pytest.raises(SystemExit):
+            built.main([name, "--help"])
+        assert f"Example: {example}" in " ".join(capsys.readouterr().out.split())
+        if example.startswith("mless "):
+            _, command, *arguments = shlex.split(example)
+            built.commands[command].make_context(command, arguments, resilient_parsing=False)
+
+
+def test_the_version_is_printed(capsys, monkeypatch):
+    assert here(capsys, monkeypatch, "--version").stdout == f"mless {version('mless')}\n"
+
+
+def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path):
+    ask = ("--set", "dataset=demo", "--limit", "4", "--dry-run")
+    done = here(capsys, monkeypatch, "run", "--model", "demo", *ask)
+    assert done.returncode == 0 and "mless chat 55" in " ".join(done.stdout.split())
+    assert "requests  24: wo 2 times, 1 positive control" in done.stdout
+    shutil.copytree(resources.demo_model(), tmp_path / "a model")
+    (tmp_path / "a model" / "chat_template.jinja").unlink()
+    bare = here(capsys, monkeypatch, "run", "--model", str(tmp_path / "a model"), *ask)
+    assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
+    refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
+    refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", "demo"), "got both. Give one of the two.")
+    refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
+
+
+def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
+    run = str(GREEDY_RUN)
+    done = here(capsys, monkeypatch, "show", run)
+    assert done.returncode == 0 and "500 problems, raw: wo, mless, mful, random" in done.stdout
+    right = int(read_run(GREEDY_RUN).frame["correct"].sum())
+    said = " ".join(done.stdout.split())
+    assert f"correct {right:,} {right / 2000:.1%}" in said and f"mless flips {run}" in said
+    assert max(map(len, done.stdout.split("\n\n")[0].splitlines())) <= 80
+    problem = read_run(GREEDY_RUN).read_prompts()[0]
+    done = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "mless")
+    shown = " ".join(done.stdout.split())
+    mine = next(
+        one
+        for one in read_run(GREEDY_RUN).read_prompts()
+        if (one.problem_id, one.condition) == (problem.problem_id, "mless")
+    )
+    assert " ".join(mine.text.split()) in shown and " ".join(mine.completions[0].split()) in shown
+    assert f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown and f"answer {mine.target}" in shown
+    refused(here(capsys, monkeypatch, "show", run, "nope"), "has no problem nope: expected one of its 500: ")
+    other = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "x")
+    refused(other, "expected one of wo (raw), mless (raw)")
+
+
+SLOW = """
+import sys, time
+from harness.display.progress import sign_of_life
+with sign_of_life():
+    time.sleep(2.5)
+"""
+
+
+def test_a_terminal_hears_within_two_seconds_that_something_is_done():
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", SLOW], stderr=theirs, check=True)
+    os.close(theirs)
+    with open(ours, encoding="utf-8") as terminal:
+        assert terminal.readline() == "mless: working, 2 s\n"
+    silent = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
+    assert silent.stderr == "", "a log needs none"
+
+
+NOISY = """
+import os, subprocess, sys, warnings
+from pathlib import Path
+from harness.execution.run import library_log
+with library_log(Path(sys.argv[1])):
+    os.write(2, b"from a library ")
+    subprocess.run(["sh", "-c", "echo from a process >&2"])
+    warnings.warn("from Python")
+    print("from us", file=sys.stderr)
+print("afterwards", file=sys.stderr)
+"""
+
+
+def test_what_libraries_say_goes_to_a_file_of_its_own(tmp_path):
+    command = [sys.executable, "-c", NOISY, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == "from us\nafterwards\n"
+    said = (tmp_path / "log").read_text()
+    assert all(f"from {who}" in said for who in ("a library", "a process", "Python")) and "us" not in said.split()
+
+
 FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
@@ -65,7 +170,7 @@ FIXED = {
     ("probe", "--queries"): "prompt completion",
     ("probe", "--definition"): "common published",
     ("probe", "--dtype"): "float32 bfloat16 float16",
-    ("curves", "--view"): "aligned full",
+    ("curves", "--view"): "aligned full difference",
     ("curves", "--format"): "csv json",
     ("heads", "--format"): "text csv json",
     ("figure", "--width"): "page column",
@@ -151,7 +256,11 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
             ["--set", "model.arguments.data_parallel_size=2"],
             "Start `mless run CONFIG --shard 1/N` to `--shard N/N`",
         ),
-        ({}, ["--set", "model.arguments.enable_thinking=true"], "sets enable_thinking of the chat"),
+        (
+            {},
+            ["--set", "model.arguments.enable_thinking=true"],
+            "sets enable_thinking of the chat",
+        ),
         ({}, ["--set", "model.backend=vlm", "--dry-run"], "no such backend. Did you mean vllm"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
         ({}, ["--shard", "3/2"], "--shard expects I/N with I from 1 to N"),

@@ -1,0 +1,50 @@
+"""`harness.run`: an experiment from Python, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from harness.errors import RunError, RunInterrupted
+from harness.experiment.config import RunConfig, load_config
+from harness.runs.read_run import read_run
+from harness.runs.run import Run
+
+
+def run(config: RunConfig | str | Path, *, limit: int | None = None, output: Path | str | None = None) -> Run:
+    """Run an experiment, or continue it, and read the result. Use it in scripts and notebooks.
+
+    The engine starts processes of its own, which in a script would need a main guard and in a notebook a fresh kernel.
+    So the run is made by the command `mless run`; what it says is printed here line by line.
+
+    Args:
+        config: A run config, or its file.
+        limit: Use only the first so many problems.
+        output: The run folder; by default the config's.
+
+    Raises:
+        ConfigError: the file is no run config.
+        RunError: the run failed. The message is the command's own.
+        RunInterrupted: the run was interrupted; the same call continues it.
+    """
+    settings = config if isinstance(config, RunConfig) else load_config(Path(config))
+    folder = Path(output) if output is not None else settings.folder
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary, f"{settings.name}.yaml")
+        path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
+        command = [sys.executable, "-m", "harness.cli", "run", str(path), "--output", str(folder), "--quiet"]
+        command += [] if limit is None else ["--limit", str(limit)]
+        said = ""
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None  # asked
+            for line in process.stderr:
+                said = line.rstrip("\n")
+                print(said, file=sys.stderr, flush=True)
+    if process.returncode:
+        error = RunInterrupted if process.returncode == 130 else RunError
+        raise error(said.removeprefix("mless: "))
+    return read_run(folder)

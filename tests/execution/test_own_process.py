@@ -1,0 +1,38 @@
+"""`harness.run` in a script as people write them: no main guard, and the result at hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import harness
+from harness import resources
+from harness.errors import ConfigError, RunError
+
+SCRIPT = """
+import harness, sys
+run = harness.run(sys.argv[1], limit=2, output=sys.argv[2])
+print(run.facts["model"], len(run.frame))
+"""
+CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
+
+
+@pytest.mark.engine
+def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(CONFIG), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "mless-demo 8\n" and "8/8 samples" in done.stderr
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert again.stdout == done.stdout and "is finished, nothing was left to do" in again.stderr
+
+
+def test_what_the_command_refuses_is_raised_with_its_words(tmp_path, capfd):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("x")
+    with pytest.raises(RunError, match="already holds files"):
+        harness.run(CONFIG, limit=1, output=tmp_path / "full")
+    with pytest.raises(ConfigError, match="does not exist"):
+        harness.run(tmp_path / "none.yaml")
