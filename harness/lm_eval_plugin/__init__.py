@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "links": ["include_path", "link", "unlink"],
         "check_tasks": ["check_tasks"],
+        "standalone": ["write_standalone"],
         "write_results": ["export"],
     },
 )
