@@ -7,5 +7,8 @@ from typing import Literal
 View = Literal["aligned", "full"]
 """A curve with the filler's positions taken out, or over the prompt as it was."""
 
+Shown = Literal[View, "difference"]
+"""Also the paired difference of two conditions, token by token, in the aligned view."""
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 """What the layers are computed in."""

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.choices import View
+from attention_probe.choices import Shown
 from attention_probe.commands.options import Averaged, TracesPath, parse_indices, split_words, write_frame
+from harness.commands.options import Baseline
 
 
 def curves(
@@ -16,7 +17,13 @@ def curves(
     layer: Annotated[int, typer.Option(help="Index from 0.")] = 0,
     head: Annotated[str, typer.Option(help="Indices from 0, such as 11-13, or all.")] = "all",
     conditions: Annotated[str | None, typer.Option(help="Default: all in the file.")] = None,
-    view: Annotated[View, typer.Option(help="aligned: filler removed; full: the prompt as it was.")] = "aligned",
+    view: Annotated[
+        Shown,
+        typer.Option(
+            help="aligned: filler removed; full: the prompt as it was; difference: less the baseline, paired."
+        ),
+    ] = "aligned",
+    baseline: Baseline = "wo",
     definition: Averaged = "common",
     weighted: Annotated[bool, typer.Option("--weighted", help="Times the length of the token's value.")] = False,
     exclude_first: Annotated[
@@ -35,17 +42,19 @@ def curves(
 
     with AttentionTraces.open(traces) as opened:
         header = opened.header
-        names = split_words(conditions) or opened.conditions
+        subtracted = baseline if view == "difference" else None
+        names = split_words(conditions) or tuple(name for name in opened.conditions if name != subtracted)
         averaged = average_curves(
             opened,
             conditions=names,
             layer=layer,
             heads=range(header.head_count) if head == "all" else parse_indices(head, "--head"),
-            view=view,
+            view="full" if view == "full" else "aligned",
+            baseline=subtracted,
             definition=definition,
             weighted=weighted,
             exclude_first=exclude_first,
-            problem_ids=chosen_problems(opened, names),
+            problem_ids=chosen_problems(opened, [*names, *([subtracted] if subtracted else [])]),
         )
     frame = as_frame(averaged).assign(random_weights=header.random_weights, on_outcome=header.on_outcome)
     write_frame(frame, form, output)

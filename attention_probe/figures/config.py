@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, Field, StrictInt, ValidationError, field_validator, model_validator
 
-from attention_probe.choices import View
+from attention_probe.choices import Shown
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
 from harness.choices import Definition
+from harness.display.figures.style import Look, looks
+from harness.display.words import label
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
@@ -22,13 +24,19 @@ BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""
 
 Colour = Literal["blue", "red", "green", "orange"]
-_COLOURS: tuple[Colour, ...] = get_args(Colour)
+COLOURS: dict[Colour, str] = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
+"""The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
+
+Limits = tuple[float, float]
 
 
 class SeriesConfig(Strict):
-    """One line of a panel: what the legend calls it, and its colour (left out: blue, red, green, orange in turn)."""
+    """One line of a panel: what the legend calls it, and a colour of the study's.
 
-    label: str = Field(min_length=1)
+    What is left out is the name, and the colour and marker, that the condition has in every figure.
+    """
+
+    label: str | None = Field(default=None, min_length=1)
     colour: Colour | None = None
 
     @model_validator(mode="before")
@@ -41,34 +49,58 @@ class SeriesConfig(Strict):
 class RowConfig(Strict):
     """What the panels of one row compare: one line for each condition, in the order written.
 
-    `region` names the inserted tokens, shaded in full views; null leaves them unshaded. `fill` shades the area under
-    the lines. `definition` overrides the figure's. `weighted` multiplies each token's weight by the length of its
-    value vector.
+    `series` are conditions, or conditions with their label or with label and colour. In `view: difference` each is
+    shown less `baseline`. `y_limits` are the ends of the axis, one pair for the row or one for each head; without
+    them the row has one scale. `region` names the inserted tokens, shaded in full views; null leaves them unshaded.
+    `fill` shades the area under the lines. `definition` overrides the figure's. `weighted` multiplies each token's
+    weight by the length of its value vector.
     """
 
-    view: View
+    view: Shown
     series: dict[str, SeriesConfig] = Field(min_length=1)
-    x_limits: tuple[float, float] | None = None
-    legend: Literal["upper left", "upper right"] = "upper left"
+    baseline: str = BASELINE
+    x_limits: Limits | None = None
+    y_limits: tuple[Limits, ...] = ()
     region: str | None = "Meaningless tokens"
     fill: bool = False
     weighted: bool = False
     definition: Definition | None = None
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """Token positions shown: the study's 0 to 60 for aligned and 0 to 120 for full views unless told."""
-        return self.x_limits or ((0, 60) if self.view == "aligned" else (0, 120))
+    def limits(self) -> Limits:
+        """Token positions shown: the study's 0 to 120 for full views and 0 to 60 for others unless told."""
+        return self.x_limits or ((0, 120) if self.view == "full" else (0, 60))
+
+    @property
+    def subtracted(self) -> str | None:
+        """The condition that is subtracted from each."""
+        return self.baseline if self.view == "difference" else None
+
+    @field_validator("series", mode="before")
+    @classmethod
+    def _from_names(cls, value: Any) -> Any:
+        """Conditions alone are a list."""
+        return {name: {} for name in value} if isinstance(value, list) else value
+
+    @field_validator("y_limits", mode="before")
+    @classmethod
+    def _for_the_row(cls, value: Any) -> Any:
+        """One pair of numbers is the whole row's."""
+        return [value] if isinstance(value, list) and not any(isinstance(one, list) for one in value) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         low, high = self.limits
         if not 0 <= low < high:
             raise ValueError(f"x_limits must be two growing token positions from 0 up, got {[low, high]}")
+        if any(low >= high for low, high in self.y_limits):
+            raise ValueError(f"y_limits must be pairs that grow, got {[list(pair) for pair in self.y_limits]}")
         if self.view == "full" and BASELINE in self.series:
             raise ValueError(
                 f"view: full shows prompts with a filler, and {BASELINE!r} has none. Compare it in view: aligned"
             )
+        if self.subtracted in self.series:
+            raise ValueError(f"view: difference subtracts {self.baseline!r}: expected other conditions in `series`")
         return self
 
 
@@ -107,6 +139,7 @@ class BarsConfig(Strict):
     conditions: tuple[str, ...] = Field(default=("wo", "mless", "mful"), min_length=1)
     runs: tuple[Path, ...] = ()
     reference: Path | None = None
+    y_limits: Limits | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,6 +158,7 @@ class Panel:
     head: HeadConfig
     shows: RowConfig
     definition: Definition
+    looks: Mapping[str, Look]
 
     @property
     def prompts(self) -> PromptsConfig:
@@ -133,16 +167,21 @@ class Panel:
         return self.head.prompts
 
     @property
-    def colours(self) -> dict[str, Colour]:
-        """The colour of each condition."""
-        series = enumerate(self.shows.series.items())
-        return {name: one.colour or _COLOURS[place % len(_COLOURS)] for place, (name, one) in series}
+    def y_limits(self) -> Limits | None:
+        """The ends of its axis, where the config has them."""
+        limits = self.shows.y_limits
+        return limits[self.column % len(limits)] if limits else None
+
+    def name(self, condition: str) -> str:
+        """What the legend calls a line."""
+        return self.shows.series[condition].label or label(condition)
 
 
 class FigureConfig(Strict):
     """One figure.
 
     `model` is a hub id, a folder or `demo`; `architecture` the file with its exact shape, for `--random-weights`.
+    `one_prompt` draws a single prompt, too, as NAME-one-prompt: that which ends nearest to the first row's x axis.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
@@ -157,11 +196,18 @@ class FigureConfig(Strict):
     heads: tuple[HeadConfig, ...] = Field(min_length=1)
     rows: tuple[RowConfig, ...] = Field(min_length=1)
     bars: BarsConfig | None = None
+    one_prompt: bool = False
     note: str | None = None
     output: Path = Path("results/figures")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for place, row in enumerate(self.rows):
+            if len(row.y_limits) not in (0, 1, len(self.heads)):
+                raise ValueError(
+                    f"rows.{place}: y_limits are one pair for the row or one for each of the {len(self.heads)} heads, "
+                    f"got {len(row.y_limits)}"
+                )
         for place, head in enumerate(self._whole_heads):
             if not (head.model or head.architecture):
                 raise ValueError(f"heads.{place}: needs `model` or `architecture`, here or for the whole figure")
@@ -183,11 +229,13 @@ class FigureConfig(Strict):
     @property
     def conditions(self) -> tuple[str, ...]:
         """Every condition that must be measured, the baseline first."""
-        return tuple(dict.fromkeys((BASELINE, *(name for row in self.rows for name in row.series))))
+        subtracted = (row.subtracted or BASELINE for row in self.rows)
+        return tuple(dict.fromkeys((BASELINE, *subtracted, *(name for row in self.rows for name in row.series))))
 
     @property
     def panels(self) -> tuple[Panel, ...]:
         """All panels, row by row."""
+        own = looks(self.conditions)
         return tuple(
             Panel(
                 row=row_place,
@@ -196,6 +244,10 @@ class FigureConfig(Strict):
                 head=head,
                 shows=row,
                 definition=row.definition or self.definition,
+                looks={
+                    name: Look(COLOURS[one.colour], "", "-") if one.colour else own[name]
+                    for name, one in row.series.items()
+                },
             )
             for row_place, row in enumerate(self.rows)
             for column, head in enumerate(self._whole_heads)

@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.runs.sample_frame import load_run
 
 
-def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
+def read_curves(panel: Panel, traces: AttentionTraces, *, problem: str | None = None) -> pandas.DataFrame:
     """The curves of one panel, one row per point, every condition over the same problems.
 
     Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
@@ -25,27 +25,33 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
     Args:
         panel: Which layer, head, conditions, view and definition.
         traces: Of the panel's model. The first token is left out of Llama's and Gemma's curves unless the config says.
+        problem: Only this one.
 
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
     """
-    series = panel.shows.series
-    chosen = chosen_problems(traces, series)
-    matched = [name for name in shared_problems(traces, series) if name not in set(chosen)]
+    shows, subtracted = panel.shows, panel.shows.subtracted
+    needed = [*shows.series, *([subtracted] if subtracted else [])]
+    chosen = chosen_problems(traces, needed)
+    matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
+    if problem is not None:
+        chosen, matched = [problem], []
     tables = []
     for kind, problems in (("curve", chosen), ("control", matched)):
         curves = average_curves(
             traces,
-            conditions=series if problems else (),
+            conditions=shows.series if problems else (),
             layer=panel.head.layer,
             heads=[panel.head.head],
-            view=panel.shows.view,
+            view="full" if shows.view == "full" else "aligned",
+            baseline=subtracted,
             definition=panel.definition,
-            weighted=panel.shows.weighted,
+            weighted=shows.weighted,
             exclude_first=panel.head.exclude_first_token,
             problem_ids=problems,
         )
-        tables += [as_frame([curve]).assign(kind=kind, legend=series[curve.condition].label) for curve in curves]
+        for condition, curve in zip(shows.series, curves, strict=False):
+            tables.append(as_frame([curve]).assign(kind=kind, legend=panel.name(condition)))
     return pandas.concat(tables, ignore_index=True).assign(
         panel=panel.title,
         row=panel.row,
@@ -55,6 +61,20 @@ def read_curves(panel: Panel, traces: AttentionTraces) -> pandas.DataFrame:
         on_outcome=traces.header.on_outcome,
         problem=chosen[0] if len(chosen) == 1 else None,
     )
+
+
+def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
+    """The problem whose prompt ends nearest to the end of the first row's axis, as the study's seem to.
+
+    Raises:
+        ConfigError: no problem has all conditions.
+    """
+    row = config.rows[0]
+    lengths = {
+        name: len(traces.get(name, next(iter(row.series))).tokens)
+        for name in chosen_problems(traces, config.conditions)
+    }
+    return min(lengths, key=lambda name: abs(lengths[name] - row.limits[1]))
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:

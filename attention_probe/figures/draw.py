@@ -8,7 +8,6 @@ weights, selected on outcome, reference numbers), counts and bands in the note b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import pandas
@@ -18,14 +17,11 @@ from matplotlib.ticker import MaxNLocator
 
 from attention_probe.figures.bars import plot_accuracy_bars
 from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.layout import Drawn, lay_out, make_room
+from attention_probe.figures.layout import Drawn, add_legends, lay_out, make_room
 from harness.choices import Width
 from harness.display.figures.style import FONT, MUTED, add_note, styled
-from harness.display.words import plural
+from harness.display.words import label, plural
 from harness.errors import ConfigError
-
-COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
-"""The seeds' colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
 
 DEFINITIONS = {"common": "common queries", "published": "published definition"}
 """What the axis calls the two averages."""
@@ -44,10 +40,8 @@ _TIGHT = {
     "ytick.major.pad": 2,
     "axes.labelpad": 2,
     "legend.borderaxespad": 0.2,
-    "legend.borderpad": 0.2,
     "legend.handlelength": 1.2,
     "legend.handletextpad": 0.4,
-    "legend.columnspacing": 1.0,
     "legend.labelspacing": 0.2,
 }
 """Less room for the text of panels that are smaller than other figures."""
@@ -92,78 +86,112 @@ def draw_figure(
         ]
         for drawn in panels:
             _draw_panel(drawn)
+        _scale(panels, turned=width == "column")
+        above = add_legends(figure, panels, width)
+        for drawn in panels:
             stamps = [stamp for column, stamp in STAMPS.items() if drawn.points[column].any()]
-            _stamp(drawn.axes, drawn.panel.title, stamps, size)
+            under_legend = width == "page" or drawn.panel.column == 0
+            _stamp(drawn.axes, drawn.panel.title, stamps, size, above=above if under_legend else 0)
         _label_axes(panels, config, figure.get_figwidth() * 72 / (_GLYPH * size))
         if bars is not None and config.bars is not None and bar_axes is not None:
-            plot_accuracy_bars(bar_axes, bars, title=config.bars.title, font_size=size - 1)
-            _stamp(bar_axes, config.bars.title, ["reference numbers"] if bars["reference"].any() else [], size)
-            bar_axes.legend(loc="upper right", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
+            plot_accuracy_bars(
+                bar_axes, bars, title=config.bars.title, y_limits=config.bars.y_limits, font_size=size - 1
+            )
+            stamps = ["reference numbers"] if bars["reference"].any() else []
+            _stamp(bar_axes, config.bars.title, stamps, size, above=1.35 * size)
+            bar_axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3).set_in_layout(False)
             bar_axes.tick_params(axis="x", labelsize=size - 1)
         add_note(figure, " ".join(_sentences(config, panels, bars, notes)), size)
-        make_room(figure, panels, bar_axes)
+        make_room(figure, panels)
     return figure
 
 
 def _draw_panel(drawn: Drawn) -> None:
+    """Its lines: solid, with their band, where at least half of the prompts reach; dotted where fewer do."""
     axes, shows = drawn.axes, drawn.panel.shows
-    colours = {name: COLOURS[colour] for name, colour in drawn.panel.colours.items()}
     if drawn.region is not None:
         axes.axvspan(*drawn.region, color="#dedede", linewidth=0, zorder=0)
-    for place, (condition, series) in enumerate(shows.series.items()):
-        line = _line(drawn.curves, condition)
+    if shows.subtracted:
+        axes.axhline(0, color=MUTED, linewidth=0.6, zorder=0)
+    for place, condition in enumerate(shows.series):
+        look, line = drawn.panel.looks[condition], drawn.line(condition)
+        reached = 2 * line["count"] >= line["prompts"]
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
         thickness = 0.8 + 0.5 * (len(shows.series) - 1 - place)
-        axes.plot(line.index, line["mean"], color=colours[condition], linewidth=thickness, label=series.label)
+        axes.plot(
+            line.index,
+            line["mean"],
+            color=look.colour,
+            linewidth=0.5,
+            linestyle=":",
+            label=f"_{drawn.panel.name(condition)}",
+        )
+        axes.plot(
+            line.index,
+            line["mean"].where(reached),
+            color=look.colour,
+            linewidth=thickness,
+            marker=look.marker,
+            markevery=(3 + 4 * place, 12),
+            markersize=2.5,
+            label=drawn.panel.name(condition),
+        )
+        shade: Any = {"color": look.colour, "where": reached, "linewidth": 0}
         if shows.fill:
-            axes.fill_between(line.index, 0, line["mean"], color=colours[condition], alpha=0.12, linewidth=0)
-        axes.fill_between(line.index, line["low"], line["high"], color=colours[condition], alpha=0.22, linewidth=0)
+            axes.fill_between(line.index, 0, line["mean"], alpha=0.12, **shade)
+        axes.fill_between(line.index, line["low"], line["high"], alpha=0.22, **shade)
     if len(drawn.controls):
         dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
         for condition in shows.series:
-            line = _line(drawn.controls, condition)
-            axes.plot(line.index, line["mean"], color=colours[condition], label="_control", **dashed)
+            line = drawn.line(condition, "control")
+            reached = line["mean"].where(2 * line["count"] >= line["prompts"])
+            axes.plot(line.index, reached, color=drawn.panel.looks[condition].colour, label="_control", **dashed)
         axes.plot([], [], color=MUTED, label="not flipped (controls)", **dashed)
     axes.set_xlim(*shows.limits)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _line(points: pandas.DataFrame, condition: str) -> pandas.DataFrame:
-    """One condition's points by position, NaN where there is no value, so that lines break there."""
-    found = points[points["condition"] == condition].set_index("x")
-    return found.reindex(range(found.index[0], found.index[-1] + 1))
+def _scale(panels: Sequence[Drawn], *, turned: bool) -> None:
+    """One scale a row, with room for the region's name, unless the config has each panel's."""
+    for drawn in panels:
+        row = [other for other in panels if other.panel.row == drawn.panel.row]
+        low, high = min(other.reach[0] for other in row), max(other.reach[1] for other in row)
+        room = 0.05 + 0.25 * any(other.region is not None for other in row)
+        span = (high - low) or 1.0
+        drawn.axes.set_ylim(drawn.panel.y_limits or (low and low - 0.05 * span, high + room * span))
+        if not turned and drawn.panel.column and len({other.panel.y_limits for other in row}) == 1:
+            drawn.axes.tick_params(labelleft=False)
 
 
 def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -> None:
-    """Axis labels of a figure that is so many letters wide; what the panel to the left says is not said again."""
-    for drawn in panels:
-        axes, place, definition = drawn.axes, drawn.place, drawn.panel.definition
+    """Axis labels of a figure that is so many letters wide; what a panel to the left says is not said again."""
+    said = set()
+    for drawn in sorted(panels, key=lambda drawn: drawn.place.colspan.start):
+        axes, place, shows = drawn.axes, drawn.place, drawn.panel.shows
         room = int(letters / place.get_gridspec().ncols)
-        left_out = ["filler"] if drawn.panel.shows.view == "aligned" else []
+        left_out = [] if shows.view == "full" else ["filler"]
         left_out += ["first token"] if drawn.points["first_token_excluded"].any() else []
         words = ["Token position", *([f"({' and '.join(left_out)} left out)"] if left_out else [])]
         axes.set_xlabel((" " if len(" ".join(words)) < 0.8 * room else "\n").join(words))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if room > 38 else 3, steps=[1, 2, 4, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-        said = {
-            other.panel.definition
-            for other in panels
-            if other.place.rowspan == place.rowspan and other.place.colspan.start < place.colspan.start
-        }
-        if definition not in said:
-            times = "times value length, " if drawn.panel.shows.weighted else ""
-            axes.set_ylabel(f"{config.y_label}\n({times}{DEFINITIONS[definition]})")
+        quantity = f"Difference from {label(shows.subtracted)}" if shows.subtracted else config.y_label
+        times = "times value length, " if shows.weighted else ""
+        text = f"{quantity}\n({times}{DEFINITIONS[drawn.panel.definition]})"
+        if (place.rowspan.start, text) not in said:
+            axes.set_ylabel(text)
+        said.add((place.rowspan.start, text))
 
 
-def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float) -> None:
-    """The title, and under it the stamps."""
-    axes.set_title(title, pad=3 + len(stamps) * (size + 0.5))
+def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float, *, above: float = 0) -> None:
+    """The title, and under it the stamps, so many points above the axes."""
+    axes.set_title(title, pad=3 + above + len(stamps) * (size + 0.5))
     if stamps:
         axes.annotate(
             "\n".join(stamps),
             (0.5, 1),
             xycoords="axes fraction",
-            xytext=(0, 2),
+            xytext=(0, 2 + above),
             textcoords="offset points",
             ha="center",
             va="bottom",
@@ -184,9 +212,13 @@ def _sentences(
     elif counts[0] == 1:
         yield f"One prompt: {', '.join(dict.fromkeys(drawn.curves['problem'].iloc[0] for drawn in panels))}."
     else:
-        shown = [drawn.curves[drawn.curves["x"].between(*drawn.panel.shows.limits)]["count"] for drawn in panels]
-        fewest = min(chain.from_iterable(shown), default=0)
-        yield f"n = {counts[0]} prompts a panel, at least {fewest} at every position shown."
+        yield f"n = {counts[0]} prompts a panel."
+    shown = pandas.concat([drawn.shown for drawn in panels])
+    if (2 * shown["count"] < shown["prompts"]).any():
+        yield "Dotted, without band: positions that fewer than half of the prompts reach."
+    cut = [drawn.reach[1] for drawn in panels if drawn.panel.y_limits and drawn.reach[1] > drawn.panel.y_limits[1]]
+    if cut:
+        yield f"Above the study's axis, and cut off: values and bands up to {max(cut):.2g}."
     if max(counts) > 1:
         yield "Bands: 95 % bootstrap intervals over prompts."
     for flip in dict.fromkeys(drawn.panel.prompts.flip for drawn in panels):

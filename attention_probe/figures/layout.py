@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
-from matplotlib.legend import Legend
-from matplotlib.text import Text
 
 from attention_probe.figures.config import FigureConfig, Panel
 from harness.choices import Width
-from harness.display.figures.style import INCHES
+from harness.display.figures.style import FONT, INCHES, add_legend
+from harness.experiment.conditions import contrast_name
 
 
 def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Axes], Axes | None]:
-    """The axes of the panels, row by row, and those of the bars. At column width several heads go below each other."""
+    """The axes of the panels, row by row, and those of the bars. In a column several heads go below each other."""
     rows, heads = len(config.rows), len(config.heads)
     turned = width == "column" and heads > 1
     down, across = (heads, rows) if turned else (rows, heads)
@@ -59,6 +60,25 @@ class Drawn:
         return self.points[self.points["kind"] == "control"]
 
     @property
+    def shown(self) -> pandas.DataFrame:
+        """The points within the limits of the x axis, without those of controls."""
+        return self.curves[self.curves["x"].between(*self.panel.shows.limits)]
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Lowest and highest value shown, bands of dotted positions left out; the lowest of weights is 0."""
+        bands = self.shown[2 * self.shown["count"] >= self.shown["prompts"]]
+        values = pandas.concat([self.shown["mean"], bands["low"], bands["high"]])
+        return (float(values.min()) if self.panel.shows.subtracted else 0.0), float(values.max())
+
+    def line(self, condition: str, kind: str = "curve") -> pandas.DataFrame:
+        """One condition's points by position, NaN where there is no value, so that lines break there."""
+        subtracted = self.panel.shows.subtracted
+        name = contrast_name(condition, subtracted) if subtracted else condition
+        found = self.points[(self.points["condition"] == name) & (self.points["kind"] == kind)].set_index("x")
+        return found.reindex(range(found.index[0], found.index[-1] + 1))
+
+    @property
     def region(self) -> tuple[float, float] | None:
         """What to shade: from half a token before the first inserted position to half a token after the last."""
         inserted = self.curves["x"][self.curves["in_filler"]]
@@ -74,63 +94,58 @@ class Drawn:
         return place
 
 
-def make_room(figure: Figure, panels: Sequence[Drawn], bars: Axes | None) -> None:
-    """Break titles that are too wide, and raise each y axis so that legend and region label stand above the data."""
+def add_legends(figure: Figure, panels: Sequence[Drawn], width: Width) -> float:
+    """One legend above the figure, or one above each row where a name or a colour means two things.
+
+    Returns the room that the latter need between a panel and its title, in points.
+    """
+    entries = [zip(*drawn.axes.get_legend_handles_labels(), strict=True) for drawn in panels]
+    handles = {name: handle for handle, name in chain(*entries)}
+    meant = {(drawn.panel.name(one), look.colour) for drawn in panels for one, look in drawn.panel.looks.items()}
+    if len(dict(meant)) == len(meant) == len({colour for _, colour in meant}):
+        add_legend(figure, list(handles.values()), list(handles), width)
+        return 0.0
+    room = 0.0
+    for drawn in panels:
+        _, names = drawn.axes.get_legend_handles_labels()
+        if drawn.panel.column == 0:
+            columns = len(names) if width == "page" or drawn.place.get_gridspec().ncols == 1 else 1
+            room = max(room, 1.35 * FONT[width] * math.ceil(len(names) / columns))
+            drawn.axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns).set_in_layout(False)
+    return room
+
+
+def make_room(figure: Figure, panels: Sequence[Drawn]) -> None:
+    """Break titles that are too wide, and name regions."""
     engine = figure.get_layout_engine()
     assert engine is not None
-    for drawn in panels:
-        _add_legend(drawn, columns=len(drawn.axes.get_legend_handles_labels()[0]))
     engine.execute(figure)
     page = figure.bbox
     titles = [(drawn.axes.title.get_window_extent(), drawn.place.get_gridspec().ncols) for drawn in panels]
-    too_wide = any(box.x1 > page.x1 or box.width > 0.97 * page.width / columns for box, columns in titles)
-    for drawn in panels:
-        if _legend(drawn.axes).get_window_extent().width > drawn.axes.get_window_extent().width:
-            _add_legend(drawn, columns=1)
-        if too_wide:
+    if any(box.x1 > page.x1 or box.width > 0.97 * page.width / columns for box, columns in titles):
+        for drawn in panels:
             drawn.axes.title.set_text(drawn.panel.title.replace(" Layer ", "\nLayer ").replace(" (", "\n("))
-    engine.execute(figure)
+        engine.execute(figure)
     for drawn in panels:
-        taken = _share(drawn.axes, _legend(drawn.axes)) + 0.03
         if drawn.region is not None:
-            taken += _share(drawn.axes, _name_region(drawn, drawn.region, 1 - taken)) + 0.03
-        shown = drawn.points[drawn.points["x"].between(*drawn.panel.shows.limits)]
-        highest = shown[["mean", "high"]].max().max()
-        drawn.axes.set_ylim(0, (highest if highest > 0 else 1.0) / (1 - taken))
-    if bars is not None:
-        low, high = bars.get_ylim()
-        bars.set_ylim(low, low + (high - low) / (1 - _share(bars, _legend(bars))))
+            _name_region(drawn, drawn.region)
 
 
-def _add_legend(drawn: Drawn, columns: int) -> None:
-    drawn.axes.legend(loc=drawn.panel.shows.legend, ncols=columns).set_in_layout(False)
-
-
-def _legend(axes: Axes) -> Legend:
-    legend = axes.get_legend()
-    assert legend is not None
-    return legend
-
-
-def _share(axes: Axes, part: Legend | Text) -> float:
-    """The share of the axes' height that a legend or a word takes."""
-    return part.get_window_extent().height / axes.get_window_extent().height
-
-
-def _name_region(drawn: Drawn, region: tuple[float, float], top: float) -> Text:
-    """Write what is shaded over the region, `top` of the axes' height up."""
+def _name_region(drawn: Drawn, region: tuple[float, float]) -> None:
+    """Write what is shaded at the top of the region: in two lines, or smaller, where it is too narrow."""
     axes = drawn.axes
     low, high = drawn.panel.shows.limits
+    start, stop = max(region[0], low), min(region[1], high)
     word = axes.annotate(
         drawn.panel.shows.region or "",
-        ((max(region[0], low) + min(region[1], high)) / 2, top),
+        ((start + stop) / 2, 0.97),
         xycoords=axes.get_xaxis_transform(),
         ha="center",
         va="top",
         fontstyle="italic",
-        fontsize=_legend(axes).get_texts()[0].get_fontsize(),
         color="#444444",
     )
-    if word.get_window_extent().x0 < axes.get_window_extent().x0:
-        word.set(x=low + 0.01 * (high - low), ha="left")
-    return word
+    room = 0.96 * axes.get_window_extent().width * (stop - start) / (high - low)
+    if word.get_window_extent().width > room:
+        word.set_text(word.get_text().replace(" ", "\n"))
+    word.set_fontsize(float(word.get_fontsize()) * min(1.0, room / word.get_window_extent().width))

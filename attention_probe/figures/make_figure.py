@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from attention_probe.figures.config import FigureConfig
-from attention_probe.figures.data import figure_table, read_bars, read_curves
+from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
 from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
@@ -50,7 +50,8 @@ def make_figure(
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
     folder = folder or config.output
-    tables: list[pandas.DataFrame] = []
+    names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]
+    tables: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
     sessions: list[dict[str, Any]] = []
     notes: list[str] = []
     for panels in config.groups:
@@ -73,7 +74,9 @@ def make_figure(
         with AttentionTraces.open(path) as traces:
             sessions.append(traces.receipt)
             notes += _notes(str(traces.receipt["tokenizer"]), settings)
-            tables += [read_curves(panel, traces) for panel in panels]
+            for name, found in tables.items():
+                one = None if name == config.name else choose_one_prompt(config, traces)
+                found += [read_curves(panel, traces, problem=one) for panel in panels]
     receipt = {
         "figure": config.model_dump(mode="json"),
         "random_weights": random_weights,
@@ -81,10 +84,13 @@ def make_figure(
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
     }
-    curves = pandas.concat(tables, ignore_index=True)
     bars = None if config.bars is None else read_bars(config.bars)
-    figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
-    return write_figure(figure, figure_table(config, curves, bars), folder, config.name, receipt, width=width)
+    files = []
+    for name, found in tables.items():
+        curves = pandas.concat(found, ignore_index=True)
+        figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
+        files += write_figure(figure, figure_table(config, curves, bars), folder, name, receipt, width=width)
+    return files
 
 
 def _measure(

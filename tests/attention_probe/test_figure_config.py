@@ -46,6 +46,14 @@ LEGENDS = {
         {"Mless": "blue", "Mful": "red"},
     ],
 }
+TOPS = {
+    "figure-qwen-heads-12-13-14": [0.14] * 6,
+    "figure-llama-heads-20-25-26": [0.08, 0.12, 0.14, 0.07, 0.04, 0.05],
+    "figure-qwen-layers-1-2-3-head-22": [0.08, 0.2, 0.175],
+    "figure-mless-vs-random-sentence-three-models": [0.14, 0.1, 0.6],
+    "figure-accuracy-bars-and-head-14": [0.1, 0.1],
+}
+"""Where the study's axes end, panel by panel."""
 
 MINIMAL = """
 name: one
@@ -98,8 +106,10 @@ def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
     assert study == set(TITLES)
     for path in STUDY:
         config, twin = load_figure_config(path), load_figure_config(path.with_name(f"{path.stem}-demo.yaml"))
-        assert config.rows == twin.rows and len(config.heads) == len(twin.heads)
-        for name in ("seed_document", "y_label", "definition"):
+        for row, other in zip(config.rows, twin.rows, strict=True):
+            assert row.y_limits and row.model_copy(update={"y_limits": ()}) == other  # another model has other weights
+        assert len(config.heads) == len(twin.heads) and config.one_prompt
+        for name in ("seed_document", "y_label", "definition", "one_prompt"):
             assert getattr(config, name) == getattr(twin, name)
         assert (config.bars is None) == (twin.bars is None)
         assert {panel.head.model for panel in twin.panels} == {"demo"}
@@ -109,12 +119,14 @@ def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
 def test_panels_titles_legends_and_limits_are_the_studys(path):
     config = load_figure_config(path)
     assert [panel.title for panel in config.panels] == TITLES[config.seed_document]
-    shown = [{s.label: panel.colours[name] for name, s in panel.shows.series.items()} for panel in config.panels]
+    shown = [{one.label: one.colour for one in panel.shows.series.values()} for panel in config.panels]
     columns = len(config.heads)
     assert shown == [legend for legend in LEGENDS[config.seed_document] for _ in range(columns)]
     assert [row.limits for row in config.rows] == [
         (0, 60) if row.view == "aligned" else (0, 120) for row in config.rows
     ]
+    tops = [panel.y_limits[1] for panel in config.panels]
+    assert tops == TOPS[config.seed_document] and {panel.y_limits[0] for panel in config.panels} == {0}
     for panel in config.panels:
         assert bool(panel.head.exclude_first_token) == panel.head.model.startswith(("meta-llama/", "google/"))
 
@@ -187,6 +199,12 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
             ("limits", "view: aligned", "view: aligned, x_limits: [9, 3]"),
             r"x_limits must be two growing token positions",
         ),
+        (("limits", "view: aligned", "view: aligned, y_limits: [1, 0]"), r"y_limits must be pairs that grow, got"),
+        (
+            ("limits", "view: aligned", "view: aligned, y_limits: [[0, 1], [0, 2]]"),
+            r"rows.0: y_limits are one pair for the row or one for each of the 1 heads, got 2",
+        ),
+        (("view", "view: aligned", "view: difference"), r"view: difference subtracts 'wo': expected other conditions"),
         (("series", "mless: Mless", "dots: Dots"), r"know the conditions wo, mless, mful, random, got dots"),
         (("bars", "rows:", "bars: {title: t}\nrows:"), r"bars: expected exactly one of `runs` and `reference`"),
     ],

@@ -11,14 +11,16 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from attention_probe.figures.config import load_figure_config
-from attention_probe.figures.data import figure_table, read_bars, read_curves
-from attention_probe.figures.draw import COLOURS, draw_figure
+from attention_probe.figures.bars import COLOURS as BAR_COLOURS
+from attention_probe.figures.config import COLOURS, load_figure_config
+from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
+from attention_probe.figures.draw import draw_figure
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
 from harness.display.figures import write_figure
+from harness.display.figures.style import LOOKS
 from harness.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,11 +105,20 @@ def load(name, *overrides):
 
 
 def texts(axes):
-    return [text.get_text() for text in axes.texts]
+    return [" ".join(text.get_text().split()) for text in axes.texts]
 
 
-def curve_axes(figure):
-    return [axes for axes in figure.axes if not axes.patches or axes.get_xlim()[1] > 50]
+def named(axes, start=""):
+    """The lines that the legend names, or the dotted ones beneath them, by name."""
+    starts = start or tuple("wMNR")
+    lines = [line for line in axes.lines if len(line.get_xdata()) and line.get_label().startswith(starts)]
+    return {
+        line.get_label().removeprefix("_"): line for line in lines if line.get_linestyle() == (":" if start else "-")
+    }
+
+
+def legends(figure):
+    return [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
 
 
 def covered(figure):
@@ -115,7 +126,8 @@ def covered(figure):
     figure.draw_without_rendering()
     found = []
     for axes in figure.axes:
-        boxes = [*axes.get_legend().get_texts(), *axes.get_legend().legend_handles, *axes.texts]
+        legend = axes.get_legend()
+        boxes = [*(legend.get_texts() if legend else ()), *(legend.legend_handles if legend else ()), *axes.texts]
         for line in axes.lines:
             x, y = np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
             if not len(x):
@@ -142,17 +154,20 @@ def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, width, 
     assert covered(figure) == []
     page = figure.bbox
     for axes in figure.axes:
-        for artist in (axes.title, axes.xaxis.label, axes.yaxis.label, axes.get_legend()):
+        for artist in (axes.title, axes.xaxis.label, axes.yaxis.label, *legends(figure)):
             box = artist.get_window_extent()
             assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1, artist
+        for region in (patch for patch in axes.patches if texts(axes) and patch.get_label() == ""):
+            for text in axes.texts:
+                assert text.get_window_extent().width <= region.get_window_extent().width, text
 
 
 def test_the_check_for_covered_data_finds_covered_data(traces):
-    config = load("qwen-layers-1-2-3-head-22")
+    config = load("qwen-heads-12-13-14")
     figure = draw_figure(config, draw_of(config, traces))
     assert covered(figure) == []
     for axes in figure.axes:
-        axes.set_ylim(0, 0.3 * axes.get_ylim()[1])
+        axes.set_ylim(0, 0.0006)  # the filler's weights are 0.0005
     assert covered(figure)
 
 
@@ -172,6 +187,7 @@ def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces)
     assert " ".join(above.get_xlabel().split()) == "Token position (filler and first token left out)"
     assert " ".join(below.get_xlabel().split()) == "Token position (first token left out)"
     assert (above.get_xlim(), below.get_xlim()) == ((0, 60), (0, 120))
+    assert (above.get_ylim(), below.get_ylim()) == ((0, 0.08), (0, 0.05))
     config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
     first, *_ = draw_figure(config, draw_of(config, llama_traces)).axes
     assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
@@ -187,25 +203,80 @@ def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
     assert not above.patches and not texts(above)
 
 
-def test_lines_have_the_labels_and_colours_of_the_config(traces):
+def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_colour_changes_its_meaning(traces):
     config = load("accuracy-bars-and-head-14")
     figure = draw_figure(config, draw_of(config, traces), bars=read_bars(config.bars))
     top, bottom, bars = figure.axes
-    shown = [{line.get_label(): to_hex(line.get_color()) for line in axes.lines} for axes in (top, bottom)]
+    shown = [{name: to_hex(line.get_color()) for name, line in named(axes).items()} for axes in (top, bottom)]
     assert shown == [
         {"None": COLOURS["blue"], "Mless": COLOURS["red"], "Mful": COLOURS["green"]},
         {"Mless": COLOURS["blue"], "Mful": COLOURS["red"]},
     ]
+    assert not figure.legends
+    for axes, names in zip((top, bottom), shown, strict=True):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == list(names)
     # three filled areas and three bands above, two bands below
     assert (len(top.collections), len(bottom.collections)) == (6, 2)
     assert [text.get_text() for text in bars.get_legend().get_texts()] == ["w/o", "w/ Mless", "w/ Mful"]
+    faces = [to_hex(one.patches[0].get_facecolor()) for one in bars.containers if hasattr(one, "patches")]
+    assert faces == list(BAR_COLOURS.values()) and bars.get_ylim() == (30, 79)
+
+
+def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_legend_and_one_scale_a_row(flipped):
+    config = load("flipped-demo")
+    figure = draw_figure(config, draw_of(config, flipped))
+    (legend,) = legends(figure)
+    assert [text.get_text() for text in legend.get_texts()] == ["w/o", "w/ Mless", "not flipped (controls)"]
+    for axes in figure.axes:
+        for name, line in named(axes).items():
+            look = LOOKS[{"w/o": "wo", "w/ Mless": "mless"}[name]]
+            assert (to_hex(line.get_color()), line.get_marker()) == (look.colour, look.marker)
+    assert [len({axes.get_ylim() for axes in row}) for row in (figure.axes[:3], figure.axes[3:])] == [1, 1]
+
+
+def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
+    config = load("flipped-demo", "prompts={dataset: demo}")
+    drawn = draw_of(config, traces)
+    axes = draw_figure(config, drawn).axes[3]
+    assert axes.get_ylabel() == "Difference from w/o\n(common queries)"
+    points = drawn[(drawn["row"] == 1) & (drawn["column"] == 0)]
+    assert set(points["condition"]) == {"mless - wo"}
+    line = named(axes)["w/ Mless"]
+    assert line.get_ydata()[:62].tolist() == points["mean"][:62].tolist() == [0] * 62  # the fixture's common queries
+    low, high = axes.get_ylim()
+    assert low <= points["low"].min() <= points["high"].max() <= high and len(axes.collections) == 1
+
+
+def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have_no_band(traces):
+    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: aligned, x_limits: [0, 80], series: [wo, mless]}]")
+    drawn = draw_of(config, traces)
+    figure = draw_figure(config, drawn)
+    for axes in figure.axes:
+        (solid, *_), (dotted, *_) = named(axes).values(), named(axes, "_").values()
+        x, shown = dotted.get_xdata(), np.isfinite(solid.get_ydata())
+        # five prompts of 58 to 70 tokens, the last of which has no value: three reach 62
+        assert x[shown].max() == 62 and np.isfinite(dotted.get_ydata()).sum() == 69
+        assert all(path.vertices[:, 0].max() <= 62 for band in axes.collections for path in band.get_paths())
+    assert "Dotted, without band: positions that fewer than half" in " ".join(figure.get_supxlabel().split())
+
+
+def test_what_lies_above_the_studys_axis_is_said(traces):
+    for top, said in ((0.01, True), (1, False)):
+        config = load("qwen-layers-1-2-3-head-22", f"rows=[{{view: aligned, y_limits: [0, {top}], series: [wo]}}]")
+        drawn = draw_of(config, traces)
+        figure = draw_figure(config, drawn)
+        assert {axes.get_ylim() for axes in figure.axes} == {(0, top)}
+        reached = drawn[drawn["x"] <= 60]
+        highest = reached[["mean", "high"]].max().max()
+        note = " ".join(figure.get_supxlabel().split())
+        assert (f"Above the study's axis, and cut off: values and bands up to {highest:.2g}." in note) == said
 
 
 def test_a_line_breaks_where_no_prompt_has_a_value(traces):
     config = load("qwen-layers-1-2-3-head-22")
     drawn = draw_of(config, traces)
     figure = draw_figure(config, drawn)
-    line = figure.axes[0].lines[0]
+    line = named(figure.axes[0], "_")["None"]
     curve = drawn[(drawn["column"] == 0) & (drawn["condition"] == "wo")]
     ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
     assert [x for x, y in ys.items() if np.isfinite(y)] == curve["x"].tolist()
@@ -220,8 +291,8 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
     figure = draw_figure(config, drawn, bars=bars)
     for row, axes in enumerate(figure.axes[:2]):
-        for line in axes.lines:
-            mine = table[(table["row"] == row) & (table["legend"] == line.get_label()) & (table["kind"] == "curve")]
+        for name, line in named(axes, "_").items():
+            mine = table[(table["row"] == row) & (table["legend"] == name) & (table["kind"] == "curve")]
             there = np.isfinite(line.get_ydata())
             assert mine["x"].tolist() == line.get_xdata()[there].tolist()
             assert mine["mean"].tolist() == line.get_ydata()[there].tolist()
@@ -231,21 +302,23 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
 
 
 def test_counts_bands_and_definition_are_noted(traces):
-    config = load("qwen-layers-1-2-3-head-22", "note=Said by the config.")
+    config = load("qwen-layers-1-2-3-head-22-demo", "note=Said by the config.")
     note = " ".join(draw_figure(config, draw_of(config, traces)).get_supxlabel().split())
     assert note == (
-        "n = 5 prompts a panel, at least 3 at every position shown. Bands: 95 % bootstrap intervals over prompts. "
+        "n = 5 prompts a panel. Bands: 95 % bootstrap intervals over prompts. "
         "Published definition: each token's mean attention from all later tokens, inserted ones too. "
         "Said by the config."
     )
 
 
-def test_one_prompt_has_no_band_and_is_named(tmp_path):
-    config = load("qwen-layers-1-2-3-head-22")
-    with write_traces(tmp_path / "one.traces", problems=1) as one:
-        figure = draw_figure(config, draw_of(config, one))
+def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
+    config = load("qwen-layers-1-2-3-head-22-demo")
+    one = choose_one_prompt(config, traces)
+    assert one == "1"  # 61 of 58 to 70 tokens, where the axis ends at 60
+    drawn = pandas.concat([read_curves(panel, traces, problem=one) for panel in config.panels])
+    figure = draw_figure(config, drawn)
     assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
-    assert figure.get_supxlabel().startswith("One prompt: 0. Published definition")
+    assert figure.get_supxlabel().startswith("One prompt: 1. Published definition")
 
 
 def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flipped, traces):
@@ -253,12 +326,11 @@ def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flip
     drawn = draw_of(config, flipped)
     figure = draw_figure(config, drawn)
     for axes in figure.axes:
-        assert "random weights\nselected on outcome" in texts(axes)
+        assert "random weights selected on outcome" in texts(axes)
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
-        solid = [line for line in axes.lines if line.get_linestyle() == "-"]
+        solid = named(axes).values()
         assert len(dashed) == len(solid) > 0
         assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
-        assert "not flipped (controls)" in [text.get_text() for text in axes.get_legend().get_texts()]
     assert "Selected on outcome: changed. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
     table = figure_table(config, drawn)
     assert set(table["kind"]) == {"curve", "control"} and table["random_weights"].all() and table["on_outcome"].all()

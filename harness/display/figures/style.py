@@ -16,6 +16,7 @@ from harness.display.words import plural
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -158,11 +159,16 @@ def drawing(width: Width, height: float, note: str, *, managed: bool = True, **l
             (axes.get_legend_handles_labels() for axes in figure.axes), key=lambda found: len(found[1])
         )
         if names:
-            room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
-            longest = sorted(map(len, names), reverse=True)
-            beside = next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
-            figure.legend(handles, names, loc="outside upper center", ncols=beside, **legend)
+            add_legend(figure, handles, names, width, **legend)
         add_note(figure, note, FONT[width])
+
+
+def add_legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], width: Width, **legend: Any) -> None:
+    """One legend above all panels, as many names beside each other as the width holds."""
+    room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
+    longest = sorted(map(len, names), reverse=True)
+    beside = next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
+    figure.legend(handles, names, loc="outside upper center", ncols=beside, **legend)
 
 
 def panel_grid(count: int, width: Width) -> tuple[int, int]:
