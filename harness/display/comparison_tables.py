@@ -236,7 +236,7 @@ def least_detectable(rows: Sequence[Row]) -> str:
 
 
 def _points(effect: float) -> str:
-    return "more than any" if math.isnan(effect) else f"{100 * effect:.1f} points"
+    return "more than so few flips can make" if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def _setting(row: Row, layouts: Collection[str]) -> str:

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import unicodedata
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,11 +20,16 @@ from attention_probe.analysis.averaging import aligned_curve
 from attention_probe.figures.report_curves import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
+from harness.analysis.leaderboard import make_leaderboard
+from harness.display.comparison_tables import least_detectable, without_yardsticks
 from harness.display.report import write_report
 from harness.display.report.details import unpack
-from harness.display.words import define_flips
+from harness.display.report.inline_svg import PALETTE, VARIABLES
+from harness.display.words import count, signed
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
+from harness.grading.grade_completion import read_boxes
+from harness.runs.read_run import read_run
 from harness.runs.sample_frame import load_run
 from tests.chromium import find_chromium, open_chromium
 from tests.commands.test_cli import here, refused
@@ -31,6 +37,7 @@ from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT
 from tests.example_traces import make_trace, write_traces
 
 CONDITIONS = ("wo", "mless", "mful", "random")
+EXAMPLE = ROOT / "results" / "example"
 
 HOSTILE = (
     "<script>window.pwned=1</script>",
@@ -124,7 +131,8 @@ def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edi
                 key = f"{number}-{replicate}-{sample}"
                 place = {"task": row["task"], "problem_id": row["doc"]["id"], "sample_index": sample}
                 journal.append(example | place | {"key": key, "replicate": replicate, "completion": completion})
-                scores.append(grade | {"key": key, "verdict": verdict, "answer": completion[-20:]})
+                answer = next(reversed(read_boxes(completion)), None)
+                scores.append(grade | {"key": key, "verdict": verdict, "answer": answer})
     session = next(one for one in records if one["key"].startswith("session"))
     session["config"]["model"]["label"] = label
     receipt = json.loads((GREEDY_RUN / "run.json").read_text())
@@ -152,7 +160,7 @@ def judged(number, condition, replicate, sample):
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "demo.html"
-    write_report([GREEDY_RUN], path)
+    write_report([GREEDY_RUN], path, attention=[read_attention(write_traced(path.with_name("some.traces")))])
     return path
 
 
@@ -195,43 +203,68 @@ def hostile(tmp_path_factory):
     return run, folder / "page.html"
 
 
-def test_the_table_holds_exactly_what_compare_says(effect):
+def test_the_tables_hold_exactly_what_compare_says(effect):
     run, page = effect
     compared = compare(load_run(run, replicates=True), **REGISTERED)
-    reader = Reader(page.read_text())
-    headers = 16  # three words, nine always, problems up and down, twice A/A
-    rows = [reader.cells[i : i + headers] for i in range(0, 4 * headers, headers)]
-    names = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right", "right_to_wrong", "aa_difference"]
-    names += ["aa_discordance", "n", "k", "standard_error", "problems_up", "problems_down"]
-    for row, (_, wanted) in zip(rows, compared.iterrows(), strict=True):
-        keys = [attributes["data-key"] for attributes, _ in row]
-        assert keys[:3] == ["tiny", "raw", wanted["condition"]]
-        for key, name in zip(keys[3:], names, strict=True):
-            want = wanted[name]
-            assert key == str(want) if name == "verdict" else pandas.isna(want) or float(key) == want, name
-            assert (key == "nan") == bool(pandas.isna(want)), name
+    cells = Reader(page.read_text()).cells
+    shown = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right"]
+    folded = ["accuracy", "standard_error", "n", "k", "p", "tests", "aa_difference", "aa_discordance"]
+    for names in (shown, folded):
+        for _, wanted in compared.iterrows():
+            row, cells = cells[: 1 + len(names)], cells[1 + len(names) :]
+            condition, *keys = [attributes["data-key"] for attributes, _ in row]
+            assert condition == wanted["condition"]
+            for key, name in zip(keys, names, strict=True):
+                want = wanted[name]
+                assert key == str(want) if name == "verdict" else pandas.isna(want) or float(key) == want, name
+                assert (key == "nan") == bool(pandas.isna(want)), name
 
 
 def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect):
     assert "<strong" not in demo_text
-    page = effect[1].read_text()
-    strong = re.findall(r"<strong[^>]*>([^<]*)</strong>", page)
+    strong = re.findall(r"<strong[^>]*>([^<]*)</strong>", effect[1].read_text())
     assert strong and set(strong) == {"better"}
-    assert re.search(r"w/ Mless: 100.0 % right, \+90.0 points.*: better\.", page)
 
 
-def test_the_summary_says_what_the_table_says(demo_text):
-    assert "3 comparisons, registered beforehand: 2 equivalent within 1 point; 1 inconcl" in demo_text
+def card(page):
+    """The words of the card at the top."""
+    return " ".join(unescape(re.sub("<[^>]+>", " ", re.search(r"<header.*?</header>", page, re.DOTALL)[0])).split())
+
+
+def test_the_card_answers_the_question(demo_text, effect):
+    said = card(demo_text)
+    question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
+    assert said.startswith(f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points [")
+    assert "+1.1], adjusted p 1.000 Any difference is smaller than the margin. 3 comparisons" in said
+    assert "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
+    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-22 Smallest detectable effect (80 % power) " in said
+    assert "Positive control None: nothing shows" in said and "The baseline was run once, so nothing shows" in said
     assert "adjusted by Holm over the 3 tests registered beforehand" in demo_text
-    assert "+0.2 points [\N{MINUS SIGN}0.6, +1.1], adjusted p 1.000; flips 1 / 0: equivalent within 1 point" in demo_text
-    assert f"Flips: {define_flips(1)}." in demo_text
-    assert "The baseline was run once, so there is no noise floor" in demo_text
+    assert '<span class="chip better">better</span> w/ Mless: +90.0 points [' in effect[1].read_text()
 
 
-def test_the_noise_floor_stands_beside_the_effects(effect):
-    page = effect[1].read_text()
-    assert "The baseline against itself (A/A): tiny, raw:" in page
-    assert "under greedy decoding this measures only what the engine does not repeat exactly" in page
+@pytest.fixture(scope="module")
+def example_page(tmp_path_factory):
+    """The committed example, which has rewordings, controls and a second run of the baseline."""
+    path = tmp_path_factory.mktemp("example") / "page.html"
+    write_report([EXAMPLE], path)
+    return path
+
+
+def test_the_card_and_the_forest_show_controls_and_noise(example_page):
+    page = example_page.read_text()
+    said = card(page)
+    board = make_leaderboard([read_run(EXAMPLE)])
+    rows = without_yardsticks(board, board.comparison)
+    assert 'Does "w/ Mless" change the accuracy of mless-demo on demo? inconclusive w/ Mless: 0.0 points' in said
+    assert "The data neither show an effect nor rule one out. 4 comparisons registered" in said
+    assert f"(80 % power) {least_detectable(rows)} Positive control {signed(-72.4)} [" in said
+    assert f"harm Noise (A/A) The baseline run again moves by {signed(-0.6)} points, flips 5.8 / 7.0" in said
+    assert page.index("again (A/A)</text>") < page.index("10 rewordings</text>") < page.index("w/ Mless</text>")
+    drawn = re.findall("<svg.*?</svg>", page)
+    assert len(drawn) == 2 and not re.findall("#[0-9a-f]{6}|style=|xlink", "".join(drawn))
+    names = re.findall(' id="([^"]*)"', page)
+    assert len(names) == len(set(names)) and set(re.findall(r'(?:url\(|href=")#([^)"]*)', page)) <= set(names)
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
@@ -255,12 +288,16 @@ def test_prompts_are_whole_and_their_parts_have_roles(demo_text):
         assert roles == ["instruction", *(["filler"] if row["condition"] != "wo" else []), "problem"]
 
 
-def test_the_list_counts_the_flips_of_the_table(demo_text):
-    index, _ = details(demo_text)
-    for _, row in compare(load_run(GREEDY_RUN)).iloc[1:].iterrows():
-        pairs = [(p["right"]["0 wo"][0], p["right"][f"0 {row['condition']}"][0]) for p in index["problems"]]
-        assert sum(new > old for old, new in pairs) == row["problems_up"]
-        assert sum(new < old for old, new in pairs) == row["problems_down"]
+def test_the_list_names_the_flips_of_the_table_by_their_definition(effect):
+    run, page = effect
+    index, _ = details(page.read_text())
+    assert index["define_flips"] == "problems from wrong to right and from right to wrong, mean over pairs of samples"
+    for _, row in compare(load_run(run, replicates=True), **REGISTERED).iloc[1:].iterrows():
+        pairs = [(p["right"]["0 wo"], p["right"][f"0 {row['condition']}"]) for p in index["problems"]]
+        shares = [(old / of, new / other) for (old, of), (new, other) in pairs]
+        gained, lost = sum((1 - old) * new for old, new in shares), sum(old * (1 - new) for old, new in shares)
+        assert (gained, lost) == pytest.approx((row["wrong_to_right"], row["right_to_wrong"]))
+        assert index["flips"][f"0 {row['condition']}"] == f"{count(gained)} / {count(lost)}"
 
 
 def test_hostile_text_stays_text(hostile):
@@ -268,9 +305,9 @@ def test_hostile_text_stays_text(hostile):
     page = path.read_text(encoding="utf-8")
     reader = Reader(page)
     known = set(
-        "html head meta title style body a header h1 h2 h3 nav main section p ul li div table caption thead tr th "
-        "button tbody td details summary dl dt dd pre script form label select input noscript figure figcaption "
-        "svg text path rect bdi strong span".split()
+        "html head meta title style body a header h1 h2 main section p div table caption thead tr th button tbody td "
+        "details summary dl dt dd pre script form label select input noscript figure figcaption bdi strong span "
+        "svg g defs clippath path rect use text tspan".split()
     )
     for tag, attributes in reader.elements:
         assert tag in known, tag
@@ -304,7 +341,7 @@ def test_the_policy_lets_only_our_script_and_style_run(hostile):
 
 def test_a_page_names_no_other_address(demo_text):
     addresses = set(re.findall(r"https?://[^\s\"'<]+", demo_text))
-    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of SVG, which is never fetched
+    assert addresses == set()
 
 
 def test_two_models_in_one_page(tmp_path):
@@ -313,7 +350,7 @@ def test_two_models_in_one_page(tmp_path):
     page = (tmp_path / "page.html").read_text()
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
-    assert "6 comparisons, registered beforehand" in page
+    assert "6 comparisons registered beforehand" in page
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
@@ -326,12 +363,12 @@ def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:], ""]))
     write_report([run], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    assert "2 comparisons, registered beforehand: " in page
-    assert "One comparison besides: exploratory: not registered beforehand, so not judged." in page
+    assert "2 comparisons registered beforehand: " in card(page)
+    assert "1 comparison besides: 1 exploratory." in card(page)
     assert "w/ Mless *" in page and "; *: the primary contrast, tested first" in page
-    assert "exploratory: not among them" in page
-    assert re.search(r"w/ Mful: [^;]*\]; [^;]*: exploratory\.", page), "without a p"
-    assert "% of problems flipped (under greedy decoding this measures only what" in page
+    assert "exploratory: not among them" in page and "under greedy decoding this measures only what" in page
+    cells = [text for _, text in Reader(page).cells]
+    assert cells[cells.index("w/ Mful") + 3 :][:2] == ["\N{EN DASH}", "exploratory"], "without a p"
 
 
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):
@@ -400,37 +437,31 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     with pytest.raises(ComparisonError, match="no baseline condition 'none'"):
         write_report([GREEDY_RUN], tmp_path / "page.html", baseline="none")
     (tmp_path / "file").write_text("")
+    write_report([GREEDY_RUN], tmp_path / "new" / "folder" / "page.html")
+    assert (tmp_path / "new" / "folder" / "page.html").is_file()
     with pytest.raises(JournalError, match="cannot be written"):
         write_report([GREEDY_RUN], tmp_path / "file" / "page.html")
-    for folder in (Path(), Path("/"), tmp_path):
+    for folder in (Path(), Path("/"), tmp_path):  # before the work: the run is not even looked for
         with pytest.raises(JournalError, match=r"cannot be written: Is a directory\. Choose an --output that can\."):
-            write_report([GREEDY_RUN], folder)
+            write_report([Path("nowhere")], folder)
     assert not list(tmp_path.parent.glob("*.part"))
 
 
-def test_curves_are_those_of_the_traces_and_go_to_their_prompts(tmp_path):
+def test_curves_are_those_of_the_traces(tmp_path):
     path = write_traced(tmp_path / "some.traces")
     file = read_attention(path)
-    assert file.heads == ("Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3") and len(file.prompts) == 6
+    assert list(file.heads) == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
     with AttentionTraces.open(path) as traces:
-        for mean in file.means:
-            head = file.heads.index(mean.head)
-            curve = aligned_curve(traces, condition=mean.condition, layer=0, head=head)
-            kept = 2 * curve.count >= curve.prompts
-            for one, other in ((mean.x, curve.x), (mean.mean, curve.mean), (mean.low, curve.low)):
-                assert list(one) == other[kept].tolist()
+        for head, figure in enumerate(file.heads.values()):
+            lines = figure.axes[0].get_lines()
+            for line, condition in zip(lines, traces.conditions, strict=True):
+                curve = aligned_curve(traces, condition=condition, layer=0, head=head)
+                kept = 2 * curve.count >= curve.prompts
+                assert line.get_xydata().tolist() == list(map(list, zip(curve.x[kept], curve.mean[kept], strict=True)))
     write_report([GREEDY_RUN], tmp_path / "page.html", attention=[file])
     page = (tmp_path / "page.html").read_text()
-    index, _ = details(page)
-    probed = [one for one in index["problems"] if one["curves"]]
-    assert [one["id"] for one in probed] == [problem_id for problem_id, _ in traced()[:2]]
-    block, place = probed[0]["curves"]
-    (wo, mless, _) = unpack(Reader(page).scripts[f"block-{block}"])[place]
-    assert wo["place"] == "0 wo" and mless["place"] == "0 mless"
-    weights = [None if value is None else value / 1e6 for value in wo["values"][0]]
-    known = next(one for one in file.prompts if one.problem_id == probed[0]["id"] and one.condition == "wo").values[0]
-    assert weights == [None if value is None else pytest.approx(value, rel=6e-3, abs=1e-6) for value in known]
-    assert "Selected on outcome" not in page and page.count("<svg") >= 6
+    assert "Selected on outcome" not in page and page.count("<svg") == 2 + 3
+    assert 'aria-label="Layer 1 Head 2: mean attention weight by token position' in page
 
 
 def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, capsys, monkeypatch):
@@ -530,14 +561,22 @@ def test_six_thousand_samples_take_less_than_five_megabytes(large):
 
 def test_colours_can_be_read_in_light_and_dark():
     style = (ROOT / "harness" / "display" / "report" / "style.css").read_text()
-    for part in re.findall(r":root \{([^}]*)\}", style)[:2]:
-        colours = dict(re.findall(r"--([\w]+): (#[0-9a-f]{6});", part))
-        grounds = [colours[name] for name in ("paper", "shade", "instruction", "filler", "problem", "mark")]
-        assert min(contrast(colours["ink"], ground) for ground in grounds) >= 6
-        for name in ("soft", "link", "up", "down"):
-            assert min(contrast(colours[name], colours[ground]) for ground in ("paper", "shade")) >= 4.5, name
-        for number in range(8):
-            assert contrast(colours[f"s{number}"], colours["paper"]) >= 3, number
+    light, dark = (
+        dict(re.findall(r"--([\w]+): (#[0-9a-f]{6});", part)) for part in re.findall(r":root \{([^}]*)\}", style)
+    )
+    assert light.keys() == dark.keys() and len(light) > 19
+    assert [light[f"s{slot}"] for slot in range(len(PALETTE))] == list(PALETTE), "as in every figure"
+    for colours in (light, dark):
+        grounds = ("paper", "shade", "instruction", "filler", "problem", "mark")
+        pairs = [("ink", ground) for ground in grounds]
+        pairs += [(name, ground) for name in ("soft", "link", "up", "down") for ground in ("paper", "shade")]
+        assert [pair for pair in pairs if contrast(*(colours[name] for name in pair)) < 4.5] == []
+        assert [slot for slot in range(len(PALETTE)) if contrast(colours[f"s{slot}"], colours["paper"]) < 3] == []
+    assert set(re.findall(r"(?<!-)\bcolor: ([^;]+);", style)) <= {
+        *(f"var(--{name})" for name in ("ink", "soft", "link", "up", "down", "paper")),
+        "inherit",
+    }, "no other text colour"
+    assert set(VARIABLES.values()) <= set(light)
 
 
 def contrast(one, other):
@@ -557,8 +596,9 @@ def contrast(one, other):
 needs_chromium = pytest.mark.skipif(
     find_chromium() is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
 )
-SELECTED = "document.querySelector('.list [aria-selected=true] bdi').textContent"
-ROWS = "document.querySelectorAll('.list li').length"
+SELECTED = "document.querySelector('.list [aria-current] bdi').textContent"
+ROWS = "document.querySelectorAll('.list tbody tr').length"
+COUNT = "document.querySelector('.count').textContent"
 
 
 def choose(browser, name, value):
@@ -608,7 +648,7 @@ def test_the_box_of_a_repeated_prompt_is_not_the_answer(browser, tmp_path):
     write_report([write_run(tmp_path / "run", problems=len(again), write=write)], tmp_path / "page.html")
     browser.open(tmp_path / "page.html", fragment="#?outcome=all")
     for number in range(len(again)):
-        browser.ask(f"document.querySelectorAll('.list li')[{number}].click()")
+        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
         browser.wait(f"document.querySelector('.detail mark')?.textContent === '\\\\boxed{{{number}}}'")
 
 
@@ -616,12 +656,11 @@ def test_the_box_of_a_repeated_prompt_is_not_the_answer(browser, tmp_path):
 @needs_chromium
 def test_tables_are_sorted_by_the_numbers_behind_them(browser, demo_page):
     browser.open(demo_page)
-    browser.click("details:has(table) > summary")
     column = "[...document.querySelectorAll('main table')[0].tBodies[0].rows].map(row => row.cells[{}].textContent)"
-    browser.click("main table th:nth-child(8) button")  # wrong to right, descending
-    assert browser.ask(column.format(7)) == ["2", "2", "1", "\N{EN DASH}"]
-    browser.click("main table th:nth-child(8) button")
-    assert browser.ask(column.format(7)) == ["1", "2", "2", "\N{EN DASH}"]  # what is missing stays last
+    browser.click("main table th:nth-child(6) button")  # flips, by wrong to right, descending
+    assert browser.ask(column.format(5)) == ["2 / 1", "2 / 2", "1 / 0", "\N{EN DASH}"]
+    browser.click("main table th:nth-child(6) button")
+    assert browser.ask(column.format(5)) == ["1 / 0", "2 / 1", "2 / 2", "\N{EN DASH}"]  # what is missing stays last
     sorts = "[...document.querySelectorAll('main table')[0].tHead.rows[0].cells].map(cell => cell.ariaSort)"
     assert browser.ask(sorts).count("ascending") == 1
 
@@ -631,10 +670,7 @@ def test_tables_are_sorted_by_the_numbers_behind_them(browser, demo_page):
 def test_filters_choose_and_the_address_keeps_the_choice(browser, demo_page):
     browser.open(demo_page, fragment="#?condition=random&outcome=down")
     assert browser.ask(ROWS) == 2
-    browser.click("[name=query]")
-    browser.type("no such problem")
-    assert browser.ask("document.querySelector('.count').textContent") == "0 of 500 problems"
-    choose(browser, "query", "")
+    assert browser.ask(COUNT).startswith("2 of 500 problems listed. Flips in the table above, problems from wrong to")
     choose(browser, "outcome", "all")
     assert browser.ask(ROWS) == 200
     browser.click(".further")
@@ -651,17 +687,35 @@ def test_filters_choose_and_the_address_keeps_the_choice(browser, demo_page):
 
 @pytest.mark.slow
 @needs_chromium
+def test_the_search_covers_completions_whatever_their_outcome(browser, effect):
+    browser.open(effect[1], fragment="#?outcome=down&condition=mless")
+    assert browser.ask(ROWS) == 0 and browser.ask(COUNT).startswith("No problem matches these filters.")
+    browser.click("[name=query]")
+    browser.type("$X = 7$ and so on, MLESS")  # only in completions
+    browser.wait(f"{ROWS} === 1")
+    assert browser.ask(COUNT).startswith("1 of 40 problems listed, whatever their outcome. Flips in the table above")
+    assert browser.ask("document.querySelector('[name=outcome]').disabled") is True
+    choose(browser, "query", "mful says")  # of a condition that is not shown
+    browser.wait(f"{COUNT}.startsWith('Nothing matches: no problem, answer or completion')")
+    assert browser.ask(ROWS) == 0 and browser.ask("document.querySelector('.detail').textContent") == ""
+    choose(browser, "condition", "mful")
+    browser.wait(f"{ROWS} === 40")
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_the_keyboard_is_enough(browser, demo_page):
     browser.open(demo_page, fragment="#?outcome=all&problem=demo/number_theory/0.json")
     focus = "document.activeElement.className || document.activeElement.name || document.activeElement.tagName"
+    inside = "document.activeElement.closest('.list tbody') !== null"
     browser.press("Tab")
     assert browser.ask(focus) == "skip"
     for _ in range(60):
         browser.press("Tab")
         assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        if browser.ask(focus) == "list":
+        if browser.ask(inside):
             break
-    assert browser.ask(focus) == "list"
+    assert browser.ask(inside)
     first = browser.ask(SELECTED)
     browser.press("ArrowDown")
     assert browser.ask(SELECTED) != first
@@ -673,9 +727,9 @@ def test_the_keyboard_is_enough(browser, demo_page):
     browser.press("Enter")
     assert browser.ask(focus) == "detail"
     browser.press("Tab")
-    assert browser.ask("document.activeElement.className") in ("fold", "small")
+    assert browser.ask("document.activeElement.className") in ("fold", "further")
     browser.press("Escape")
-    assert browser.ask(focus) == "list"
+    assert browser.ask(inside) and browser.ask(SELECTED) == first
 
 
 @pytest.mark.slow
@@ -696,8 +750,8 @@ def test_hostile_text_does_nothing_in_a_browser(browser, hostile):
     browser.open(hostile[1], fragment="#?outcome=all")
     before = browser.ask("document.querySelectorAll('script, style, base, meta, iframe, img, object').length")
     for number in range(browser.ask(ROWS)):
-        browser.ask(f"document.querySelectorAll('.list li')[{number}].click()")
-        wanted = browser.ask(f"document.querySelectorAll('.list li bdi')[{2 * number}].textContent")
+        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
+        wanted = browser.ask(f"document.querySelectorAll('.list tbody button')[{number}].textContent")
         browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}")
         assert browser.ask("document.querySelector('.detail').textContent.includes('\\\\boxed')")
     browser.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -711,10 +765,24 @@ def test_hostile_text_does_nothing_in_a_browser(browser, hostile):
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_phone_is_wide_enough_and_print_needs_no_controls(browser, demo_page):
-    browser.look(390, 844, phone=True)
-    browser.open(demo_page)
-    assert browser.ask("document.documentElement.scrollWidth") == 390
+def test_nothing_is_cut_on_a_phone_or_a_screen(browser, demo_page, example_page):
+    wider = """[...document.querySelectorAll('body *')].filter(one => {
+        const box = one.getBoundingClientRect();
+        const hides = getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth;
+        const cut = hides || box.right > innerWidth || box.left < 0;
+        return cut && one.checkVisibility() && !one.closest('.skip, svg *');
+    }).map(one => one.outerHTML.slice(0, 100))"""
+    for width, phone in ((390, True), (1280, False)):
+        for page in (example_page, demo_page):
+            browser.look(width, 844, phone=phone)
+            browser.open(page, fragment="#?outcome=all")
+            browser.wait("document.querySelector('.detail .chip')")
+            assert browser.ask("document.documentElement.scrollWidth") <= width
+            browser.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+            browser.ask("document.querySelectorAll('.fold').forEach(one => one.click())")
+            assert browser.ask(wider) == []
+            seen = "[...document.querySelectorAll('figure svg')].filter(one => one.checkVisibility()).length"
+            assert browser.ask(seen) == 1
     assert browser.pdf().startswith(b"%PDF-")
 
 
@@ -724,7 +792,7 @@ def test_a_large_page_opens_at_once_and_looks_up_details_in_a_moment(browser, la
     browser.open(large)
     opened = "performance.getEntriesByType('navigation')[0].domComplete"
     assert browser.ask(opened) < 5000  # milliseconds, on a busy machine
-    browser.ask("document.querySelectorAll('.list li')[150].click()")
+    browser.ask("document.querySelectorAll('.list tbody tr')[150].click()")
     wanted = browser.ask(SELECTED)
     browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}", seconds=5)
 
@@ -737,6 +805,6 @@ def test_endless_marks_do_not_hang_the_page(browser, tmp_path):
     write_report([write_run(tmp_path / "run", problems=len(marks), write=write)], tmp_path / "page.html")
     browser.open(tmp_path / "page.html", fragment="#?outcome=all")
     for number in range(len(marks)):
-        browser.ask(f"document.querySelectorAll('.list li')[{number}].click()")
+        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
         wanted = browser.ask(SELECTED)
         browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}", seconds=10)

@@ -45,11 +45,7 @@ def _ask(board: Leaderboard, rows: Sequence[Row], first: Sequence[Row]) -> str:
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     whose = models[0] if len(models) == 1 else f"{len(models)} models"
     about = f"{whose} on {task_name(board.receipt)}"
-    names = list(
-        dict.fromkeys(
-            f"\N{LEFT DOUBLE QUOTATION MARK}{label(row['condition'])}\N{RIGHT DOUBLE QUOTATION MARK}" for row in first
-        )
-    )
+    names = list(dict.fromkeys('"' + label(row["condition"]) + '"' for row in first))
     if not names:
         return f"How accurate is {about}?"
     said = " or ".join([", ".join(names[:-1]), names[-1]]) if 1 < len(names) <= SHOWN else names[0]
