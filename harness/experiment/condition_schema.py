@@ -19,7 +19,15 @@ class ConditionConfig(Strict):
     """A filler described in a config: a repeated unit, token ids or one of our sentences, with its length and place.
 
     Attributes:
-        sentence: The number of a sentence in sentences.yaml, from 1.
+        name: What tables call it.
+        unit: The text that is repeated; one token in the model's tokenizer.
+        token_ids: The exact token ids instead; a shorter list is repeated.
+        sentence: The number of a sentence in sentences.yaml instead, from 1. `sentences: 3` in its place makes three
+            conditions, with sentences drawn by the seed.
+        count: The tokens of the filler.
+        separator: The text between two units.
+        placement: Where the filler stands: `before_system`, `between`, `end`, or `random`.
+        seed: Draws sentences, and the place of each problem's filler if that is random.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")

@@ -31,11 +31,14 @@ from harness.experiment.yaml_settings import Strict, explain, read_values
 
 
 class ModelConfig(Strict):
-    """Which model, by which of lm-eval's backends, with which of the backend's own arguments.
+    """Which model, by which backend, with which of the backend's own arguments.
 
-    `arguments` are lm-eval's model arguments; `pretrained: demo` is the bundled model. `chat_template_args`, such as
-    {enable_thinking: false}, are switches of the chat template: every prompt of the layout `chat` is rendered and
-    checked with them, and they are part of the run's identity.
+    Attributes:
+        backend: `vllm`, or one of lm-eval's model names: `hf`, `local-completions`, `local-chat-completions`.
+        arguments: lm-eval's model arguments, which for vLLM are vLLM's own engine arguments. `pretrained: demo` is the
+            bundled model. `chat_template_args`, such as {enable_thinking: false}, are switches of the chat template:
+            every prompt of the layout `chat` is rendered and checked with them.
+        label: What tables and figures call the model. By default the last part of its name.
     """
 
     backend: str = "vllm"
@@ -113,7 +116,14 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DatasetConfig(Strict):
-    """A JSONL file of one's own and which of its fields hold what; `id: null` numbers the lines."""
+    """A JSONL file of one's own, and which of its fields hold what.
+
+    Attributes:
+        path: The file.
+        problem: The field with the problem.
+        answer: The field with the gold answer: the final answer alone.
+        id: The field with the problem's id; null numbers the lines.
+    """
 
     path: Path = Field(examples=["FILE.jsonl"])
     problem: str = "problem"
@@ -133,7 +143,15 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
 
 
 class ExplicitSampling(Strict):
-    """Sampling values of one's own; what is left out is off."""
+    """Sampling values of one's own; what is left out is off.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Draw from the most likely tokens that together have this probability.
+        top_k: Draw from so many of the most likely tokens; 0 is off.
+        min_p: Leave out tokens less likely than this share of the most likely one.
+        repetition_penalty: Above 1 makes repeated tokens less likely.
+    """
 
     temperature: float = Field(ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -166,6 +184,10 @@ class RunConfig(Strict):
     """One experiment.
 
     Attributes:
+        name: The run's name, and that of its folder in `output`.
+        model: Which model, and who runs it.
+        dataset: `math500`, `demo` (500 bundled problems), or a JSONL file of one's own.
+        conditions: What stands before the problem: `wo`, `mless`, `mful`, `random`, or a filler described by a mapping.
         contrasts: The differences that are tested, such as `mless - wo` and `mless - random`; all others are
             exploratory. By default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
         primary: The contrast that the experiment is about, named before it is run and tested first. By default
@@ -176,6 +198,15 @@ class RunConfig(Strict):
         filler_null: So many other fillers are run too, of the length and at the place of the primary contrast's:
             sentences and random tokens.
         positive_control: Whether the problems are also asked so that the model must answer at once, which must do harm.
+        layouts: `raw` (plain text), `chat` (the model's chat template), `as_published` (the authors' exact string).
+        instruction: Another instruction than the study's.
+        sampling: `greedy`, `model_default` (the model's generation_config), or values.
+        samples_per_problem: How often each prompt is asked, with a seed of its own each time.
+        max_gen_toks: The most tokens of a completion.
+        until: Strings that end a completion.
+        audit: Whether the other graders look at each completion too.
+        output: The folder of run folders.
+        seed: Seed of all samples and of all that is drawn.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")

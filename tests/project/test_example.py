@@ -97,13 +97,6 @@ def test_its_table_is_what_the_command_prints(table):
     assert {bool(yardstick(row["condition"])) for row in kept["rows"]} == {True, False}
 
 
-def test_the_readme_shows_its_table():
-    shown = (ROOT / "README.md").read_text(encoding="utf-8").partition("```\nmless-demo, raw")[2].partition("```")[0]
-    printed = make_table([str(EXAMPLE)]).partition("mless-demo, raw")[2]
-    before, receipt = (text.partition("receipt: ")[0] for text in (shown, printed))
-    assert before == receipt and "w/ Mless" in shown
-
-
 @pytest.fixture(scope="module")
 def everything():
     return load_run(EXAMPLE, replicates=True, yardsticks=True)

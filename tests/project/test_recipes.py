@@ -1,0 +1,89 @@
+"""Every recipe of docs/recipes.md runs as it stands, in an empty folder; README and docs are what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.display.table_pages import make_table
+from tests.example_runs import GREEDY_RUN
+from tools import config_reference
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
+QUICK = {"A served model", "A reasoning model", "My own plot", "Why did problem X flip?"}
+"""Recipes that start no engine."""
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a recipe finds: the configs, and a copy of the example run."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "results/example", tmp_path / "results/example", ignore=shutil.ignore_patterns("*.traces"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engine)) for name in SECTIONS],
+)
+def test_a_recipe_runs_as_it_stands(name, folder):
+    ran = 0
+    for language, text in blocks(SECTIONS[name]):
+        if language in ("yaml", "jsonl"):
+            first, rest = text.split("\n", 1)
+            (folder / first.removeprefix("# ")).write_text(rest)
+        elif language in ("bash", "python"):
+            command = ["bash", "-euc", text] if language == "bash" else [sys.executable, "-c", text]
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env={**os.environ, "PATH": path, "MPLBACKEND": "agg"},
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            ran += 1
+    assert ran > 0
+
+
+def test_the_readme_is_short_and_its_table_is_what_make_demo_prints():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 900 and len(text.splitlines()) <= 130
+    shown = text.partition("```\nmless-demo, raw")[2].partition("```")[0]
+    assert shown.strip() and f"mless-demo, raw{shown}".strip() == make_table([str(GREEDY_RUN)]).split("\n\nDiff")[0]
+
+
+def test_links_between_pages_lead_somewhere():
+    def anchors(page: Path) -> set[str]:
+        heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+    checked = 0
+    for page in (ROOT / "README.md", ROOT / "tasks/math500/README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            name, _, anchor = target.partition("#")
+            other = (page.parent / name) if name else page
+            assert other.exists(), f"{page.name}: {target}"
+            assert not anchor or other.suffix != ".md" or anchor in anchors(other), f"{page.name}: {target}"
+            checked += 1
+    assert checked > 60
+    index = (ROOT / "docs/README.md").read_text()
+    assert all(f"({path.name})" in index for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+
+
+def test_the_page_of_config_keys_is_the_schemas():
+    assert (ROOT / "docs/config.md").read_text() == config_reference.page(), "python -m tools.config_reference"
+    assert "|  |" not in config_reference.page().partition("## Figure configs")[0], "a key without a meaning"

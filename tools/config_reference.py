@@ -1,0 +1,81 @@
+"""Write docs/config.md: every key of run configs and figure configs, from the schema.
+
+python -m tools.config_reference
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from attention_probe.figures import config as figures
+from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness.experiment import config as runs
+from harness.experiment.condition_schema import ConditionConfig
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
+SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
+    "Run configs": {
+        "": runs.RunConfig,
+        "model": runs.ModelConfig,
+        "dataset, as a mapping": runs.DatasetConfig,
+        "an entry of conditions, as a mapping": ConditionConfig,
+        "sampling, as a mapping": runs.ExplicitSampling,
+        "study": runs.StudyConfig,
+    },
+    "Figure configs": {
+        "": figures.FigureConfig,
+        "an entry of heads": figures.HeadConfig,
+        "an entry of rows": figures.RowConfig,
+        "an entry of series": figures.SeriesConfig,
+        "prompts": PromptsConfig,
+        "bars": figures.BarsConfig,
+    },
+}
+INTRODUCTION = """# Configs
+
+Written by `python -m tools.config_reference` from the schema; a test compares. `--set KEY=VALUE` changes any key from
+the command line, with dots for nested ones: `--set model.arguments.dtype=bfloat16`. An unknown key is refused by name.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for title, models in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for name, model in models.items():
+            about, meanings = _read(model)
+            parts += [f"### {name[0].upper()}{name[1:]}\n"] if name else []
+            rows = [
+                f"| `{key}` | {_default(field)} | {meanings.get(key, '')} |"
+                for key, field in model.model_fields.items()
+            ]
+            parts.append("\n".join([about, "", "| key | default | meaning |", "| --- | --- | --- |", *rows, ""]))
+    return "\n".join(parts)
+
+
+def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    """A docstring's text, and its attributes by name, in one line each."""
+    text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
+    found = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
+    return " ".join(text.split()), {name: " ".join(said.split()).replace("|", "\\|") for name, said in found}
+
+
+def _default(field: Any) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "needed"
+    if isinstance(value, tuple):
+        value = [str(one) for one in value]
+    return f"`{value}`" if value not in (None, [], {}) else "none"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
