@@ -70,6 +70,16 @@ def check_served(config: RunConfig) -> None:
                 f"model.arguments has {name!r}, and a served model has no such argument. "
                 + (f"Did you mean {' or '.join(near)}?" if near else f"Expected some of: {', '.join(_KNOWN)}.")
             )
+    if Layout.CHAT in config.layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
+        raise ConfigError(
+            "The layout `chat` of a completions API is rendered here: expected model.arguments.tokenizer, the model's "
+            "folder or hub name. Add it, or use `backend: local-chat-completions`."
+        )
+    if config.sampling == "model_default":
+        raise ConfigError(
+            "`sampling: model_default` reads the model's generation_config.json, which a server does not show. Use "
+            "greedy, or give values such as {temperature: 0.7, top_p: 0.8}."
+        )
     if config.model.templates_itself and set(config.layouts) != {Layout.CHAT}:
         raise ConfigError(
             f"The backend {config.model.backend} takes the turns of a chat: expected `layouts: [chat]`, got "
@@ -199,9 +209,17 @@ class ServedModel:
         raise AssertionError("unreachable")
 
     def _payload(self, request: Request) -> dict[str, Any]:
-        """The request as the API takes it. What is switched off is left out, as not every server knows it."""
+        """The request as the API takes it.
+
+        vLLM's server is told all, as it fills in what is left out from the model's generation_config.json. Other
+        servers may not know what is not OpenAI's, so what is switched off is left out.
+        """
+        sampling = request.sampling.openai()
+        if (self._served or {}).get("owned_by") == "vllm":  # special tokens are kept, as by our own engine
+            kept = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+            sampling = {**request.sampling.vllm(), **kept}
         seed = {} if request.seed is None else {"seed": request.seed}
-        values = {"model": self._model, **request.sampling.openai(), **seed}
+        values = {"model": self._model, **sampling, **seed}
         if request.turns is not None:
             return {**values, "messages": list(request.turns), **self._fixed}
         ids = request.prompt_token_ids

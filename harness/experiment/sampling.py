@@ -66,9 +66,10 @@ class Sampling:
         return {**fixed, "do_sample": not self.greedy, "temperature": self.temperature, **self._changed}
 
     def openai(self) -> dict[str, Any]:
-        """As a server of OpenAI's API takes them; what is off is left out."""
+        """As a server of OpenAI's API takes them; what OpenAI does not know is left out if it is off."""
         stop = {"stop": list(self.stop)} if self.stop else {}
-        return {"max_tokens": self.max_tokens, "temperature": self.temperature, **stop, **self._changed}
+        fixed = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        return {**fixed, **stop, **self._changed}
 
     @property
     def _changed(self) -> dict[str, Any]:

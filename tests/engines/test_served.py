@@ -124,7 +124,14 @@ def test_the_server_gets_the_checked_tokens_the_seed_and_the_sampling(server):
             for one in finished
         ]
         facts = model.facts()
-    (path, body), *_ = server.asked
+        server.models[0]["owned_by"] = "vllm"
+    with opened(server) as model:
+        list(model.stream([request("p")]))
+    (path, body), (_, whole) = server.asked
+    assert (whole["prompt"], whole["top_k"], whole["repetition_penalty"]) == ("p", 0, 1.0), (
+        "else vLLM's are the model's"
+    )
+    assert whole["skip_special_tokens"] is False and "seed" not in whole
     assert path == "/v1/completions" and body == {
         **{"model": "tiny", "prompt": [5, 6], "seed": 9, "stop": ["END"]},
         **{"temperature": 0.7, "top_p": 0.9, "max_tokens": 33},
@@ -213,6 +220,8 @@ def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server):
     [
         (["model.arguments={model: m}"], r"model\.arguments\.base_url is missing: expected the server's address"),
         (["model.arguments.num_concurent=9"], r"no such argument\. Did you mean num_concurrent\?"),
+        (["model.arguments.tokenizer=null"], r"rendered here: expected model\.arguments\.tokenizer"),
+        (["sampling=model_default"], "generation_config.json, which a server does not show. Use greedy"),
         (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, got \[raw\]"),
         (["model.backend=vlm"], r"model\.backend is 'vlm', and there is no such backend\. Did you mean vllm"),
         (
@@ -232,6 +241,7 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
         return (400, {"message": "out of order"}) if len(server.asked) > 12 else (200, completion(r"\boxed{1}"))
 
     server.answer = answer
+    monkeypatch.setattr("harness.runs.receipts._hub_commit", None)  # a look-up of the served name would fail
     sets = ["dataset=demo", "samples_per_problem=1", "sampling=greedy", "model.arguments.tokenizer=demo"]
     sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
     arguments = [part for one in sets for part in ("--set", one)]
