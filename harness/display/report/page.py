@@ -16,7 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.analysis.comparison import COLUMNS
+from harness.analysis.comparison import COLUMNS, compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.display.comparison_tables import comparison_grid, heading, without_yardsticks
 from harness.display.figures import draw_forest, style
@@ -31,6 +31,7 @@ from harness.display.visible import visible
 from harness.display.words import LEVEL, accuracy, count, label, number, p_value, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
+from harness.runs.comparable import join
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.stored_files import clear_messages, write_whole
 
@@ -183,9 +184,13 @@ def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[G
         mediator_grid(board),
         audit_grid(board),
     ]
+    frame = join(content.runs)
+    frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):
-        if any(one.frame[column].nunique() > 1 for one in content.runs):
-            split = make_leaderboard(content.runs, baseline=board.baseline, margin=margin, by=[column])
+        if frame[column].nunique() > 1:
+            rows = frame.sort_values(column, kind="stable", ignore_index=True)
+            table = compare(rows, baseline=board.baseline, margin=margin, by=[column])
+            split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
             found.append(replace(comparison_grid(split), title=f"By {column}"))
     return found
 
