@@ -67,7 +67,8 @@ class _HubQuestion:
     """
 
     def __init__(self, model: str | None) -> None:
-        self.model = model if model and model.count("/") == 1 and not Path(model).exists() else None
+        is_name = model and model.count("/") == 1 and not model.startswith((".", "/", "~"))
+        self.model = model if is_name and not Path(model or "").exists() else None
         self.name = self.model or MATH500_REPOSITORY
         self.asked = os.environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}
         self._answer: Future[None] = Future()

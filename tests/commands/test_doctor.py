@@ -66,6 +66,12 @@ def test_the_hub_is_not_waited_for_longer_than_its_time(monkeypatch):
     os.close(release)
 
 
+@pytest.mark.parametrize("model", ["/nothing", "./nothing", "~/nothing", None])
+def test_the_hub_is_not_asked_for_a_path(model):
+    assert doctor._HubQuestion(model).model is None
+    assert doctor._HubQuestion("some/model").model == "some/model"
+
+
 def test_a_driver_too_old_for_the_wheel_is_a_failure(nvidia_smi, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     finding = found("gpu")
