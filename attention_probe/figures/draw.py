@@ -218,7 +218,7 @@ def _sentences(
         yield "Dotted, without band: positions that fewer than half of the prompts reach."
     cut = [drawn.reach[1] for drawn in panels if drawn.panel.y_limits and drawn.reach[1] > drawn.panel.y_limits[1]]
     if cut:
-        yield f"Above the study's axis, and cut off: values and bands up to {max(cut):.2g}."
+        yield f"Cut off above the axis: values and bands up to {max(cut):.2g}."
     if max(counts) > 1:
         yield "Bands: 95 % bootstrap intervals over prompts."
     for flip in dict.fromkeys(drawn.panel.prompts.flip for drawn in panels):

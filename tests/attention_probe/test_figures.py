@@ -269,7 +269,7 @@ def test_what_lies_above_the_studys_axis_is_said(traces):
         reached = drawn[drawn["x"] <= 60]
         highest = reached[["mean", "high"]].max().max()
         note = " ".join(figure.get_supxlabel().split())
-        assert (f"Above the study's axis, and cut off: values and bands up to {highest:.2g}." in note) == said
+        assert (f"Cut off above the axis: values and bands up to {highest:.2g}." in note) == said
 
 
 def test_a_line_breaks_where_no_prompt_has_a_value(traces):

@@ -13,20 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from attention_probe.analysis.summary import MASSES, describe_checks, summary
-from attention_probe.commands import register
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
-from harness import resources
+from harness import cli, resources
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import select
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
@@ -75,11 +73,10 @@ def whole_model():
 
 @pytest.fixture
 def command():
-    app = typer.Typer()
-    register(app)
+    cli.add_commands()
 
     def call(*arguments):
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
         if isinstance(done.exception, HarnessError):
             raise done.exception
         assert done.exit_code == 0, done.output
@@ -480,6 +477,10 @@ def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
     plain = [row for row in rows if row["condition"] == "wo"]
     ratios = [one["mean"] / other["mean"] for one, other in zip(weighted, plain, strict=False)]
     assert "length of the value" in weighted[0]["unit"] and len({round(ratio, 6) for ratio in ratios}) > 5
+    paired = json.loads(command("curves", traces, "--head", "2", "--view", "difference", "--format", "json"))
+    assert paired[0]["condition"] == "mless - wo"
+    first = next(row for row in rows if row["condition"] == "mless")["mean"] - plain[0]["mean"]
+    assert paired[0]["mean"] == pytest.approx(first) and paired[0]["low"] <= first <= paired[0]["high"]
     assert "p_adjusted" in command("heads", traces)
 
 
