@@ -65,8 +65,11 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
     if not rows:
         return None
 
-    def ends(low: str, high: str) -> Callable[[Row], str]:
-        return lambda row: interval(row[low], row[high], sign=True) or NONE
+    def of_new(row: Row) -> str:
+        return interval(row["new_low"], row["new_high"], sign=True) or NONE
+
+    def further(row: Row) -> str:
+        return NONE if row["next_low"] is None else f"±{number((row['next_high'] - row['next_low']) / 2)}"
 
     def passed(row: Row) -> Cell:
         return Cell(text=row["verdict"], strong=row["verdict"] in PASSED)
@@ -75,11 +78,12 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
         return p_value(row["p_adjusted"] if row["registered"] else row["p"])
 
     several = len({row["layout"] for row in rows}) > 1
+    alike = len({(row["models"], row["n"]) for row in rows}) == 1
+    counts = [number_column("models", "models", count), number_column("n", "n", count)]
     columns = [
         *([word_column("layout")] if several else []),
         word_column("condition"),
-        number_column("models", "models", count),
-        number_column("n", "n", count),
+        *([] if alike else counts),
         row_column(f"these models [{LEVEL}]", "difference", difference),
         row_column("p", "p", tested),
         Column(header="verdict", cell=passed, numeric=False),
@@ -88,14 +92,14 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
     new = f"What new models would do needs {FEWEST} models."
     if any(row["new_low"] is not None for row in rows):
         columns += [
-            row_column("new models", "new_low", ends("new_low", "new_high")),
-            row_column("the next", "next_low", ends("next_low", "next_high")),
-            number_column("between", "between", number),
+            row_column("new models", "new_low", of_new),
+            row_column("next", "next_low", further),
+            number_column("SD", "between", number),
         ]
         new = (
             f"new models: {LEVEL} interval of the mean over all models that these are a sample of (crossed random "
-            "effects of models and problems). the next: what one further model would measure on these problems, 95 "
-            "times in 100. between: standard deviation of the true difference between models."
+            "effects of models and problems). next: what one further model would measure on these problems lies so "
+            "far from the difference, 95 times in 100. SD: standard deviation of the true difference between models."
         )
     notes = [
         "these models: a problem's difference averaged over the models, tested over problems as one model's is. "
@@ -103,8 +107,12 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
         _about_tasks(tasks) if tasks else _about_study(study, rows),
     ]
     starred = [{**row, "primary": row["registered"]} for row in rows]
+    size = ""
+    if alike:
+        models, n = rows[0]["models"], rows[0]["n"]
+        size = f", {models} {plural('model', models)} on {n} {plural('problem', n)}"
     title = "All tasks and models together" if tasks else "All models together"
-    return make_grid(f"{title}, in points", columns, starred, notes)
+    return make_grid(f"{title}{size}, in points", columns, starred, notes)
 
 
 def _about_tasks(tasks: Sequence[str]) -> str:

@@ -96,7 +96,7 @@ def refuse_one_task(groups: Sequence[Sequence[Run]]) -> None:
             for one in group:
                 if _same_problems(other, one):
                     raise ComparisonError(f"{one.name} and {other.name} have problems in common")
-                if message := _other_versions(other, one):
+                if message := _other_versions(other, one, but=("limit",)):  # which each task has of its own
                     raise ComparisonError(message)
 
 
@@ -128,14 +128,18 @@ def _refusal(one: Run, other: Run, what: str, how: str, remedy: str) -> str:
     return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
 
 
-def _other_versions(one: Run, other: Run) -> str | None:
-    """In which version the two differ or, under one model's label, in which setting; None if in none."""
+def _other_versions(one: Run, other: Run, but: Sequence[str] = ()) -> str | None:
+    """In which version the two differ or, under one model's label, in which setting; None if in none, or in `but`."""
     same_model = one.facts["model"] == other.facts["model"]
     for name, (what, remedy) in (_ALL | _ONE_MODEL if same_model else _ALL).items():
         ours, theirs = one.facts.get(name), other.facts.get(name)
         if None not in (ours, theirs) and ours != theirs:
             return _refusal(one, other, what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
-    if same_model and (how := other_settings(one.facts.get("settings") or {}, other.facts.get("settings") or {})):
+    ours, theirs = (
+        {name: value for name, value in (run.facts.get("settings") or {}).items() if name not in but}
+        for run in (one, other)
+    )
+    if same_model and (how := other_settings(ours, theirs)):
         return _refusal(one, other, "the same model's label, but other settings,", how, "Leave one out")
     return None
 

@@ -213,7 +213,7 @@ def test_tasks_are_pooled_as_one_that_has_all_their_problems():
     ]
     assert row["p"] == pool_changes(changes)["p"] and set(pooled["verdict"]) == {"exploratory"}
     grid = pooled_grid(pooled.reset_index(), None, ["short", "long"])
-    assert grid.title == "All tasks and models together, in points"
+    assert grid.title == "All tasks and models together, 2 models on 160 problems, in points"
     assert grid.notes[-1].startswith("Exploratory: short and long as one task. Each problem counts alike")
     one = pool_tasks(tasks(models=["m0"])).set_index("condition").loc["mless"]
     assert one["models"] == 1 and one["low"] < one["difference"] < one["high"]
