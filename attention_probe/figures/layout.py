@@ -37,7 +37,7 @@ def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Ax
         for head in range(heads)
     ]
     bars = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
-    figure.set_size_inches(INCHES[width], 0.35 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
+    figure.set_size_inches(INCHES[width], 0.5 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
     return panels, bars
 
 
