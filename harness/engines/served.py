@@ -29,7 +29,7 @@ PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/c
 """lm-eval's names of the two APIs, and where each is below the server's address."""
 
 WINDOW = 256
-"""Requests in flight, unless `num_concurrent` says otherwise: vLLM's server runs as many at once by default."""
+"""Requests in flight, unless `num_concurrent` says otherwise. What a server cannot run at once waits there."""
 RETRIES = 3
 """So often a request is sent again after a broken connection or a busy server, unless `max_retries` says otherwise."""
 TIMEOUT = 3600.0
