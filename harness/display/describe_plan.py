@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.forecast import find_speed
-from harness.display.table_formats import align
+from harness.display.table_formats import WIDTH, align
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
@@ -71,7 +72,14 @@ def describe_plan(plan: Plan) -> str:
     else:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
     lines.append(describe_outlook(config, problems, plan.size))
-    return "\n".join(lines)
+    return "\n".join(_fold(line) for line in lines)
+
+
+def _fold(line: str) -> str:
+    """A line of the plan at the width of a table; what it continues in stands below its text."""
+    return (
+        line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
+    )
 
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:
@@ -110,8 +118,8 @@ def describe_power(config: RunConfig, problems: int) -> list[str]:
     for way, samples in _ways(config):
         rows.append((way, [_gain(problems, samples, discordance, tests) for discordance in DISCORDANCES]))
     return [
-        "detects   the least gain in points, if single samples with and without filler disagree on so many problems",
-        f"          ({100 * POWER:.0f} % power, {alpha}; {about}):",
+        "detects   the least gain in points, if samples with and without filler disagree on so many problems "
+        f"({100 * POWER:.0f} % power, {alpha}; {about}):",
         *(f"          {way:<42}" + "".join(f"{cell:>7}" for cell in cells) for way, cells in rows),
     ]
 
