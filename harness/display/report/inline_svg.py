@@ -58,9 +58,8 @@ def embed(figure: Figure, *, name: str, alternative: str) -> Markup:
     drawn = StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(drawn, format="svg", bbox_inches="tight", pad_inches=0.02, transparent=True)
-    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", drawn.getvalue())
-    used = set(re.findall(r"#(\w+)[)\"]", text))
-    root = ElementTree.fromstring(text)
+    used = set(re.findall(r"#(\w+)[)\"]", drawn.getvalue()))
+    root = ElementTree.fromstring(drawn.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.endswith(("}metadata", "}style")):
@@ -74,10 +73,10 @@ def embed(figure: Figure, *, name: str, alternative: str) -> Markup:
 
 
 def _attributes(given: dict[str, str], used: set[str]) -> dict[str, str]:
-    """An element's attributes: styles apart, colours by name, and a name only if something refers to it."""
+    """An element's attributes: styles apart, colours by name, short numbers, and its name if something refers to it."""
     kept = {key.rpartition("}")[2]: value for key, value in given.items() if key != "id" or value in used}
     for rule in filter(None, kept.pop("style", "").split(";")):
         key, _, value = (part.strip() for part in rule.partition(":"))
         if key != "font-family":
             kept[key] = f"var(--{VARIABLES[value]})" if value in VARIABLES else value
-    return kept
+    return {key: re.sub(r"\d+\.\d{3,}", lambda one: f"{float(one[0]):.2f}", value) for key, value in kept.items()}

@@ -28,7 +28,7 @@ from harness.display.report.inline_svg import PALETTE, embed, show
 from harness.display.report.summary import make_card
 from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
 from harness.display.visible import visible
-from harness.display.words import LEVEL, accuracy, count, label, number, p_value, points, signed
+from harness.display.words import LEVEL, accuracy, count, define_flips, label, number, p_value, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join
@@ -105,6 +105,7 @@ def _parts(
         "card": make_card(board),
         "forest": show(lambda width: drawn(width=width), name="forest", alternative=alternative) if several else None,
         "results": comparison_grid(board),
+        "define_flips": define_flips(max(row["k"] for row in rows)),
         "more": _more_columns(board, rows),
         "others": _other_tables(board, content, margin),
         "attention": [_attention(number, one) for number, one in enumerate(attention)],
