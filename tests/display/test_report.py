@@ -263,6 +263,8 @@ def test_the_card_and_the_forest_show_controls_and_noise(example_page):
     assert page.index("again (A/A)</text>") < page.index("10 rewordings</text>") < page.index("w/ Mless</text>")
     drawn = re.findall("<svg.*?</svg>", page)
     assert len(drawn) == 2 and not re.findall("#[0-9a-f]{6}|style=|xlink", "".join(drawn))
+    texts = re.findall("<text[^>]*>([^<]*)</text>", "".join(drawn))
+    assert {signed(0.4), "1.000", f"[{signed(-0.8)}, +1.0]"} <= set(texts), "as they are in the table"
     names = re.findall(' id="([^"]*)"', page)
     assert len(names) == len(set(names)) and set(re.findall(r'(?:url\(|href=")#([^)"]*)', page)) <= set(names)
 
@@ -351,6 +353,7 @@ def test_two_models_in_one_page(tmp_path):
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
     assert "6 comparisons registered beforehand" in page
+    assert re.search(r"mless-demo, raw: more than so few flips can make; other, raw: \d+\.\d points", card(page))
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 

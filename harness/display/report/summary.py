@@ -61,7 +61,7 @@ def _answer(first: Sequence[Row]) -> Iterator[dict[str, str]]:
         return
     several = len({(row["model"], row["layout"]) for row in first}) > 1
     for row in first:
-        where = f"{row['model']}, {row['layout']}, " if several else ""
+        where = f"{_where(row)}, " if several else ""
         p = "" if row["p_adjusted"] is None else f", adjusted p {p_value(row['p_adjusted'])}"
         within = {"within_margin": False, **row}  # a pooled effect has no margin of its own
         said = f"{where}{label(row['condition'])}: {_points(row)}{p}"
@@ -96,16 +96,27 @@ def _facts(board: Leaderboard, rows: Sequence[Row]) -> dict[str, str]:
     sizes = dict.fromkeys(
         f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases
     )
+
+    def join(said: Mapping[str, str]) -> str:
+        """What is said of each model and layout, which are named where there are several."""
+        return "; ".join(f"{where}: {text}" if len(bases) > 1 else text for where, text in said.items() if text)
+
     return {
         "Model": ", ".join(dict.fromkeys(str(row["model"]) for row in rows)),
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(sizes)})",
         "Date": " to ".join(sorted({*dates[:1], *dates[-1:]})),
-        f"Smallest detectable effect ({100 * POWER:.0f} % power)": "; ".join(
-            filter(None, map(least_detectable, settings))
+        f"Smallest detectable effect ({100 * POWER:.0f} % power)": join(
+            {_where(found[0]): least_detectable(found) for found in settings}
         ),
-        "Positive control": "; ".join(map(describe_control, controls)) or "None: nothing shows what this run can see.",
-        "Noise (A/A)": _noise(bases) if len(rows) > 1 else "",
+        "Positive control": join({_where(row): describe_control(row) for row in controls})
+        or "None: nothing shows what this run can see.",
+        "Noise (A/A)": join({_where(row): _noise(row) for row in bases})
+        or "The baseline was run once, so nothing shows how far it moves by itself.",
     }
+
+
+def _where(row: Row) -> str:
+    return f"{row['model']}, {row['layout']}"
 
 
 def _points(row: Row) -> str:
@@ -113,10 +124,8 @@ def _points(row: Row) -> str:
     return f"{signed(row['difference'])} points {interval(row['low'], row['high'], sign=True)}".rstrip()
 
 
-def _noise(bases: Sequence[Row]) -> str:
-    """What a second run of the baseline differs by."""
-    floors = [row for row in bases if row["aa_p"] is not None]
-    if not floors:
-        return "The baseline was run once, so nothing shows how far it moves by itself."
-    said = "; ".join(f"{signed(row['aa_difference'])} points, flips {flips(row, 'aa_')}" for row in floors)
-    return f"The baseline run again moves by {said}"
+def _noise(base: Row) -> str:
+    """What a second run of the baseline differs by; empty if there is none."""
+    if base["aa_p"] is None:
+        return ""
+    return f"The baseline run again moves by {signed(base['aa_difference'])} points, flips {flips(base, 'aa_')}"
