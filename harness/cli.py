@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points, version
@@ -111,6 +113,13 @@ def main() -> None:
         message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
         typer.echo(f"mless: {message}", err=True)
         sys.exit(130 if isinstance(error, RunInterrupted) else 2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        # what is still buffered goes nowhere: Python would try again as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo("mless: standard output is full: no space left on device. Send it elsewhere.", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("mless: interrupted", err=True)
         sys.exit(130)

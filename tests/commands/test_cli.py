@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -157,6 +158,15 @@ def test_what_libraries_say_goes_to_a_file_of_its_own(tmp_path):
     assert done.stderr == "from us\nafterwards\n"
     said = (tmp_path / "log").read_text()
     assert all(f"from {who}" in said for who in ("a library", "a process", "Python")) and "us" not in said.split()
+
+
+@pytest.mark.parametrize("arguments", [["tasks"], ["--help"]])
+def test_a_full_standard_output_is_told_in_one_line(arguments):
+    command = [str(Path(sys.executable).with_name("mless")), *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "mless: standard output is full: no space left on device. Send it elsewhere.\n"
 
 
 FIXED = {
