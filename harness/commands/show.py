@@ -26,9 +26,12 @@ def show(
     from rich.console import Console
 
     from harness.display.show_run import describe_run, print_problem
+    from harness.errors import ConfigError
     from harness.runs.find_runs import locate_one
     from harness.runs.read_run import read_run
 
+    if problem is None and (condition or layout or full):
+        raise ConfigError("--condition, --layout and --full are of one problem, and none is named. Give its id too.")
     read = read_run(locate_one([run]), metric=metric)
     if problem is None:
         typer.echo(describe_run(read))
