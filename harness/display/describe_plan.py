@@ -77,9 +77,9 @@ def describe_plan(plan: Plan) -> str:
 
 def _fold(line: str) -> str:
     """A line of the plan at the width of a table; what it continues in stands below its text."""
-    return (
-        line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
-    )
+    if len(line) <= WIDTH:
+        return line
+    return textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False, break_long_words=False)
 
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:

@@ -29,10 +29,11 @@ _BRACE = re.compile(
     r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
     r"|\\[\\{}]|[{}]"
 )
+# Nothing here may repeat possessively: before Python 3.11.5 that lets a lookahead pass that has failed.
 _NOTHING = re.compile(  # blanks, TeX's spaces, dots that stand for an answer, and braces and fonts around them
-    r"(?:[\s~{}$]|\.{2,}+|\\[ ,;:!>]|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
+    r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
-    r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*+"
+    r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*"
 )
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 

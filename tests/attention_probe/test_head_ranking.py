@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,8 +13,8 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from attention_probe.analysis.head_ranking import max_t, permute_labels, rank_heads, t_values
-from attention_probe.commands import register
 from attention_probe.traces import AttentionTraces
+from harness import cli
 from harness.errors import ConfigError
 from tests.example_traces import HEADS, LAYERS, make_trace, write_traces
 
@@ -246,9 +245,8 @@ def test_permuted_labels_err_no_more_than_they_say_however_skewed_the_strings_ar
 
 @pytest.fixture
 def app():
-    found = typer.Typer()
-    register(found)
-    return found
+    cli.add_commands()
+    return cli.app
 
 
 def test_the_command_counts_heads_beside_those_of_random_weights(app, tmp_path):

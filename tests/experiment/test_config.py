@@ -271,6 +271,6 @@ def test_the_example_that_a_bad_override_is_answered_with_works(tmp_path):
 
 def test_every_shipped_config_loads():
     paths = sorted((resources.folder("configs") / "runs").glob("*.yaml"))
-    assert len(paths) == 14
+    assert len(paths) == 16
     for path in paths:
         assert load_config(path).name == path.stem
