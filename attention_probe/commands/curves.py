@@ -9,7 +9,7 @@ import typer
 
 from attention_probe.choices import Shown
 from attention_probe.commands.options import Averaged, TracesPath, parse_indices, split_words, write_frame
-from harness.commands.options import Baseline
+from harness.options import Baseline
 
 
 def curves(

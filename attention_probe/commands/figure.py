@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.choices import Width
-from harness.commands.options import Overrides
+from harness.options import Overrides
 
 
 def figure(

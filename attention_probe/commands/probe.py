@@ -10,7 +10,8 @@ import typer
 from attention_probe.choices import Dtype
 from attention_probe.commands.options import Averaged, parse_indices, split_words
 from harness.choices import Choice
-from harness.commands.options import (
+from harness.errors import ConfigError
+from harness.options import (
     Baseline,
     Condition,
     DrawCount,
@@ -21,7 +22,6 @@ from harness.commands.options import (
     RightBy,
     Subject,
 )
-from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
 """Options that select problems. They cannot be given together with a saved selection."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import RunNames
+from harness.options import RunNames
 
 
 def export(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.choices import Choice
-from harness.commands.options import (
+from harness.options import (
     Baseline,
     Condition,
     DrawCount,

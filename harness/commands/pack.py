@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.commands.options import RunPath
+from harness.options import RunPath
 
 
 def pack(

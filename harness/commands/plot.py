@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.choices import Kind, Width
-from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.options import Baseline, Margin, Metric, RunNames
 
 
 def plot(

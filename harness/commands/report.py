@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.choices import Definition
-from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.options import Baseline, Margin, Metric, RunNames
 
 
 def report(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Overrides
+from harness.options import Overrides
 
 
 def run(

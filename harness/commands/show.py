@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import LayoutName, Metric
+from harness.options import LayoutName, Metric
 
 SHOWN = 1200
 """About this many characters of a completion are printed, unless --full asks for all."""

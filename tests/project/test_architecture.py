@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "errors faces resources choices experiment engines grading runs analysis lm_eval_plugin display execution "
-        "check_installation verification commands cli"
+        "errors faces resources choices options experiment engines grading runs analysis lm_eval_plugin display "
+        "execution check_installation verification commands cli"
     ).split(),
     "attention_probe": (
         "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
@@ -154,7 +154,7 @@ def test_the_help_of_all_commands_imports_no_stage_of_the_work():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[1] for name in done.stdout.splitlines()[-1].split()[1:]}
-    assert loaded <= {"choices", "cli", "commands", "display", "errors", "faces"}, loaded
+    assert loaded <= {"choices", "cli", "commands", "display", "errors", "faces", "options"}, loaded
 
 
 def test_load_run_and_help_import_nothing_heavy():
