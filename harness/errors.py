@@ -6,7 +6,8 @@ line prints the message alone and exits with code 2; a traceback therefore alway
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 class HarnessError(Exception):
@@ -55,6 +56,16 @@ class RunInterrupted(HarnessError):
 
 class GraderError(HarnessError):
     """The grader pool cannot start its workers, or was given limits that no worker can live with."""
+
+
+def list_near(got: str, names: Iterable[str], most: int = 6) -> str:
+    """The names most like what was given, and how many more there are; all in their own order where they are few."""
+    every = list(names)
+    return ", ".join(every) if len(every) <= most else list_first(_nearest(got, every), most)
+
+
+def _nearest(got: str, names: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(got, names, n=len(names), cutoff=0)
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

@@ -34,6 +34,10 @@ class SeriesConfig(Strict):
     """One line of a panel: what the legend calls it, and a colour of the study's.
 
     What is left out is the name, and the colour and marker, that the condition has in every figure.
+
+    Attributes:
+        label: What the legend calls it.
+        colour: `blue`, `red`, `green` or `orange`.
     """
 
     label: str | None = Field(default=None, min_length=1)
@@ -49,11 +53,17 @@ class SeriesConfig(Strict):
 class RowConfig(Strict):
     """What the panels of one row compare: one line for each condition, in the order written.
 
-    `series` are conditions, or conditions with their label or with label and colour. In `view: difference` each is
-    shown less `baseline`. `y_limits` are the ends of the axis, one pair for the row or one for each head; without
-    them the row has one scale. `region` names the inserted tokens, shaded in full views; null leaves them unshaded.
-    `fill` shades the area under the lines. `definition` overrides the figure's. `weighted` multiplies each token's
-    weight by the length of its value vector.
+    Attributes:
+        view: `full` shows every token, `aligned` only those that the prompts have in common, `difference` the aligned
+            ones of each condition less the baseline's.
+        series: Conditions, or conditions with their label or with label and colour.
+        baseline: What `difference` subtracts.
+        x_limits: The token positions shown. By default 0 to 120 in full views and 0 to 60 in others.
+        y_limits: The ends of the axis, one pair for the row or one for each head. Without them the row has one scale.
+        region: The name of the inserted tokens, which full views shade; null leaves them unshaded.
+        fill: Whether the area under the lines is shaded.
+        weighted: Multiply each token's weight by the length of its value vector.
+        definition: Another than the figure's.
     """
 
     view: Shown
@@ -107,8 +117,16 @@ class RowConfig(Strict):
 class HeadConfig(Strict):
     """Where one column of panels is measured.
 
-    `layer` and `head` are indices from 0; `label` says the same for people, counting from 1. What is left out is the
-    figure's. `title` replaces "name label".
+    Attributes:
+        layer: Index of the layer, from 0.
+        head: Index of the head, from 0.
+        label: The same for people, counting from 1: `Layer 1 Head 12`.
+        title: The panel's title. By default name and label.
+        name: The model's name in the title. By default the figure's.
+        model: Another model than the figure's.
+        architecture: Another file than the figure's.
+        exclude_first_token: Another choice than the figure's.
+        prompts: Other prompts than the figure's.
     """
 
     layer: StrictInt = Field(ge=0)
@@ -133,7 +151,15 @@ class HeadConfig(Strict):
 
 
 class BarsConfig(Strict):
-    """Accuracy bars beside the panels: of finished runs, or of reference numbers, which the figure then says."""
+    """Accuracy bars beside the panels: of finished runs, or of reference numbers, which the figure then says.
+
+    Attributes:
+        title: The title above them.
+        conditions: A bar for each.
+        runs: Run folders. Either these or a reference.
+        reference: A file of reference numbers.
+        y_limits: The ends of the axis, in percent.
+    """
 
     title: str
     conditions: tuple[str, ...] = Field(default=("wo", "mless", "mful"), min_length=1)
@@ -180,8 +206,23 @@ class Panel:
 class FigureConfig(Strict):
     """One figure.
 
-    `model` is a hub id, a folder or `demo`; `architecture` the file with its exact shape, for `--random-weights`.
-    `one_prompt` draws a single prompt, too, as NAME-one-prompt: that which ends nearest to the first row's x axis.
+    Attributes:
+        name: The figure's, and that of its files.
+        seed_document: The figure of the study that it reproduces.
+        model: A hub id, a folder or `demo`.
+        model_name: What titles call it.
+        architecture: The file with the model's exact shape, for `--random-weights`.
+        prompts: Which prompts are averaged.
+        definition: Whose attention is averaged: of the tokens that the prompt without filler has too (`common`), or of
+            all later ones, filler included (`published`).
+        y_label: The label of the vertical axis.
+        exclude_first_token: Whether the first token, which takes most of the weight in many heads, is left out.
+        heads: The columns of panels.
+        rows: The rows of panels.
+        bars: Accuracies beside the panels.
+        one_prompt: Draw a single prompt, too, as NAME-one-prompt: that which ends nearest to the first row's x axis.
+        note: A line below the figure.
+        output: The folder that the files go to.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")

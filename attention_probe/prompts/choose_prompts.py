@@ -26,10 +26,25 @@ if TYPE_CHECKING:
 class PromptsConfig(Strict):
     """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
 
-    `run` is a run folder of ours, an lm-eval output folder, or a sample log. `logs` are the sample logs of any task, by
-    condition, and `metric` is the metric in them that says right or wrong. The other keys select, as the options of
-    `mless probe` do. `flip` between `baseline` and `condition` selects on the outcome, and the figure then says so.
-    `controls` adds matched problems that did not flip.
+    One of `run`, `logs` and `dataset` says where they come from.
+
+    Attributes:
+        run: A run folder of ours, an lm-eval output folder, or a sample log.
+        logs: Sample logs of any task, by condition.
+        dataset: Problems to build the prompts from, as in a run config.
+        metric: The metric in the logs that says right or wrong.
+        layout: Which of a run's layouts.
+        instruction: Of prompts built from a dataset.
+        n: Draw so many of them.
+        seed: Draws them.
+        ids: Only these problems.
+        subject: Only this subject.
+        level: Only this level.
+        flip: Only problems with this outcome between `baseline` and `condition`. The figure then says so.
+        baseline: The condition to flip from.
+        condition: The condition to flip to.
+        controls: Add matched problems that did not flip.
+        repeats: How repeated samples decide whether a problem is right.
     """
 
     run: Path | None = None

@@ -72,6 +72,7 @@ def flips(
     from harness.analysis.flips import Criterion
     from harness.analysis.selection import require_verdicts, select
     from harness.display.flips_side_by_side import FlipEntry, print_page
+    from harness.display.table_formats import fold_line
     from harness.runs.find_runs import locate_one
     from harness.runs.prompt_source import source_of
     from harness.runs.read_run import read_run
@@ -106,9 +107,10 @@ def flips(
         return
     frame = run_read.frame
     row = _compare(frame[frame["layout"] == source.layout], baseline, condition)
-    typer.echo(f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems")
-    typer.echo(_describe(row, baseline))
-    typer.echo(_describe_list(criterion, every.outcomes, len(entries), several=row["k"] > 1))
+    listed = _describe_list(criterion, every.outcomes, len(entries), several=row["k"] > 1)
+    head = f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems"
+    for line in (head, *_describe(row, baseline), listed):
+        typer.echo(fold_line(line, 12))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if output is not None:
         typer.echo(f"\nselection  {output}")
@@ -123,18 +125,19 @@ def _compare(frame: pandas.DataFrame, baseline: str, condition: str) -> dict[str
     return next(row for row in rows if row["condition"] == condition)
 
 
-def _describe(row: Mapping[str, Any], baseline: str) -> str:
+def _describe(row: Mapping[str, Any], baseline: str) -> list[str]:
     """The difference, its flips, and those of the baseline against itself: the numbers of `mless table`."""
     from harness.display.words import LEVEL, MINUS, define_flips, difference, flips
 
     again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
     if row["aa_p"] is None:
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
-    return (
-        f"difference  {difference(row)} points, {LEVEL} interval\n"
-        f"flips       {flips(row)}: {define_flips(row['k'])}\n"
-        f"A/A         {again}"
-    ).replace(MINUS, "-")
+    lines = [
+        f"difference  {difference(row)} points, {LEVEL} interval",
+        f"flips       {flips(row)}: {define_flips(row['k'])}",
+        f"A/A         {again}",
+    ]
+    return [line.replace(MINUS, "-") for line in lines]
 
 
 def _describe_list(criterion: Criterion, outcomes: Mapping[str, int], shown: int, *, several: bool) -> str:
@@ -145,4 +148,5 @@ def _describe_list(criterion: Criterion, outcomes: Mapping[str, int], shown: int
     of = f"{drawn}{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
     rule = f" {RULES[criterion.repeats]}" if several else ""
     lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
-    return f"listed      {of}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}"
+    other = ", another count than the flips above" if several else ""
+    return f"listed      {of}, {str(criterion.flip).replace('_', ' ')}{rule}{other}{lacking}"

@@ -33,8 +33,9 @@ def run(
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
     from harness.engines.backends import check_backend
+    from harness.engines.vllm_arguments import check_unusual, engine_arguments
     from harness.errors import ConfigError
-    from harness.execution.run import execute
+    from harness.execution.run import describe_folder, execute
     from harness.experiment.config import config_of_model, load_config
     from harness.experiment.plan import Shard, make_plan
 
@@ -43,9 +44,12 @@ def run(
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
     settings = config_of_model(str(model), overrides or ()) if config is None else load_config(config, overrides or ())
     check_backend(settings)
+    if dry_run and settings.model.backend == "vllm":
+        check_unusual(engine_arguments(settings.model_arguments()))
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
     typer.echo(describe_plan(plan), err=not dry_run)
     if dry_run:
+        typer.echo(f"folder    {describe_folder(plan, output=output, fork=fork)}")
         return
     show_run(execute(plan, output=output, fork=fork, quiet=quiet))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.forecast import find_speed
-from harness.display.table_formats import WIDTH, align
+from harness.display.table_formats import align, fold_line
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
@@ -72,14 +71,7 @@ def describe_plan(plan: Plan) -> str:
     else:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
     lines.append(describe_outlook(config, problems, plan.size))
-    return "\n".join(_fold(line) for line in lines)
-
-
-def _fold(line: str) -> str:
-    """A line of the plan at the width of a table; what it continues in stands below its text."""
-    if len(line) <= WIDTH:
-        return line
-    return textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(fold_line(line, 10) for line in lines)
 
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:

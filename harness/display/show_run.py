@@ -46,6 +46,7 @@ def describe_run(run: Run) -> str:
                 ]
             ),
             "",
+            fold([f"Verdicts on the samples of {list_first(asked['condition'].unique(), 6)}:"]),
             *align(rows, [False, True, True]),
             "",
             f"one problem  mless show {run.name} {shortest}",

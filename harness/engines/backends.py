@@ -6,7 +6,6 @@ interruption costs one batch. They report no finish reason. Only servers are tol
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.engines.vllm_arguments import engine_arguments
 from harness.engines.watchdog import stopped
-from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError
+from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError, list_near
 from harness.experiment.chat_template import template_switches
 from harness.experiment.config import RunConfig
 from harness.experiment.prompt import Layout
@@ -61,11 +60,9 @@ def refuse_unknown_backend(backend: str) -> None:
 
     names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
     if backend not in names:
-        near = difflib.get_close_matches(backend, names)
         raise ConfigError(
-            f"model.backend is {backend!r}, and there is no such backend."
-            + (f" Did you mean {' or '.join(near)}?" if near else "")
-            + f" Expected one of {', '.join(names)}."
+            f"model.backend is {backend!r}, and there is no such backend. Expected vllm, or one of lm-eval's: "
+            f"{list_near(backend, names)}."
         )
 
 

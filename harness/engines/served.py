@@ -7,7 +7,6 @@ token ids that were checked, where the model's tokenizer is known.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.engines.vllm import FINISHED, Finished
 from harness.engines.watchdog import CONTINUE
-from harness.errors import ConfigError, EngineError, ModelError
+from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.chat_template import template_switches
 from harness.experiment.config import RunConfig
 from harness.experiment.prompt import Layout
@@ -65,10 +64,9 @@ def check_served(config: RunConfig) -> None:
             raise ConfigError(f"model.arguments.{name} is missing: expected {meaning}. See configs/runs/served.yaml.")
     for name in arguments:
         if name not in _KNOWN:
-            near = difflib.get_close_matches(name, _KNOWN)
             raise ConfigError(
-                f"model.arguments has {name!r}, and a served model has no such argument. "
-                + (f"Did you mean {' or '.join(near)}?" if near else f"Expected some of: {', '.join(_KNOWN)}.")
+                f"model.arguments has {name!r}, and a served model has no such argument. Expected one of: "
+                f"{list_near(name, _KNOWN)}."
             )
     if Layout.CHAT in config.layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
         raise ConfigError(

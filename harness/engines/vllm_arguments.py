@@ -1,16 +1,16 @@
 """Turn lm-eval's model arguments into vLLM's engine arguments, and refuse those that a run must not have.
 
-Nothing here imports vLLM, so that `mless run` can check a config before it builds a prompt.
+Only `check_unusual` imports vLLM, so that `mless run` can check a config at once, before it builds a prompt.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 
 CPU_KV_CACHE_BYTES = 2**30
 """Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small model."""
@@ -24,6 +24,11 @@ _RENAMED = {"pretrained": "model", "max_length": "max_model_len", "replay_soluti
 _PROMPT_CHANGING = ("add_bos_token", "think_end_token", "truncation_side")
 _TEMPLATE = ("chat_template_args", "enable_thinking")
 """Arguments that the prompts are built with, before any engine is there."""
+_USUAL = frozenset(
+    "model tokenizer revision tokenizer_revision dtype seed max_model_len max_num_seqs gpu_memory_utilization "
+    "tensor_parallel_size pipeline_parallel_size trust_remote_code enforce_eager batch_invariant".split()
+)
+"""Engine arguments that every vLLM has, and our own."""
 _LM_EVAL_ONLY = ("batch_size", "max_batch_size", "max_gen_toks", "device", "data_parallel_size", *_TEMPLATE)
 
 
@@ -55,14 +60,33 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_unknown(given: Mapping[str, Any], known: Collection[str]) -> None:
+def check_unusual(given: Mapping[str, Any]) -> None:
+    """Refuse engine arguments that the installed vLLM does not know, for a dry run, which starts no engine.
+
+    vLLM is imported, which takes seconds, only if there is an argument that is not in every vLLM. Without vLLM nothing
+    is checked.
+
+    Raises:
+        ConfigError: as of `refuse_unknown`.
+    """
+    if given.keys() <= _USUAL:
+        return
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        from vllm import EngineArgs
+    except Exception:  # not installed here, or a wheel for another driver: a run says which
+        return
+    refuse_unknown(given.keys() - _USUAL, {field.name for field in fields(EngineArgs)})
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
     """Raise ConfigError if an engine argument is none of those that this vLLM knows."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *_RENAMED, *_LM_EVAL_ONLY], n=3)
+            near = list_near(name, [*known, *_RENAMED, *_LM_EVAL_ONLY], most=3)
             raise ConfigError(
-                f"model.arguments has {name!r}, and this vLLM has no such engine argument. "
-                + (f"Did you mean {' or '.join(near)}?" if near else "Remove it, or look it up in vLLM's EngineArgs.")
+                f"model.arguments has {name!r}, and this vLLM has no such engine argument. Expected one of its "
+                f"EngineArgs: {near}."
             )
 
 

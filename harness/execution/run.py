@@ -34,6 +34,7 @@ from harness.runs.folder import (
     RunFolder,
     changes,
     find_timing,
+    has_sample,
     next_free_folder,
     read_config,
     read_identity,
@@ -51,6 +52,7 @@ from harness.runs.records import (
     Sample,
     as_json,
 )
+from harness.runs.journal import changed_settings
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
 if TYPE_CHECKING:
@@ -77,9 +79,7 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    path = output or plan.config.folder
-    if output is None and plan.shard:
-        path = path.with_name(f"{path.name}-shard-{plan.shard.index}-of-{plan.shard.count}")
+    path = _choose_folder(plan, output)
     if fork and changes(path, identity):
         path = next_free_folder(path, identity)
     with RunFolder(path, identity, plan.prompts) as folder:
@@ -98,6 +98,31 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
                     "command again to continue."
                 ) from None
     return path
+
+
+def describe_folder(plan: Plan, *, output: Path | None = None, fork: bool = False) -> str:
+    """The folder that `execute` would use, and what is in it: for a dry run.
+
+    Raises:
+        HarnessError: it holds a run with other settings, or the model's own settings cannot be read.
+    """
+    path = _choose_folder(plan, output)
+    if not has_sample(path):
+        return f"{path}, new"
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    if changed := changes(path, identity):
+        if not fork:
+            raise changed_settings(path / JOURNAL, changed)
+        path = next_free_folder(path, identity)
+    there = sum(1 for _ in read_samples(path)) if has_sample(path) else 0
+    return f"{path}, " + (f"{there:,} of {plan.size:,} samples are there" if there else "new")
+
+
+def _choose_folder(plan: Plan, output: Path | None) -> Path:
+    if output is not None:
+        return output
+    folder, shard = plan.config.folder, plan.shard
+    return folder if shard is None else folder.with_name(f"{folder.name}-shard-{shard.index}-of-{shard.count}")
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:

@@ -49,7 +49,7 @@ class ConditionConfig(Strict):
         try:
             given = cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(explain(error, "condition", cls)) from None
+            raise ConfigError(explain(error, f"condition {values.get('name', '')!r}", cls)) from None
         filler: Filler | Sentence
         if given.sentence is None:
             filler = Filler(unit=given.unit, token_ids=given.token_ids, count=given.count, separator=given.separator)

@@ -131,9 +131,11 @@ def _explain_line(line: str, error: json.JSONDecodeError, *, last: bool) -> str:
 
 def _from_hub() -> Dataset:
     import datasets
+    import huggingface_hub
 
     from harness.experiment.tokenizer import explain_hub_error
 
+    huggingface_hub.utils.logging.set_verbosity_error()  # else each of its five tries says that there is no network
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:

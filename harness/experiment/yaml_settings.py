@@ -11,10 +11,31 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness import resources
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 
 _UNIONS = ("DatasetConfig", "ExplicitSampling")
 """Names of schemas that pydantic puts into a key's path when it tries several."""
+_EXPECTED = {
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "{le:g} or less",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_short": "some text",
+    "too_short": "at least {min_length} of them",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "model": "a mapping",
+}
+"""What was expected, by pydantic's name of an error, whole or up to its first underscore."""
+_REFERENCE = "docs/config.md has all keys"
 
 
 class Strict(BaseModel):
@@ -45,13 +66,22 @@ def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Itera
         path = shipped
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping with the keys {', '.join(schema.model_fields)}.")
+    except (yaml.MarkedYAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {_locate(error)}. Mend it there.") from None
+    if not isinstance(values, dict) or path.suffix == ".jsonl":
+        got = "a JSONL file" if path.suffix == ".jsonl" else f"a {type(values).__name__}" if values else "nothing"
+        raise ConfigError(f"{path}: expected YAML with keys such as name and model ({_REFERENCE}), got {got}.")
     for override in overrides:
         _override(values, override)
     return values
+
+
+def _locate(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    mark = error.problem_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{error.problem or error.context}"
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -90,12 +120,19 @@ def explain(
     if worst["type"] == "extra_forbidden":
         for part in parts[:-1]:
             schema = nested.get(part, schema)
-        return f"{where}: unknown key {key!r}. Expected one of: {', '.join(schema.model_fields)}."
+        known = schema.model_fields
+        more = f"; {_REFERENCE}" if (near := list_near(parts[-1], known)) != ", ".join(known) else ""
+        return f"{where}: unknown key {key!r}. Expected one of: {near}{more}."
     if worst["type"] == "missing":
         return f"{where}: the key {key!r} is missing."
-    message = worst["msg"].removeprefix("Value error, ")
-    if worst["type"] == "literal_error" and key in nested:
+    if worst["type"] == "value_error":  # ours, which says what was expected and what was found
+        message = worst["msg"].removeprefix("Value error, ").rstrip(".")
+        return f"{where}: {key}: {message}." if key else f"{where}: {message}."
+    kind = worst["type"]
+    expected = _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+    message = f"expected {expected.format(**worst.get('ctx', {}))}" if expected else worst["msg"]
+    if kind == "literal_error" and key in nested:
         fields = nested[key].model_fields
         form = ", ".join(f"{name}: {(field.examples or ['...'])[0]}" for name, field in fields.items())
         message += f", or a mapping {{{form}}}"
-    return f"{where}: {key}: {message}, got {worst['input']!r}." if key else f"{where}: {message}."
+    return f"{where}: {key}: {message}, got {worst['input']!r}."

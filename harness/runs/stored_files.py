@@ -115,9 +115,13 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def write_atomic(path: Path) -> Iterator[Path]:
-    """Yield a path to write to. The file becomes `path` if the block ends well, and is removed otherwise."""
+    """Yield a path to write to. The file becomes `path` if the block ends well, and is removed otherwise.
+
+    A missing folder is made.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     try:
         yield part
