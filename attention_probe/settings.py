@@ -14,7 +14,7 @@ from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.architectures import read_architecture
 from attention_probe.model.load_first_layers import LoadedModel, load_model, random_model
 from harness import resources
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError, list_first
 from harness.experiment.conditions import yardstick
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.prompt_source import BASELINE, Source
@@ -85,8 +85,7 @@ class ProbeSettings:
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
         if absent := [name for name in conditions if name not in source.conditions]:
             raise ConfigError(
-                f"{source.name} has no condition {absent[0]!r}: expected one of "
-                f"{list_near(absent[0], source.conditions)}."
+                f"{source.name} has no condition {absent[0]!r}: expected one of {list_first(source.conditions, 6)}."
             )
         model = self.model or (source.model if self.architecture is None else None)
         if model is None and self.architecture is None:

@@ -18,7 +18,8 @@ from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, r
 from harness.analysis.verdicts import APART, EXPLORATORY, equivalence_p, judge
 from harness.analysis.yardsticks import find_broken, measure_yardsticks
 from harness.errors import ComparisonError
-from harness.experiment.conditions import DEFAULT_SEED, contrast_name, read_contrast
+from harness.experiment.conditions import contrast_name, read_contrast
+from harness.experiment.fillers import DEFAULT_SEED
 
 MARGIN = 1.0
 """Default of the equivalence margin, in points."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from harness.choices import Choice, Flip, Repeats
 from harness.errors import ConfigError
-from harness.experiment.conditions import DEFAULT_SEED
+from harness.experiment.fillers import DEFAULT_SEED
 from harness.runs.prompt_source import BASELINE
 from harness.runs.run_prompts import Problem, RunPrompt
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.analysis.paired_tests import sign_flip_test
 from harness.analysis.verdicts import holm
-from harness.experiment.conditions import DEFAULT_SEED
+from harness.experiment.fillers import DEFAULT_SEED
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import UNGRADED
 

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.conditions import BASELINE, DEFAULT_SEED, read_contrast
+from harness.experiment.conditions import BASELINE, read_contrast
+from harness.experiment.fillers import DEFAULT_SEED
 from harness.runs.comparable import join, refuse_one_task
 from harness.runs.run import Run
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
-from harness.errors import ConfigError, PromptMismatchError, RunError, list_first, list_near
+from harness.errors import ConfigError, PromptMismatchError, RunError, list_first
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem
 
@@ -219,7 +219,7 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
         if name not in source.conditions:
             raise ConfigError(
                 f"{source.name} has no condition {name!r}, so nothing flips from {criterion.baseline!r} to "
-                f"{criterion.condition!r}. It has {list_near(name, source.conditions)}."
+                f"{criterion.condition!r}. It has {list_first(source.conditions, 6)}."
             )
     if source.metric is None:
         raise ConfigError(

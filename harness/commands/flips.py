@@ -108,8 +108,8 @@ def flips(
     frame = run_read.frame
     row = _compare(frame[frame["layout"] == source.layout], baseline, condition)
     listed = _describe_list(criterion, every.outcomes, len(entries), several=row["k"] > 1)
-    head = f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems"
-    for line in (head, *_describe(row, baseline), listed):
+    typer.echo(f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems")
+    for line in (*_describe(row, baseline), listed):
         typer.echo(fold_line(line, 12))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if output is not None:

@@ -32,6 +32,7 @@ def run(
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
+    from harness.display.table_formats import fold_line
     from harness.engines.backends import check_backend
     from harness.engines.vllm_arguments import check_unusual, engine_arguments
     from harness.errors import ConfigError
@@ -49,7 +50,7 @@ def run(
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
     typer.echo(describe_plan(plan), err=not dry_run)
     if dry_run:
-        typer.echo(f"folder    {describe_folder(plan, output=output, fork=fork)}")
+        typer.echo(fold_line(f"folder    {describe_folder(plan, output=output, fork=fork)}", 10))
         return
     show_run(execute(plan, output=output, fork=fork, quiet=quiet))
 

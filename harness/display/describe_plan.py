@@ -66,6 +66,10 @@ def describe_plan(plan: Plan) -> str:
             )
         )
     lines += align(rows, [False] * len(rows[0]))
+    for arm in plan.arms:
+        if said := arm.built.notes or arm.built.violations:
+            more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
+            lines.append(f"note      {arm.built.condition.name}, {arm.built.layout}: {said[0]}{more}")
     if total:
         lines.append(f"tokens    {total:,} in prompts, at most {plan.size * config.max_gen_toks:,} generated")
     else:

@@ -46,7 +46,7 @@ def describe_run(run: Run) -> str:
                 ]
             ),
             "",
-            fold([f"Verdicts on the samples of {list_first(asked['condition'].unique(), 6)}:"]),
+            fold([f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"]),
             *align(rows, [False, True, True]),
             "",
             f"one problem  mless show {run.name} {shortest}",

@@ -182,7 +182,7 @@ def fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
 
 
 def fold_line(line: str, indent: int) -> str:
-    """A line that begins with a word of its own, at the width of a table: what it continues in stands below its text."""
+    """A line that begins with a word of its own, at the width of a table, continued below its text."""
     if len(line) <= WIDTH:
         return line
     return textwrap.fill(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)

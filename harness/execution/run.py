@@ -52,7 +52,6 @@ from harness.runs.records import (
     Sample,
     as_json,
 )
-from harness.runs.journal import changed_settings
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
 if TYPE_CHECKING:
@@ -104,15 +103,15 @@ def describe_folder(plan: Plan, *, output: Path | None = None, fork: bool = Fals
     """The folder that `execute` would use, and what is in it: for a dry run.
 
     Raises:
-        HarnessError: it holds a run with other settings, or the model's own settings cannot be read.
+        HarnessError: the folder's journal, or the model's own settings, cannot be read.
     """
     path = _choose_folder(plan, output)
     if not has_sample(path):
         return f"{path}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if changed := changes(path, identity):
+    if changes(path, identity):
         if not fork:
-            raise changed_settings(path / JOURNAL, changed)
+            return f"{path}, which holds a run with other settings: add --fork, or choose another --output"
         path = next_free_folder(path, identity)
     there = sum(1 for _ in read_samples(path)) if has_sample(path) else 0
     return f"{path}, " + (f"{there:,} of {plan.size:,} samples are there" if there else "new")

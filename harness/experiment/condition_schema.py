@@ -1,43 +1,82 @@
-"""Conditions as configs write them: a name, or a mapping that describes a filler."""
+"""Conditions as configs write them: a name, or a mapping that describes a filler. docs/conditions.md is its grammar."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, StrictInt, ValidationError
 
 from harness.errors import ConfigError
 from harness.experiment import conditions
-from harness.experiment.conditions import DEFAULT_SEED, SENTENCES, Condition, Filler, Placement, RandomTokens, Sentence
+from harness.experiment.conditions import Condition, Edit, Placement
+from harness.experiment.fillers import (
+    DEFAULT_SEED,
+    SENTENCES,
+    STUDY_COUNT,
+    AnyFiller,
+    Filler,
+    OwnText,
+    RandomTokens,
+    RepeatedProblem,
+    Sentence,
+)
 from harness.experiment.yaml_settings import Strict, explain
+
+COUNTED = ("unit", "token_ids", "sentence")
+"""The fillers whose number of tokens `count` says."""
+FILLERS = (*COUNTED, "text", "file", "count_to", "random_ids", "repeat_problem")
+"""The keys that say what a condition's filler is; it has one of them at most."""
+_OTHERWISE = ("instruction", "cue", "answer_prefix")
+"""What a condition without a filler can change."""
 
 
 class ConditionConfig(Strict):
-    """A filler described in a config: a repeated unit, token ids or one of our sentences, with its length and place.
+    """A condition described in a config: what the filler is (one of its first eight keys), how long, and where.
 
     Attributes:
         name: What tables call it.
-        unit: The text that is repeated; one token in the model's tokenizer.
-        token_ids: The exact token ids instead; a shorter list is repeated.
-        sentence: The number of a sentence in sentences.yaml instead, from 1. `sentences: 3` in its place makes three
+        unit: A text that is repeated; one token in the model's tokenizer. It may be a blank or a line break.
+        token_ids: The exact token ids; a shorter list is repeated.
+        sentence: The number of a sentence in sentences.yaml, from 1. `sentences: 3` in its place makes three
             conditions, with sentences drawn by the seed.
-        count: The tokens of the filler.
-        separator: The text between two units.
-        placement: Where the filler stands: `before_system`, `between`, `end`, or `random`.
-        seed: Draws sentences, and the place of each problem's filler if that is random.
+        text: A text of your own.
+        file: A file with it.
+        count_to: The numbers from 1 to this one.
+        random_ids: So many tokens, drawn from the words of the model's vocabulary.
+        fresh: Draw them anew for each sample of a problem, instead of once for the run.
+        repeat_problem: How often the problem stands in the prompt in all, instead of once.
+        count: The tokens of a unit, token ids or a sentence. By default 55.
+        separator: The text between two units. By default a blank, and nothing between blank units.
+        placement: Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own `answer`.
+        seed: Draws sentences, tokens, and the place of each problem's filler if that is random.
+        label: Words before the filler, such as `Filler:`.
+        instruction: The condition's own system prompt.
+        cue: Words after the question, such as `Answer:`.
+        answer_prefix: The beginning of the model's answer, which it continues.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     unit: str | None = None
     token_ids: tuple[int, ...] | None = None
     sentence: StrictInt | None = None
-    count: StrictInt = conditions.STUDY_COUNT
-    separator: str = " "
+    text: str | None = None
+    file: Path | None = None
+    count_to: StrictInt | None = Field(default=None, ge=1)
+    random_ids: StrictInt | None = None
+    fresh: bool = False
+    repeat_problem: StrictInt | None = None
+    count: StrictInt | None = None
+    separator: str | None = None
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
+    label: str = ""
+    instruction: str | None = None
+    cue: str = ""
+    answer_prefix: str = ""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Condition:
@@ -50,14 +89,66 @@ class ConditionConfig(Strict):
             given = cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(explain(error, f"condition {values.get('name', '')!r}", cls)) from None
-        filler: Filler | Sentence
-        if given.sentence is None:
-            filler = Filler(unit=given.unit, token_ids=given.token_ids, count=given.count, separator=given.separator)
-        elif given.unit is None and given.token_ids is None:
-            filler = Sentence(count=given.count, number=given.sentence - 1)
-        else:
-            raise ConfigError(f"Condition {given.name!r}: expected one of unit, token_ids and sentence, got several.")
-        return Condition(name=given.name, filler=filler, placement=given.placement, seed=given.seed)
+        return Condition(
+            name=given.name,
+            filler=given._filler(),
+            placement=given.placement,
+            seed=given.seed,
+            edit=None if given.instruction is None else Edit(instruction=given.instruction),
+            label=given.label,
+            cue=given.cue,
+            answer_prefix=given.answer_prefix,
+        )
+
+    def _filler(self) -> AnyFiller | None:
+        """What is inserted.
+
+        Raises:
+            ConfigError: it is named several times or not at all, or a key does not go with it.
+        """
+        where = f"condition {self.name!r}"
+        named = [key for key in FILLERS if getattr(self, key) is not None]
+        if len(named) > 1:
+            raise ConfigError(f"{where}: expected one filler, got {' and '.join(named)}. Keep one of them.")
+        if not (named or any(getattr(self, key) for key in _OTHERWISE)):
+            raise ConfigError(
+                f"{where} changes nothing: expected a filler ({', '.join(FILLERS)}), or one of "
+                f"{', '.join(_OTHERWISE)}. For the prompt without a filler use `wo`."
+            )
+        kind = named[0] if named else ""
+        fit = {"count": COUNTED, "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
+        for key, fillers in fit.items():
+            if getattr(self, key) not in (None, "", False) and kind not in fillers:
+                raise ConfigError(f"{where}: {key} goes with {', '.join(fillers)}, got {kind or 'none'}. Remove it.")
+        count = STUDY_COUNT if self.count is None else self.count
+        match kind:
+            case "":
+                return None
+            case "sentence":
+                return Sentence(count=count, number=(self.sentence or 0) - 1)
+            case "text":
+                return OwnText(content=str(self.text))
+            case "file":
+                return OwnText(content=_read_text(self.file, where))
+            case "count_to":
+                return OwnText(content=" ".join(map(str, range(1, (self.count_to or 0) + 1))))
+            case "random_ids":
+                return RandomTokens(count=self.random_ids or 0, seed=self.seed, fresh=self.fresh)
+            case "repeat_problem":
+                return RepeatedProblem(times=self.repeat_problem or 0)
+        blank = self.unit is not None and not self.unit.strip()
+        separator = ("" if blank else " ") if self.separator is None else self.separator
+        return Filler(unit=self.unit, token_ids=self.token_ids, count=count, separator=separator)
+
+
+def _read_text(path: Path | None, where: str) -> str:
+    """A file's text without the line break that ends it."""
+    assert path is not None
+    try:
+        return path.expanduser().read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{where}: file {path} cannot be read: {why}. Expected a text file.") from None
 
 
 def as_condition(value: Any) -> Condition:
@@ -109,16 +200,25 @@ def drawn_names(name: str, chosen: Iterable[Condition]) -> tuple[str, ...]:
 
 def to_yaml(condition: Condition) -> str | dict[str, Any]:
     """The entry of a config that makes the condition again."""
-    filler = condition.filler
-    if filler is None or condition == conditions.named_conditions().get(condition.name):
+    if condition == conditions.named_conditions().get(condition.name):
         return condition.name
-    assert not isinstance(filler, RandomTokens)  # which no config can ask for by name
-    if isinstance(filler, Sentence):
-        assert filler.number is not None  # only the study's own sentence is chosen by its seed
-        content: dict[str, Any] = {"sentence": filler.number + 1}
-    elif filler.unit is not None:
-        content = {"unit": filler.unit, "separator": filler.separator}
-    else:
-        content = {"token_ids": list(filler.token_ids or ()), "separator": filler.separator}
-    ends = {"count": filler.count, "placement": str(condition.placement), "seed": condition.seed}
-    return {"name": condition.name, **content, **ends}
+    filler = condition.filler
+    content: dict[str, Any] = {}
+    match filler:
+        case Sentence():
+            assert filler.number is not None  # only the study's own sentence is chosen by its seed
+            content = {"sentence": filler.number + 1, "count": filler.count}
+        case Filler():
+            content = {"unit": filler.unit, "separator": filler.separator, "count": filler.count}
+            if filler.unit is None:
+                content["token_ids"] = list(filler.token_ids or ())
+        case OwnText():
+            content = {"text": filler.content}
+        case RandomTokens():
+            content = {"random_ids": filler.count, **({"fresh": True} if filler.fresh else {})}
+        case RepeatedProblem():
+            content = {"repeat_problem": filler.times}
+    words = {key: getattr(condition, key) for key in ("label", "cue", "answer_prefix")}
+    words["instruction"] = condition.edit.instruction if condition.edit else None
+    given = {key: value for key, value in {**content, **words}.items() if value not in (None, "") or key == "separator"}
+    return {"name": condition.name, **given, "placement": str(condition.placement), "seed": condition.seed}

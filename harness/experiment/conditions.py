@@ -13,26 +13,20 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from itertools import cycle, islice
 from typing import Literal
 
 import yaml
 
 from harness import resources
 from harness.errors import ConfigError
-
-STUDY_COUNT = 55
-"""Number of filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
+from harness.experiment.fillers import DEFAULT_SEED, LONGEST, SENTENCES, AnyFiller, Filler, RandomTokens, Sentence
 
 BASELINE = "wo"
 """The condition that all others are compared with."""
-
-DEFAULT_SEED = 1234
-"""Seed of what is drawn at random here: the sentence, and a random placement."""
 
 
 def contrast_name(condition: str, baseline: str = BASELINE) -> str:
@@ -52,180 +46,27 @@ def read_contrast(text: str) -> tuple[str, str]:
     return condition, baseline
 
 
+_APART = 1_000_003
+"""Between the seeds of two samples, so that no other condition's seed is one of them."""
+
+
 class Placement(StrEnum):
-    """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B."""
+    """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
+
+    `between` instruction and problem, at the `end` of the question, at a `random` word of it, or at the beginning of
+    the model's own `answer`, which it continues.
+    """
 
     BEFORE_SYSTEM = "before_system"
     BETWEEN = "between"
     END = "end"
     RANDOM = "random"
-
-
-SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
-"""Unrelated sentences. The filler of the condition `random` is cut from one of them."""
-
-_DRAWS = 100
-_PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filler:
-    """A filler that repeats one text, or a list of token ids, up to `count` tokens.
-
-    Attributes:
-        unit: The repeated text. It must be one token in the model's tokenizer, which is measured.
-        token_ids: The exact token ids, instead of a unit. A shorter list is repeated until `count` is reached.
-        count: Number of tokens that the filler must have.
-        separator: Text between two units. A space keeps most tokenizers from merging neighbours.
-
-    Raises:
-        ConfigError: `count` is below 1, the unit is blank, or unit and token_ids are both given or both missing.
-    """
-
-    unit: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    count: int = STUDY_COUNT
-    separator: str = " "
-
-    def __post_init__(self) -> None:
-        _check_count(self.count)
-        if (self.unit is None) == (self.token_ids is None):
-            raise ConfigError(
-                "A filler needs exactly one of `unit` and `token_ids`: "
-                f"got unit={self.unit!r}, token_ids={self.token_ids!r}. Remove one, or give the missing one."
-            )
-        if self.unit is not None and not self.unit.strip():
-            raise ConfigError(
-                f"A filler's `unit` must hold a visible character, got {self.unit!r}. For no filler use `wo`."
-            )
-        if self.token_ids is not None and (not self.token_ids or min(self.token_ids) < 0):
-            raise ConfigError(
-                "A filler's `token_ids` must be a non-empty list of ids from 0 up, "
-                f"got {list(self.token_ids)!r}. Look the ids up with the model's tokenizer."
-            )
-
-    def text(self) -> str:
-        """The filler as text, if it repeats a unit.
-
-        Raises:
-            ConfigError: the filler is given as token ids, which only a tokenizer turns into text.
-        """
-        if self.unit is None:
-            raise ConfigError(
-                "A filler given as `token_ids` needs the model's tokenizer, and none was given. "
-                "Name the model (pretrained=..., tokenizer=... or --model), or give a `unit` instead."
-            )
-        return self.separator.join([self.unit] * self.count)
-
-    def repeated_ids(self) -> list[int]:
-        """The filler's `token_ids`, repeated up to `count`; empty if it repeats a unit."""
-        return list(islice(cycle(self.token_ids or ()), self.count))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sentence:
-    """A filler that is one unrelated sentence, cut to `count` tokens.
-
-    With a tokenizer the sentence has exactly `count` tokens: it is cut and, where needed, padded with short words.
-    Without one it has about as many: each word is taken as one token, and each comma as another.
-
-    Attributes:
-        count: Number of tokens that the sentence must have.
-        seed: Chooses one of `SENTENCES`, unless `number` does.
-        number: The place of the sentence in `SENTENCES`, from 0.
-
-    Raises:
-        ConfigError: `count` is below 1 or more than the sentences hold, or there is no sentence of that number.
-    """
-
-    count: int = STUDY_COUNT
-    seed: int = DEFAULT_SEED
-    number: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_count(self.count)
-        if self.number is not None and not 0 <= self.number < len(SENTENCES):
-            raise ConfigError(
-                f"There are {len(SENTENCES)} sentences: expected 1 to {len(SENTENCES)}, got {self.number + 1}."
-            )
-        if self.count > _LONGEST:
-            raise ConfigError(
-                f"The random sentence can have at most {_LONGEST} tokens, got count {self.count}. "
-                "Lower the count, or use a repeated unit."
-            )
-
-    def text(self, count_tokens: Callable[[str], int] | None = None) -> str:
-        """The sentence as text. `count_tokens` counts a candidate's tokens as it will stand in the prompt."""
-        drawn = random.Random(self.seed).choice(SENTENCES)
-        words = (drawn if self.number is None else SENTENCES[self.number]).split()
-        if count_tokens is None:
-            fitting = [size for size in range(1, len(words) + 1) if _estimated_tokens(words[:size]) <= self.count]
-            return _as_sentence(words[: max(fitting, default=1)])
-        for size in range(min(len(words), self.count), 0, -1):
-            missing = self.count - count_tokens(_as_sentence(words[:size]))
-            if missing < 0:
-                continue
-            for shift in range(len(_PADDING_WORDS)):
-                padding = [_PADDING_WORDS[(shift + i) % len(_PADDING_WORDS)] for i in range(missing)]
-                for padded in range(missing, -1, -1):  # a padding word may be several tokens: then fewer words fit
-                    candidate = _as_sentence(words[:size] + padding[:padded])
-                    if (got := count_tokens(candidate)) == self.count:
-                        return candidate
-                    if got < self.count:
-                        break
-        raise ConfigError(
-            f"No cut of the random sentence has exactly {self.count} tokens in this tokenizer. "
-            "Choose another seed or count."
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomTokens:
-    """A filler of tokens drawn at random from a model's vocabulary, each of them one word.
-
-    Attributes:
-        count: Number of tokens that the filler must have.
-        seed: Draws them.
-
-    Raises:
-        ConfigError: `count` is below 1.
-    """
-
-    count: int = STUDY_COUNT
-    seed: int = DEFAULT_SEED
-
-    def __post_init__(self) -> None:
-        _check_count(self.count)
-
-    def text(
-        self, words: Sequence[str] = (), count_tokens: Callable[[str], int] = lambda text: len(text.split())
-    ) -> str:
-        """The filler as text.
-
-        Args:
-            words: The words that are one token each where they follow a blank.
-            count_tokens: Counts a text's tokens as it will stand in the prompt; by default its words.
-
-        Raises:
-            ConfigError: there are no such words, or none of many draws has the count.
-        """
-        draw = random.Random(self.seed)
-        for _ in range(_DRAWS if words else 0):
-            drawn = draw.choices(words, k=self.count)
-            while drawn and (got := count_tokens(" ".join(drawn))) >= self.count:  # the first word follows no blank
-                if got == self.count:
-                    return " ".join(drawn)
-                drawn.pop()
-        raise ConfigError(
-            "Random tokens are drawn from the words of the model's vocabulary, and no draw of these has "
-            f"{self.count} tokens. Name the model's tokenizer (--set model.arguments.tokenizer=NAME), or leave "
-            "filler_null out."
-        )
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """Another wording of the same instruction.
+    """Another instruction, such as another wording of the same.
 
     Attributes:
         instruction: The instruction's text.
@@ -238,23 +79,39 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One arm of the experiment: a filler at a placement, or no filler.
+    """One arm of the experiment: a filler at a placement, or another change of the prompt.
 
     Attributes:
         name: Its name in tables, figures and tasks.
         filler: What is inserted. None: nothing.
         placement: Where the filler is inserted.
         seed: Draws the place if the placement is `random`. Each problem gets a place of its own.
-        edit: An edit of the instruction, which the prompt null has instead of a filler.
+        edit: Another instruction: that of the condition itself, or one of the prompt null.
+        label: Words before the filler, such as `Filler:`.
+        cue: Words after the question, such as `Answer:`.
         answer_prefix: The beginning of the answer, which the prompt then ends in, and the model continues.
     """
 
     name: str
-    filler: Filler | Sentence | RandomTokens | None = None
+    filler: AnyFiller | None = None
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
     edit: Edit | None = None
+    label: str = ""
+    cue: str = ""
     answer_prefix: str = ""
+
+    def for_samples(self, count: int) -> list[Condition]:
+        """The condition as each sample of a problem has it. Empty, unless they differ: its tokens are drawn anew."""
+        filler = self.filler
+        if not (isinstance(filler, RandomTokens) and filler.fresh):
+            return []
+        return [replace(self, filler=replace(filler, seed=filler.seed + _APART * index)) for index in range(count)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its prompts are those of the baseline."""
+        return self.filler is None and self.edit is None and not (self.cue or self.answer_prefix)
 
 
 CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
@@ -317,10 +174,14 @@ def other_fillers(number: int, like: Condition, own: Iterable[int] = ()) -> tupl
         like: The condition.
         own: Places in `SENTENCES` of those that the run's conditions have.
     """
-    assert like.filler is not None
-    count = like.filler.count
+    count = like.filler.count if like.filler else None
+    if count is None:
+        raise ConfigError(
+            f"filler_null: other fillers have the length of {like.name!r}, and its tokens are not counted beforehand: "
+            "expected a filler with a count. Make another contrast the primary one, or leave filler_null out."
+        )
     used = random.Random(DEFAULT_SEED).choice(SENTENCES)
-    fits = count <= _LONGEST
+    fits = count <= LONGEST
     left = [place for place, text in enumerate(SENTENCES) if fits and text != used and place not in own]
     found = []
     for place in range(number):
@@ -352,24 +213,3 @@ def group_name(name: str) -> str:
     """What a condition is shown under while there is one line for all yardsticks of a kind: its name, or the kind."""
     kind = yardstick(name)
     return name if kind is None else kind if kind == "positive control" else f"{kind}s"
-
-
-def _check_count(count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(
-            f"A filler's `count` must be a whole number of tokens from 1 up, got {count!r}. "
-            "For no filler use the condition `wo`."
-        )
-
-
-def _estimated_tokens(words: list[str]) -> int:
-    """Tokens of plain English in a large vocabulary: one per word, one per comma, one for the full stop."""
-    return len(words) + sum(word.endswith(",") for word in words) + 1
-
-
-_LONGEST = min(_estimated_tokens(sentence.split()) for sentence in SENTENCES)
-"""Tokens that every sentence has at least."""
-
-
-def _as_sentence(words: list[str]) -> str:
-    return " ".join(words).rstrip(",") + "."

@@ -16,14 +16,14 @@ from harness.experiment.condition_schema import as_condition, draw_sentences, dr
 from harness.experiment.conditions import (
     BASELINE,
     CONTROL,
-    DEFAULT_SEED,
     Condition,
-    Sentence,
+    Placement,
     contrast_name,
     first_edits,
     other_fillers,
     read_contrast,
 )
+from harness.experiment.fillers import DEFAULT_SEED, Sentence
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, resolve_sampling
@@ -198,7 +198,8 @@ class RunConfig(Strict):
         filler_null: So many other fillers are run too, of the length and at the place of the primary contrast's:
             sentences and random tokens.
         positive_control: Whether the problems are also asked so that the model must answer at once, which must do harm.
-        layouts: `raw` (plain text), `chat` (the model's chat template), `as_published` (the authors' exact string).
+        layouts: `raw` (plain text), `chat` (the model's chat template), `as_published` (the exact string of the
+            authors' code), `as_printed` (`raw` with the instruction that their paper prints).
         instruction: Another instruction than the study's.
         sampling: `greedy`, `model_default` (the model's generation_config), or values.
         samples_per_problem: How often each prompt is asked, with a seed of its own each time.
@@ -262,8 +263,9 @@ class RunConfig(Strict):
         tasks = [self.task_name("x", c.name, layout) for layout in self.layouts for c in self.conditions]
         if len(set(tasks)) < len(tasks):
             raise ValueError("a condition's name ends like a layout; rename it")
-        if self.instruction is not None and Layout.AS_PUBLISHED in self.layouts:
-            raise ValueError("instruction cannot be changed in the layout as_published: it is the authors' string")
+        fixed = {Layout.AS_PUBLISHED, Layout.AS_PRINTED} & set(self.layouts)
+        if fixed and (self.instruction is not None or any(condition.edit for condition in self.conditions)):
+            raise ValueError(f"instruction cannot be changed in the layout {min(fixed)}: it is the authors'")
         for text in self.contrasts or ():
             if len(set(read_contrast(text)) & set(names)) < 2:
                 raise ValueError(
@@ -297,16 +299,18 @@ class RunConfig(Strict):
             first_edits(self.prompt_null)
             if BASELINE not in names:
                 raise ValueError(f"prompt_null edits the baseline {BASELINE}, which is not among the conditions")
-            if self.instruction is not None or Layout.AS_PUBLISHED in self.layouts:
+            if self.instruction is not None or fixed:
                 raise ValueError(
-                    "prompt_null has edits of the standard instruction only: leave out `instruction` and as_published"
+                    "prompt_null has edits of the standard instruction only: leave out `instruction`, as_published "
+                    "and as_printed"
                 )
         if self.filler_null and all(condition.filler is None for condition in self.conditions):
             raise ValueError("filler_null has the length of a condition's filler, and no condition has one")
-        if self.positive_control and self.model.templates_itself:
+        begun = [one.name for one in self.conditions if one.answer_prefix or one.placement is Placement.ANSWER]
+        begun += ["positive_control"] if self.positive_control else []
+        if begun and self.model.templates_itself:
             raise ValueError(
-                "positive_control begins the answer, which a chat API does not allow: leave it out, or use a "
-                "completions API"
+                f"{begun[0]} begins the answer, which a chat API does not allow: leave it out, or use a completions API"
             )
         if self.samples_per_problem > 1 and self.sampling != "model_default":
             self.resolve_sampling(None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE, group_name, yardstick
@@ -46,11 +46,22 @@ class Arm:
         task: Its name in results and logs.
         built: Its prompts, as they were checked and as they will run.
         replicates: How often it is run.
+        by_sample: The prompts of each sample. Empty, unless they differ from sample to sample.
     """
 
     task: str
     built: ConditionPrompts
     replicates: int = 1
+    by_sample: tuple[ConditionPrompts, ...] = ()
+
+
+class Row(NamedTuple):
+    """A prompt with its arm and problem, and the one sample that it is for; None where all samples have it."""
+
+    arm: Arm
+    problem: Problem
+    prompt: BuiltPrompt
+    sample: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +116,9 @@ class Plan:
                 "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
                 **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
+                **({} if sample is None else {"sample_index": sample}),
             }
-            for arm, problem, prompt in self.rows
+            for arm, problem, prompt, sample in self.rows
         ]
 
     @cached_property
@@ -115,10 +127,14 @@ class Plan:
         return hash_prompts(self.prompts)
 
     @property
-    def rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
-        """Every prompt with its arm and problem: problems outside, arms inside."""
-        problems = enumerate(self.dataset.problems)
-        return [(arm, problem, arm.built.prompts[place]) for place, problem in problems for arm in self.arms]
+    def rows(self) -> list[Row]:
+        """Every prompt: problems outside, arms inside."""
+        return [
+            Row(arm, problem, built.prompts[place], number if arm.by_sample else None)
+            for place, problem in enumerate(self.dataset.problems)
+            for arm in self.arms
+            for number, built in enumerate(arm.by_sample or [arm.built])
+        ]
 
 
 def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:
@@ -135,16 +151,24 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
     dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    conditions = (*config.conditions, *config.yardsticks)
-    arms = [
-        Arm(
-            task=config.task_name(dataset.name, built.condition.name, layout),
-            built=built,
-            replicates=config.replicates if built.condition.name == BASELINE else 1,
+    conditions, samples = (*config.conditions, *config.yardsticks), config.samples_per_problem
+    arms = []
+    for layout in config.layouts:
+        build = partial(
+            build_checked_prompts,
+            dataset,
+            layout=layout,
+            model=model,
+            max_gen_toks=config.max_gen_toks,
+            instruction=config.instruction,
         )
-        for layout in config.layouts
-        for built in build_checked_prompts(
-            dataset, conditions, layout, model, max_gen_toks=config.max_gen_toks, instruction=config.instruction
-        )
-    ]
+        arms += [
+            Arm(
+                task=config.task_name(dataset.name, built.condition.name, layout),
+                built=built,
+                replicates=config.replicates if built.condition.name == BASELINE else 1,
+                by_sample=tuple(build(drawn)) if (drawn := built.condition.for_samples(samples)) else (),
+            )
+            for built in build(conditions)
+        ]
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)

@@ -17,9 +17,15 @@ from typing import Any, Literal
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
+from harness.experiment.fillers import RepeatedProblem
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
+
+AS_PRINTED_INSTRUCTION = (
+    "You are an expert mathematician. Solve the following problem carefully. Put your final answer within a \\boxed{}."
+)
+"""The system prompt that the paper prints; its code runs another."""
 
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
@@ -43,12 +49,20 @@ class Layout(StrEnum):
     """How a prompt becomes the model's input.
 
     `raw` joins all segments into one string. `chat` puts the instruction into the system turn, and the rest into the
-    user turn. `as_published` is the authors' string, without separators and without a template.
+    user turn. `as_published` is the string of the authors' code, without separators and without a template.
+    `as_printed` is `raw` with the instruction that their paper prints.
     """
 
     RAW = "raw"
     CHAT = "chat"
     AS_PUBLISHED = "as_published"
+    AS_PRINTED = "as_printed"
+
+    @property
+    def instruction(self) -> str:
+        """The system prompt of the layout."""
+        special = {Layout.AS_PUBLISHED: AS_PUBLISHED_INSTRUCTION, Layout.AS_PRINTED: AS_PRINTED_INSTRUCTION}
+        return special.get(self, INSTRUCTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +80,12 @@ class Prompt:
     Attributes:
         segments: The segments in order. The problem has two if a filler splits it.
         system_size: Number of leading segments that belong to the system turn. 0: there is no system turn.
+        answer: The beginning of the model's answer, which it continues.
     """
 
     segments: tuple[Segment, ...]
     system_size: int
+    answer: tuple[Segment, ...] = ()
 
     @property
     def text(self) -> str:
@@ -108,38 +124,46 @@ def build_prompt(
     Args:
         problem: The problem's text, which goes into the prompt unchanged.
         condition: The condition, which says where the filler stands.
-        filler_text: The filler's text, from `tokens.fit_filler`; empty for no filler.
+        filler_text: The filler's text, from `tokenizer.fit_filler`; empty for none, and for the problem repeated.
         layout: `as_published` leaves out the separators and has the authors' instruction.
         key: The problem's id. With the condition's seed it draws a random placement.
         system_turn: False for chat templates that refuse a system role. Then everything goes into the user turn, and
             the raw text stays the same.
-        instruction: A system prompt that replaces the layout's own.
+        instruction: A system prompt that replaces the layout's own. A condition's own replaces both.
     """
-    published = layout is Layout.AS_PUBLISHED
-    gap = "" if published else SEPARATOR
-    default = AS_PUBLISHED_INSTRUCTION if published else INSTRUCTION
+    gap = "" if layout is Layout.AS_PUBLISHED else SEPARATOR
+    wording = layout.instruction if instruction is None else instruction
     if condition.edit is not None:
-        default = condition.edit.instruction
+        wording = condition.edit.instruction
         gap = gap if condition.edit.separator is None else condition.edit.separator
-    instruct = Segment(role="instruction", text=default if instruction is None else instruction)
+    if isinstance(condition.filler, RepeatedProblem):
+        filler_text = gap.join([problem] * (condition.filler.times - 1))
+    instruct = Segment(role="instruction", text=wording)
     separator = Segment(role="separator", text=gap)
     ask = Segment(role="problem", text=problem)
-    inserted = Segment(role="filler", text=filler_text)
+    label, cue, begun = (
+        [Segment(role="separator", text=text)] if text else []
+        for text in (condition.label, condition.cue, condition.answer_prefix)
+    )
+    inserted = [*label, *([separator] if label else []), Segment(role="filler", text=filler_text)]
 
     head: list[Segment] = [instruct, separator]
     tail: list[Segment] = [ask]
     if condition.filler is not None:
         match condition.placement:
             case Placement.BETWEEN:
-                tail = [inserted, separator, ask]
+                tail = [*inserted, separator, ask]
             case Placement.BEFORE_SYSTEM:
-                head = [inserted, separator, instruct, separator]
+                head = [*inserted, separator, instruct, separator]
             case Placement.END:
-                tail = [ask, separator, inserted]
+                tail = [ask, separator, *inserted]
             case Placement.RANDOM:
                 head, tail = _insert_at_random(head, tail, inserted, separator, f"{condition.seed}:{key}")
-    head, tail = ([s for s in part if s.text] for part in (head, tail))
-    return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0)
+            case Placement.ANSWER:
+                begun = [*inserted, *([separator] if begun else []), *begun]
+    tail += [separator, *cue] if cue else []
+    head, tail, begun = ([s for s in part if s.text] for part in (head, tail, begun))
+    return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0, answer=tuple(begun))
 
 
 def hash_text(text: str) -> str:
@@ -161,7 +185,7 @@ def refuse_other_text(text: str, sha256: str, where: str) -> None:
 
 
 def _insert_at_random(
-    head: list[Segment], tail: list[Segment], inserted: Segment, separator: Segment, seed: str
+    head: list[Segment], tail: list[Segment], inserted: list[Segment], separator: Segment, seed: str
 ) -> tuple[list[Segment], list[Segment]]:
     """Put the filler at a word boundary, drawn uniformly from those of instruction and problem.
 
@@ -175,12 +199,12 @@ def _insert_at_random(
     ]
     place = random.Random(seed).choice([None, *places])
     if place is None:
-        return head, [inserted, separator, *tail]
+        return head, [*inserted, separator, *tail]
     segment, at = place
     parts = [
         Segment(role=segment.role, text=segment.text[:at]),
         separator,
-        inserted,
+        *inserted,
         separator,
         Segment(role=segment.role, text=segment.text[at:]),
     ]

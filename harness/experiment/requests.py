@@ -62,11 +62,13 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
     for replicate in range(max(arm.replicates for arm in plan.arms)):
-        rows = [row for row in plan.rows if row[0].replicates > replicate]
+        rows = [row for row in plan.rows if row.arm.replicates > replicate]
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object]] = Counter()
-        for index, (arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
+        for index, (arm, problem, prompt, sample) in product(range(plan.config.samples_per_problem), rows):
+            if sample not in (None, index):
+                continue
             chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
             same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.built.layout)
             asked[same] += 1

@@ -2,8 +2,8 @@
 
 Two facts are checked for every prompt. The filler has exactly its count of tokens, none of them shared with other text:
 otherwise the condition is not the one named. The problem's token ids are those without a filler: otherwise two
-conditions differ in more than the filler. Each prompt is built once, and the prompts that were checked are those that
-run.
+conditions differ in more than the filler. A filler that states no count, or is blank, cannot keep the first: what its
+prompts have is reported instead. Each prompt is built once, and the prompts that were checked are those that run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
-from harness.experiment.conditions import BASELINE, Condition, Filler, RandomTokens, Sentence, named_condition
+from harness.experiment.conditions import BASELINE, Condition, named_condition
+from harness.experiment.fillers import AnyFiller, Filler, is_exact
 from harness.experiment.prompt import SEPARATOR, Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
@@ -72,32 +73,34 @@ def measure(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     unit: str | None = None,
-    answer_prefix: str = "",
     switches: Mapping[str, Any] = MappingProxyType({}),
 ) -> BuiltPrompt:
     """Tokenize a prompt and lay the tokens over its segments.
 
     Args:
-        prompt: The prompt.
+        prompt: The prompt. The beginning of its answer follows a separator where no template begins the answer, and
+            ends a think block that the template opened.
         layout: How it becomes the model's input.
         tokenizer: The model's. None: it is not known, and nothing is measured.
         unit: The text that the filler repeats, if it repeats one.
-        answer_prefix: The beginning of the answer. It follows a separator where no template begins the answer, and
-            ends a think block that the template opened.
         switches: What the chat template is told; see `chat_template.template_switches`.
 
     Raises:
         ModelError: the layout is `chat`, and the model has no chat template or the template fails.
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
     """
-    text = prompt.text if tokenizer is None else render(prompt, layout, tokenizer, switches)
-    if answer_prefix:
-        opened = text.rstrip().endswith("<think>")
-        answer_prefix = ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened + answer_prefix
+    asked = prompt.text if tokenizer is None else render(prompt, layout, tokenizer, switches)
+    text = asked
+    if prompt.answer:
+        opened = asked.rstrip().endswith("<think>")
+        text += ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened
+    spans = [] if tokenizer is None else find_segments(prompt, asked)
+    for segment in prompt.answer:
+        spans.append((segment.role, (len(text), len(text) + len(segment.text))))
+        text += segment.text
+    answer_prefix = text[len(asked) :]
     if tokenizer is None:
-        return BuiltPrompt(prompt=prompt, text=text + answer_prefix, answer_prefix=answer_prefix)
-    spans = find_segments(prompt, text)
-    text += answer_prefix
+        return BuiltPrompt(prompt=prompt, text=text, answer_prefix=answer_prefix)
     token_ids, offsets = encode(text, tokenizer)
     fillers = [span for role, span in spans if role == "filler"]
     problems = [span for role, span in spans if role == "problem"]
@@ -136,6 +139,7 @@ class ConditionPrompts:
         prompts: One per problem, in the problems' order.
         same_problem_ids: Number of prompts whose problem has the same token ids as without a filler.
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
+        notes: The same of facts that this filler cannot keep.
     """
 
     condition: Condition
@@ -143,6 +147,7 @@ class ConditionPrompts:
     prompts: tuple[BuiltPrompt, ...]
     same_problem_ids: int
     violations: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def reports(self) -> list[BuiltPrompt]:
@@ -194,20 +199,26 @@ class PromptBuilder:
             ModelError: the chat template is missing or fails.
             PromptMismatchError: the chat template changed or dropped a turn.
         """
-        is_plain = condition.filler is None and condition.edit is None and not condition.answer_prefix
-        prompts = self._plain if is_plain else self._build_all(condition)
+        prompts = self._plain if condition.is_plain else self._build_all(condition)
         same = 0
         violations: list[str] = []
+        notes: list[str] = []
+        exact = condition.filler is None or is_exact(condition.filler)
         if self._tokenizer is not None:
             for problem_id, got, plain in zip(self._problems, prompts, self._plain, strict=True):
                 same += got.problem_token_ids == plain.problem_token_ids
-                violations += _find_violations(problem_id, condition, got, plain)
+                (violations if exact else notes).extend(_find_inexact(problem_id, condition, got))
+                if got.problem_token_ids != plain.problem_token_ids:
+                    violations.append(f"problem {problem_id}: its token ids differ from those without a filler.")
+                if not exact and not got.filler_tokens and not got.straddling:
+                    violations.append(f"problem {problem_id}: the filler is not in the prompt. Templates trim blanks.")
         return ConditionPrompts(
             condition=condition,
             layout=self._layout,
             prompts=prompts,
             same_problem_ids=same,
             violations=tuple(dict.fromkeys(violations)),
+            notes=tuple(dict.fromkeys(notes)),
         )
 
     @cached_property
@@ -233,7 +244,6 @@ class PromptBuilder:
                     self._layout,
                     self._tokenizer,
                     unit=_unit(condition.filler),
-                    answer_prefix=condition.answer_prefix,
                     switches=self._switches,
                 )
             )
@@ -252,26 +262,17 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
         )
 
 
-def _unit(filler: Filler | Sentence | RandomTokens | None) -> str | None:
+def _unit(filler: AnyFiller | None) -> str | None:
     return filler.unit if isinstance(filler, Filler) else None
 
 
-def _find_violations(problem_id: str, condition: Condition, got: BuiltPrompt, plain: BuiltPrompt) -> Iterator[str]:
-    """One sentence for each fact that does not hold for a prompt.
-
-    Args:
-        problem_id: The problem, for messages.
-        condition: The prompt's condition.
-        got: The prompt.
-        plain: The prompt of the same problem without a filler.
-    """
+def _find_inexact(problem_id: str, condition: Condition, got: BuiltPrompt) -> Iterator[str]:
+    """One sentence for each way in which a prompt's filler does not have exactly its count of tokens."""
     count = condition.filler.count if condition.filler else 0
     if got.straddling:
         yield f"problem {problem_id}: {got.straddling} tokens cover filler and neighbouring text at once."
-    if got.filler_tokens != count:
+    if count is not None and got.filler_tokens != count:
         yield _explain_count(got, count, _unit(condition.filler))
-    if got.problem_token_ids != plain.problem_token_ids:
-        yield f"problem {problem_id}: its token ids differ from those without a filler."
 
 
 def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.experiment.conditions import Condition, RandomTokens, Sentence
+from harness.experiment.conditions import Condition
+from harness.experiment.fillers import Filler, RandomTokens, Sentence
 from harness.experiment.prompt import SEPARATOR
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
         if isinstance(filler, Sentence):
             return filler.text(count_tokens)
         return filler.text(_words(tokenizer), count_tokens)
-    if filler.token_ids is None:
+    if not isinstance(filler, Filler) or filler.token_ids is None:
         return filler.text()
     wanted, largest = filler.repeated_ids(), max(filler.token_ids)
     if largest >= len(tokenizer):

@@ -13,9 +13,10 @@ from typing import Any
 import datasets
 
 from harness.errors import ConfigError
-from harness.experiment.condition_schema import ConditionConfig
-from harness.experiment.conditions import DEFAULT_SEED, STUDY_COUNT, Condition, named_condition
+from harness.experiment.condition_schema import FILLERS, ConditionConfig
+from harness.experiment.conditions import Condition, named_condition
 from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer, build_checked_prompts, make_document
+from harness.experiment.fillers import DEFAULT_SEED
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
@@ -54,13 +55,11 @@ def mless_as_published(**metadata: Any) -> Documents:
 
 
 def filler(**metadata: Any) -> Documents:
-    """Documents of `math500_filler`: unit or token_ids, count, separator, placement, placement_seed from metadata."""
-    given: dict[str, Any] = {
-        k: metadata[k] for k in ("unit", "token_ids", "count", "separator", "placement") if k in metadata
-    }
-    if "unit" not in given and "token_ids" not in given:
+    """Documents of `math500_filler`: a filler and its place from metadata, by the keys of a run config's condition."""
+    keys = (*FILLERS, "count", "separator", "placement", "label", "cue")
+    given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
+    if not given.keys() & set(FILLERS):
         given["unit"] = "/"
-    given.setdefault("count", STUDY_COUNT)
     condition = ConditionConfig.parse({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
     return _documents(condition, metadata)
 
@@ -112,6 +111,8 @@ def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_publishe
     for layout in layouts:
         (built,) = build_checked_prompts(dataset, [condition], layout, model, max_gen_toks=budget)
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
+    if built.prompts and built.prompts[0].prompt.answer:
+        raise ConfigError("A task of lm-eval cannot begin the answer: use another placement, or `mless run`.")
     documents = [
         make_document(problem, one.prompt, condition, layout)
         for problem, one in zip(dataset.problems, built.prompts, strict=True)

@@ -8,8 +8,9 @@ from string import Template
 
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.conditions import STUDY_COUNT, Condition, Filler, named_conditions
+from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer
+from harness.experiment.fillers import STUDY_COUNT, Filler
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION
 from harness.experiment.prompt import Layout, Prompt
 from harness.experiment.token_checks import PromptBuilder

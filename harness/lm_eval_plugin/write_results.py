@@ -105,12 +105,10 @@ def export(
         for old in folder.glob(name):
             old.unlink()
     completions = {place: _completion(sample, scores[sample.key]) for place, sample in samples.items()}
-    replay = Replay(prompts, completions)
     entries = []
-    for chat in (False, True):
-        rows = [row for row in prompts if _is_chat(row) == chat]
-        if rows:
-            entries += _evaluate(folder, identity, config, rows, samples, replay, chat=chat)
+    for call in dict.fromkeys(map(_call_of, prompts)):
+        rows = [row for row in prompts if _call_of(row) == call]
+        entries += _evaluate(folder, identity, config, rows, samples, Replay(rows, completions), chat=call[0])
     return entries
 
 
@@ -156,7 +154,8 @@ def _evaluate(
     tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(label)
     for task, lines in logged.items():
         for line in lines:
-            repeats = range(identity.arms[task].samples)
+            own = rows_by_task[task][line["doc_id"]].get("sample_index")
+            repeats = range(identity.arms[task].samples) if own is None else [own]
             line["generations"] = [_generation(samples[task, line["doc"]["id"], index]) for index in repeats]
     tracker.save_results_aggregated(results=results, samples=logged)
     for task, lines in logged.items():
@@ -218,7 +217,8 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
             self.dataset = {"test": Dataset.from_list([row["doc"] for row in prompts])}
 
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
-    asked = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}
+    repeats = arm.samples if prompts[0].get("sample_index") is None else 1
+    asked = {"repeats": repeats, "generation_kwargs": arm.sampling.lm_eval()}
     return Recorded(config={**template, "task": name, **asked})
 
 
@@ -230,6 +230,15 @@ def _generation(sample: Sample) -> dict[str, Any]:
     """What the sample log says beside the completion."""
     names = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
     return {name: getattr(sample, name) for name in names}
+
+
+def _call_of(row: Mapping[str, Any]) -> tuple[bool, str]:
+    """Which call of lm-eval a prompt is evaluated in.
+
+    One is for all tasks with, one for all without a chat template. A chat whose answer has begun is in one of its own:
+    lm-eval knows a chat by its turns alone.
+    """
+    return _is_chat(row), row["condition"] if _is_chat(row) and row.get("answer_prefix") else ""
 
 
 def _is_chat(row: Mapping[str, Any]) -> bool:

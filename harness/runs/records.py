@@ -86,7 +86,7 @@ class Prompt(Struct):
     layout: Annotated[
         str,
         column(
-            "how instruction, filler and problem make a prompt: raw, chat or as_published",
+            "how instruction, filler and problem make a prompt: raw, chat, as_published or as_printed",
             "category",
             pattern=_ENCODABLE,
         ),

@@ -193,7 +193,7 @@ def test_bad_references_are_refused(tmp_path):
             whole.replace("uncertainty", "sigma"),
             "unknown key 'sigma'. Expected one of: source, exact, uncertainty, datas",
         ),
-        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: Input should be a valid number"),
+        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: expected a number"),
         (whole.replace("source:", "source: ]"), "is not valid YAML"),
         ("[" * 100_000, "is not valid YAML"),
     ):

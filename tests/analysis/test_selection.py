@@ -15,8 +15,9 @@ from harness.analysis.flips import CHANGES, FLIPS, Criterion
 from harness.analysis.selection import Selection, select, selected_problems
 from harness.errors import ConfigError, JournalError, PromptMismatchError, RunError
 from harness.execution.run import _generation_config, _session, execute, run_identity
-from harness.experiment.conditions import Condition, Filler, named_conditions
+from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.config import load_config
+from harness.experiment.fillers import Filler
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text

@@ -173,15 +173,15 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("definition: x",), r"figure.yaml: definition: Input should be 'common' or 'published', got 'x'"),
-        (("heads.0", "head: 0", "haed: 0"), r"unknown key 'heads.0.haed'. Expected one of: layer, head, label, title"),
+        (("definition: x",), r"figure.yaml: definition: expected 'common' or 'published', got 'x'"),
+        (("heads.0", "head: 0", "haed: 0"), r"unknown key 'heads.0.haed'. Expected one of: head, "),
         (
             ("series", "wo: None", "wo: {label: a, color: red}"),
             r"unknown key 'rows.0.series.wo.color'. .*label, colour",
         ),
         (
             ("prompts", "dataset: demo", "dataset: demo, m: 1"),
-            r"unknown key 'prompts.m'. Expected one of: run, logs, dataset, metric",
+            r"unknown key 'prompts.m'. Expected one of: metric, ",
         ),
         (
             ("label", "Layer 1 Head 1", "Layer 0 Head 0"),
@@ -226,6 +226,6 @@ def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
     with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run`, `logs` and `dataset`"):
         prompts_config(run=None, dataset=None)
     with pytest.raises(
-        ConfigError, match=r"^mless probe: layout: Input should be 'raw', 'chat' or 'as_published', got 'x'"
+        ConfigError, match=r"^mless probe: layout: expected 'raw', 'chat', 'as_published' or 'as_printed', got 'x'"
     ):
         prompts_config(dataset="demo", layout="x")

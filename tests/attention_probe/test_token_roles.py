@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment.conditions import Condition, Filler, Placement, named_condition, named_conditions
+from harness.experiment.conditions import Condition, Placement, named_condition, named_conditions
+from harness.experiment.fillers import Filler
 from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import SEPARATOR as GAP

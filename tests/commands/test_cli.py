@@ -253,7 +253,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
-        ({"colour": 1}, [], "unknown key 'colour'. Expected one of: name, model"),
+        ({"colour": 1}, [], "unknown key 'colour'. Expected one of: layouts, "),
         ({"conditions": ["wo", "mles"]}, [], "Unknown condition 'mles': expected one of wo, mless"),
         ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, [], "from 1 up, got 0"),
         ({"conditions": [{"name": "x", "unit": "/", "count": -5}]}, [], "from 1 up, got -5"),
@@ -272,7 +272,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
             ["--set", "model.arguments.enable_thinking=true"],
             "sets enable_thinking of the chat",
         ),
-        ({}, ["--set", "model.backend=vlm", "--dry-run"], "no such backend. Did you mean vllm"),
+        ({}, ["--set", "model.backend=vlm", "--dry-run"], "no such backend. Expected vllm, or one of lm-eval"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
         ({}, ["--shard", "3/2"], "--shard expects I/N with I from 1 to N"),
     ],
@@ -282,7 +282,7 @@ def test_bad_input_is_one_line_and_exit_code_2(config, changes, arguments, messa
 
 
 def test_the_command_itself_refuses_in_one_line(mless, config):
-    refused(mless("run", config(colour=1)), "unknown key 'colour'. Expected one of: name, model")
+    refused(mless("run", config(colour=1)), "unknown key 'colour'. Expected one of: layouts, ")
 
 
 def test_a_broken_data_file_is_named_with_its_line(mless, config, tmp_path):

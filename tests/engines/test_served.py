@@ -219,11 +219,14 @@ def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server):
     ("overrides", "message"),
     [
         (["model.arguments={model: m}"], r"model\.arguments\.base_url is missing: expected the server's address"),
-        (["model.arguments.num_concurent=9"], r"no such argument\. Did you mean num_concurrent\?"),
+        (["model.arguments.num_concurent=9"], r"no such argument\. Expected one of: num_concurrent, "),
         (["model.arguments.tokenizer=null"], r"rendered here: expected model\.arguments\.tokenizer"),
         (["sampling=model_default"], "generation_config.json, which a server does not show. Use greedy"),
         (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, got \[raw\]"),
-        (["model.backend=vlm"], r"model\.backend is 'vlm', and there is no such backend\. Did you mean vllm"),
+        (
+            ["model.backend=vlm"],
+            r"is 'vlm', and there is no such backend\. Expected vllm, or one of lm-eval's: ",
+        ),
         (
             ["layouts=[raw]", "model.arguments.enable_thinking=true"],
             "sets enable_thinking of the chat template, and no l",

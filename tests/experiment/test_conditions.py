@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import ConfigError
-from harness.experiment.conditions import SENTENCES, Condition, Filler, Sentence, named_condition, named_conditions
+from harness.experiment.conditions import Condition, named_condition, named_conditions
+from harness.experiment.fillers import SENTENCES, Filler, Sentence
 
 
 def test_named_conditions_are_the_studys():
@@ -35,9 +36,9 @@ def test_a_filler_has_exactly_one_content(given):
         Filler(**given)
 
 
-def test_a_blank_unit_is_refused():
-    with pytest.raises(ConfigError, match="visible character"):
-        Filler(unit="  ")
+def test_an_empty_unit_is_refused():
+    with pytest.raises(ConfigError, match="`unit` is empty"):
+        Filler(unit="")
 
 
 def test_token_ids_need_a_tokenizer():

@@ -11,8 +11,9 @@ from attention_probe.figures.config import load_figure_config
 from harness import resources
 from harness.engines.vllm_arguments import fit_to_cpu
 from harness.errors import ConfigError
-from harness.experiment.conditions import Filler, Placement, contrast_name
+from harness.experiment.conditions import Placement, contrast_name
 from harness.experiment.config import load_config
+from harness.experiment.fillers import Filler
 
 MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
 
@@ -48,7 +49,7 @@ def test_set_changes_nested_keys(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": 1}, r"unknown key 'colour'. Expected one of: name, model, dataset, conditions"),
+        ({"colour": 1}, r"unknown key 'colour'. Expected one of: layouts, .* and 14 more; docs/config.md has all keys"),
         ({"model": {"pretrained": "demo"}}, r"unknown key 'model.pretrained'. Expected one of: backend, arguments"),
         ({"sampling": {"max_tokens": 1}}, r"unknown key 'sampling.max_tokens'. Expected one of: temperature, top_p"),
         (
@@ -63,10 +64,10 @@ def test_set_changes_nested_keys(tmp_path):
         ({"conditions": []}, r"conditions: .*at least 1"),
         ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, r"whole number of tokens from 1 up, got 0"),
         ({"conditions": [{"name": "x", "unit": "/", "count": -3}]}, r"got -3"),
-        ({"conditions": [{"name": "x", "units": "/"}]}, r"condition: unknown key 'units'. Expected one of: name, unit"),
+        ({"conditions": [{"name": "x", "units": "/"}]}, r"condition 'x': unknown key 'units'. Expected one of: unit, "),
         (
             {"conditions": [{"name": "x", "unit": "/", "placement": "middle"}]},
-            r"condition: placement: .*'before_system'",
+            r"condition 'x': placement: .*'before_system'",
         ),
         ({"conditions": ["wo", "wo"]}, r"condition names must differ"),
         ({"layouts": ["cat"]}, r"layouts.0: .*'raw', 'chat'"),
@@ -75,15 +76,15 @@ def test_set_changes_nested_keys(tmp_path):
         ({"samples_per_problem": 5}, r"samples_per_problem is 5, and the sampling is greedy: every repeat would be"),
         ({"samples_per_problem": 2, "sampling": {"temperature": 0}}, r"every repeat would be the same. Use 1, or"),
         ({"model": {"arguments": {}}}, r"model.arguments needs `pretrained`"),
-        ({"name": None}, r"name: Input should be a valid string"),
+        ({"name": None}, r"name: expected text, got None"),
         ({"conditions": ["wo", False]}, r"expected a name or a mapping .* got False"),
-        ({"conditions": [{"name": "x", "unit": "/", "count": True}]}, r"count: .*integer"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": True}]}, r"count: expected a whole number, got True"),
         ({"conditions": [{"name": "mless", "unit": "?"}]}, r"'mless' is the study's own condition's"),
         ({"instruction": "Hi", "layouts": ["as_published"]}, r"instruction cannot be changed"),
         ({"conditions": [{"name": "edit-01", "unit": "?"}]}, r"the study's own condition's or a yardstick's"),
         ({"conditions": [{"name": "x", "sentences": 6}]}, r"sentences: expected 1 to 5, got 6"),
         ({"conditions": [{"name": "x", "sentence": 0}]}, r"There are 5 sentences: expected 1 to 5, got 0"),
-        ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one of unit, token_ids and sentence"),
+        ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one filler, got unit and sentence"),
         ({"primary": "mful - wo"}, r"primary is one of the contrasts, which are mless - wo; got 'mful - wo'"),
         ({"primary": "mless"}, r"Expected a contrast of two conditions, such as 'mless - wo', got 'mless'"),
         ({"primary": "mless - wo", "conditions": ["mless"]}, r"primary: both must be among the conditions mless, got"),
@@ -100,7 +101,7 @@ def test_set_changes_nested_keys(tmp_path):
         ({"primary": "mless"}, r"run.yaml: primary: .*Expected a contrast of two conditions"),
         ({"contrasts": [], "primary": "mless - wo"}, r"primary is one of the contrasts, which are none; got 'mless"),
         ({"replicates": 3}, r"replicates: expected 1, or 2 for a noise floor, got 3: no table reads a third"),
-        ({"replicates": 0}, r"replicates: .*greater than or equal to 1"),
+        ({"replicates": 0}, r"replicates: expected 1 or more, got 0"),
         ({"prompt_null": 25}, r"prompt_null: expected 0 to 24 edits .*got 25"),
         ({"prompt_null": 1, "conditions": ["mless"]}, r"prompt_null edits the baseline wo, which is not among"),
         ({"prompt_null": 1, "layouts": ["as_published"]}, r"prompt_null has edits of the standard instruction only"),
@@ -255,7 +256,7 @@ def test_missing_and_broken_files(tmp_path):
         load_config(tmp_path)
     with pytest.raises(ConfigError, match="is not valid YAML"):
         load_config(write(tmp_path, "a: [1"))
-    with pytest.raises(ConfigError, match="expected a mapping"):
+    with pytest.raises(ConfigError, match="expected YAML with keys such as name and model"):
         load_config(write(tmp_path, "- 1"))
 
 

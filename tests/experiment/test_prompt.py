@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.conditions import Condition, Filler, Placement, named_condition
-from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR, Layout, build_prompt
+from harness.experiment.conditions import Condition, Placement, named_condition
+from harness.experiment.fillers import Filler
+from harness.experiment.prompt import (
+    AS_PRINTED_INSTRUCTION,
+    AS_PUBLISHED_INSTRUCTION,
+    INSTRUCTION,
+    SEPARATOR,
+    Layout,
+    build_prompt,
+)
 
 problems = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 placements = st.sampled_from(Placement)
@@ -73,9 +81,12 @@ def test_placements_order_the_segments(placement, roles):
 def test_the_problem_and_the_instruction_are_never_changed(problem, placement, layout, system_turn, key):
     prompt = built(problem, placement, layout, system_turn=system_turn, key=key)
     assert joined(prompt, "problem") == problem
-    assert joined(prompt, "filler") == FILLER.text()
-    assert joined(prompt, "instruction") == (AS_PUBLISHED_INSTRUCTION if layout is Layout.AS_PUBLISHED else INSTRUCTION)
-    assert "".join(segment.text for segment in prompt.segments) == prompt.text == prompt.system + prompt.user
+    asked = "".join(segment.text for segment in prompt.segments)
+    fillers = [segment.text for segment in (*prompt.segments, *prompt.answer) if segment.role == "filler"]
+    assert fillers == [FILLER.text()] and (FILLER.text() in asked) == (placement is not Placement.ANSWER)
+    special = {Layout.AS_PUBLISHED: AS_PUBLISHED_INSTRUCTION, Layout.AS_PRINTED: AS_PRINTED_INSTRUCTION}
+    assert joined(prompt, "instruction") == special.get(layout, INSTRUCTION)
+    assert asked == prompt.text == prompt.system + prompt.user
 
 
 @given(problems, placements, layouts, st.text())

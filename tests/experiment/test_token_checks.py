@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, Edit, Filler, Placement, Sentence, named_conditions
+from harness.experiment.conditions import Condition, Edit, Placement, named_conditions
+from harness.experiment.fillers import Filler, Sentence
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import PromptBuilder, check_context, measure

@@ -17,8 +17,9 @@ from harness.experiment.chat_template import (
     render,
     template_switches,
 )
-from harness.experiment.conditions import Condition, Filler, named_conditions
+from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
+from harness.experiment.fillers import Filler
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
 from harness.experiment.token_checks import measure

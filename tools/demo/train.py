@@ -21,7 +21,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from harness.experiment.conditions import SENTENCES, Condition, Filler, Placement
+from harness.experiment.conditions import Condition, Placement
+from harness.experiment.fillers import SENTENCES, Filler
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, Layout, build_prompt
 from tools.demo.problems import demo_problems, draw_problems
 
