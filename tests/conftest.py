@@ -23,9 +23,26 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+SAMPLE = {
+    "any_tokenizer": [("qwen2", False), ("sentencepiece", True), "tekken"],
+    "model_type": ["qwen2", "gemma2", "gpt_oss"],
+}
+"""Of tests made for every tokenizer kind or many architectures, `make test` runs these; `make test-long` runs all."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests that start engines take longest: they come first."""
+    """Tests that start engines take longest: they come first. Of many variants only a sample is not slow."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+    made: dict[tuple[object, str], set[str]] = {}
+    chosen = [(item, name) for item in items if hasattr(item, "callspec") for name in item.callspec.params]
+    for item, name in chosen:
+        made.setdefault((item.function, name), set()).add(repr(item.callspec.params[name]))
+    for item, name in chosen:
+        if len(made[item.function, name]) > 4 and item.callspec.params[name] not in SAMPLE.get(
+            name, [item.callspec.params[name]]
+        ):
+            item.add_marker("slow")
 
 
 ENGINE_FILES = ("test_engine.py", "test_faults.py", "test_logits.py", "test_start_errors.py")

@@ -316,8 +316,16 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("model_type", ["qwen2", "mistral"])
+@pytest.mark.parametrize(
+    ("model_type", "padded"),
+    [
+        ("qwen2", False),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in [("qwen2", True), ("mistral", False), ("mistral", True)]
+        ),
+    ],
+)
 def test_nothing_grows_with_the_square_of_the_prompt(model_type, padded):
     length = 1024
     loaded = build(model_type, max_position_embeddings=length)

@@ -268,7 +268,10 @@ print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 """
 
 
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "30MB"}], ids=["single", "sharded"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow, id="single"), pytest.param({"max_shard_size": "30MB"}, id="sharded")],
+)
 def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     config = hf.Qwen2Config(**SHAPE | {"hidden_size": 64, "intermediate_size": 65536})
     hf.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path, **options)

@@ -23,6 +23,7 @@ print(without, faults())
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_not_asked_for_again():
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("only glibc takes the advice")

@@ -33,6 +33,7 @@ def test_it_names_the_fix(mless):
     assert "FAIL  data" in done.stdout and "fix: Data file nowhere.jsonl does not exist" in done.stdout
 
 
+@pytest.mark.slow
 @needs_vllm
 def test_a_hub_that_does_not_answer_is_asked_once_and_costs_no_failure(mless):
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -303,6 +303,7 @@ def test_what_stops_us_stops_a_command_and_all_that_it_started(tmp_path):
         pytest.fail(f"{started} goes on")
 
 
+@pytest.mark.slow
 def test_random_weights_have_the_exact_shape_and_a_word_for_every_token(tmp_path):
     from transformers import AutoConfig, AutoTokenizer
 

@@ -129,7 +129,7 @@ def covered(figure):
     ]
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
 def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, splits, frame, width):
     for kind, figure in drawn(table, splits, frame, width).items():
         assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)

@@ -87,6 +87,7 @@ def attend_in_tf32(module, query, key, value, attention_mask, scaling, **_):
     return (as_tf32(weights) @ as_tf32(value)).transpose(1, 2).contiguous(), weights
 
 
+@pytest.mark.slow
 def test_tf32_in_the_attention_alone_would_be_seen(prompts):
     AttentionInterface.register("tf32", attend_in_tf32)
     logprobs = {}

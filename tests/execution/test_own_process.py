@@ -13,16 +13,19 @@ from harness.errors import ConfigError, RunError
 
 SCRIPT = """
 import harness, sys
-run = harness.run(sys.argv[1], limit=2, output=sys.argv[2])
+from pathlib import Path
+from harness.experiment.config import load_config
+config = load_config(Path(sys.argv[1]), [f"model.backend={sys.argv[3]}"])
+run = harness.run(config, limit=2, output=sys.argv[2])
 print(run.facts["model"], len(run.frame))
 """
 CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
 
 
-@pytest.mark.engine
-def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path):
+@pytest.mark.parametrize("backend", ["dummy", pytest.param("vllm", marks=(pytest.mark.slow, pytest.mark.engine))])
+def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(CONFIG), str(tmp_path / "run")]
+    command = [sys.executable, str(tmp_path / "script.py"), str(CONFIG), str(tmp_path / "run"), backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "mless-demo 8\n" and "8/8 samples" in done.stderr
     again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

@@ -17,8 +17,8 @@ from tools import config_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
-QUICK = {"A served model", "A reasoning model", "My own plot", "Why did problem X flip?"}
-"""Recipes that start no engine."""
+QUICK = {"A served model", "A reasoning model", "My own plot"}
+"""Recipes that start no engine and load no model."""
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
