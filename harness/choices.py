@@ -43,3 +43,4 @@ class Kind(StrEnum):
     LEVELS = "levels"
     SUBJECTS = "subjects"
     COMPLETION_LENGTHS = "completion-lengths"
+    DOSE = "dose"

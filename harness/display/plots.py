@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas
 from matplotlib.figure import Figure
@@ -13,6 +14,7 @@ from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.choices import Kind, Width
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
+from harness.display.figures.dose import draw_dose, has_doses
 from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
 from harness.display.figures.saving import write_figure
@@ -23,6 +25,7 @@ from harness.runs.comparable import join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
+from harness.runs.sample_frame import read_factors
 
 
 def make_plots(
@@ -66,16 +69,28 @@ def make_plots(
         "runs": list(whole.receipt),
     }
     files = []
-    for kind in dict.fromkeys(map(Kind, kinds or Kind)):
-        draw, table = _plot(kind, read, whole, board)
-        shown = table if kind == "forest" else without_yardsticks(table)
+    configs = [run.receipt["config"] for run in read if not run.is_logs]
+    factors = {name: of for config in configs for name, of in read_factors(config).items()}
+    chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or has_doses(factors))))
+    if "dose" in chosen and not has_doses(factors):
+        raise ComparisonError(
+            f"{' '.join(runs)}: there is no sweep to draw: expected a filler in two lengths or more, in a run of ours. "
+            "Run one with `sweep: {unit: ['/'], count: [10, 25, 40]}`."
+        )
+    for kind in chosen:
+        draw, table = _plot(kind, read, whole, board, factors)
+        shown = table if kind in ("forest", "dose") else without_yardsticks(table)
         figure = draw(table, width=width)
         files += write_figure(figure, shown, folder, kind, {"figure": kind, **receipt}, width=width)
     return files
 
 
 def _plot(
-    kind: Kind, read: Sequence[Run], whole: Leaderboard, board: Callable[..., Leaderboard]
+    kind: Kind,
+    read: Sequence[Run],
+    whole: Leaderboard,
+    board: Callable[..., Leaderboard],
+    factors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Callable[..., Figure], pandas.DataFrame]:
     """What draws a kind of figure, and the table that it draws."""
     if kind in ("levels", "subjects"):
@@ -87,6 +102,10 @@ def _plot(
     if kind == "accuracy":
         names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
         return partial(draw_accuracies, title=f"Results on {', '.join(names)}"), whole.comparison
+    if kind == "dose":
+        places = [{"condition": name, **of} for name, of in factors.items()]
+        table = without_contrasts(whole.comparison).merge(pandas.DataFrame(places), on="condition", how="left")
+        return partial(draw_dose, factors=factors), table
     if kind == "flips":
         return draw_flip_matrix, without_contrasts(whole.comparison)
     return partial(draw_forest, pooled=whole.pooled), whole.comparison

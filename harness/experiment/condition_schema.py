@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,66 @@ def draw_sentences(values: Any) -> Any:
         for place, number in enumerate(drawn, start=1):
             expanded.append({**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1})
     return expanded
+
+
+_SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
+"""Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
+
+
+def expand_sweep(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A condition for each combination of the values that a sweep lists, named after them: `slash-25-end`.
+
+    A count of 0 is no condition: that is the baseline.
+
+    Args:
+        sweep: Keys of a condition, each with a value or a list of them. The first key varies slowest.
+
+    Raises:
+        ConfigError: it is no such mapping, or two combinations have one name.
+    """
+    known = [key for key in ConditionConfig.model_fields if key != "name"]
+    if not isinstance(sweep, Mapping) or not sweep or (unknown := [key for key in sweep if key not in known]):
+        got = f"the key {unknown[0]!r}" if isinstance(sweep, Mapping) and sweep else repr(sweep)
+        raise ConfigError(
+            f"sweep: expected keys of a condition with lists, such as {{unit: ['/'], count: [10, 25]}}, got {got}. "
+            f"The keys are {', '.join(known)}."
+        )
+    lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
+    if empty := next((key for key, values in lists.items() if not values), None):
+        raise ConfigError(f"sweep: {empty} has no value: expected one or more. Add one, or remove the key.")
+    found = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+    arms = [{"name": "-".join(map(_spell, one.values())), **one} for one in found if one.get("count") != 0]
+    names = [arm["name"] for arm in arms]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(
+            f"sweep: two conditions would be called {doubled!r}. Name one of them in `conditions` instead."
+        )
+    return arms
+
+
+def _spell(value: Any) -> str:
+    """A value in letters, digits and hyphens."""
+    spelt = [
+        one if one.isascii() and one.isalnum() else f"-{_SPELT.get(one) or unicodedata.name(one, 'sign').lower()}-"
+        for one in str(value)
+    ]
+    return re.sub(r"[^A-Za-z0-9]+", "-", "".join(spelt)).strip("-")[:40]
+
+
+def describe_factors(condition: Condition) -> dict[str, Any]:
+    """What a sweep can vary of a condition: its filler in a word or two, the number of its tokens, and its place."""
+    filler = condition.filler
+    kinds = {Sentence: "sentence", RandomTokens: "random tokens", OwnText: "own text", RepeatedProblem: "problem"}
+    said: str | None = None
+    if isinstance(filler, Filler):
+        said = "token ids" if filler.unit is None else filler.unit
+    elif filler is not None:
+        said = kinds[type(filler)]
+    return {
+        "filler": said,
+        "filler_tokens": filler.count if filler else 0,
+        "placement": str(condition.placement) if filler else None,
+    }
 
 
 def drawn_names(name: str, chosen: Iterable[Condition]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, to_yaml
+from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, expand_sweep, to_yaml
 from harness.experiment.conditions import (
     BASELINE,
     CONTROL,
@@ -188,6 +188,8 @@ class RunConfig(Strict):
         model: Which model, and who runs it.
         dataset: `math500`, `demo` (500 bundled problems), or a JSONL file of one's own.
         conditions: What stands before the problem: `wo`, `mless`, `mful`, `random`, or a filler described by a mapping.
+        sweep: Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25, 40]}. The run's record
+            has them among `conditions`.
         contrasts: The differences that are tested, such as `mless - wo` and `mless - random`; all others are
             exploratory. By default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
         primary: The contrast that the experiment is about, named before it is run and tested first. By default
@@ -216,6 +218,7 @@ class RunConfig(Strict):
     conditions: Annotated[
         tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
+    sweep: None = None
     contrasts: tuple[str, ...] | None = None
     primary: str | None = None
     study: StudyConfig | None = None
@@ -232,6 +235,15 @@ class RunConfig(Strict):
     audit: bool = True
     output: Path = Path("results")
     seed: int = DEFAULT_SEED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_sweep(cls, values: Any) -> Any:
+        """The conditions of a sweep join the others."""
+        if not isinstance(values, dict) or values.get("sweep") is None:
+            return values
+        own = values.get("conditions", [BASELINE])
+        return {**values, "sweep": None, "conditions": [*own, *expand_sweep(values["sweep"])]}
 
     @field_validator("contrasts")
     @classmethod
@@ -384,7 +396,7 @@ class RunConfig(Strict):
         graders look over it, what is tested (the identity holds that as `contrasts`), and how much memory the engine
         may have and how it schedules.
         """
-        left_out = ("output", "audit", "name", "dataset", "primary", "contrasts")
+        left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         off = ("filler_null", "positive_control", "study")  # runs that were begun before these came have none
         values = {
             name: value
@@ -407,7 +419,7 @@ class RunConfig(Strict):
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""
-        values = self.model_dump(mode="json", exclude={"conditions"})
+        values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
         values["conditions"] = [to_yaml(condition) for condition in self.conditions]
         return values
 

@@ -338,6 +338,9 @@ _KINDS = {int: "int32", bool: "bool"}
 COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
+    "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),
+    "filler_tokens": ("int32", "how many tokens the condition says that it has; missing where it does not say"),
+    "placement": ("string", "where it stands; missing without one"),
     **_columns(ProblemDocument, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
     **_columns(ProblemDocument, "subject", "level"),

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
+from harness.experiment.condition_schema import as_condition, describe_factors
 from harness.experiment.conditions import find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
@@ -108,6 +109,12 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     return frame.reset_index(drop=True).assign(condition=lambda kept: kept["condition"].cat.remove_unused_categories())
 
 
+def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Filler, number of its tokens and placement of a run's conditions, by name; of yardsticks nothing is known."""
+    conditions = map(as_condition, config["conditions"])
+    return {condition.name: describe_factors(condition) for condition in conditions}
+
+
 def read_frame(
     folder: Path,
     receipt: Mapping[str, Any],
@@ -159,6 +166,10 @@ def read_frame(
         },
     }
     if texts:
+        factors = read_factors(receipt["config"])
+        for name in ("filler", "filler_tokens", "placement"):
+            said = [factors.get(row["condition"], {}).get(name) for row in prompts]
+            columns[name] = pandas.array(said, dtype="Int32" if name == "filler_tokens" else "str")[place]
         columns["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]
         columns["correct"] = columns["verdict"] == "correct"
     else:

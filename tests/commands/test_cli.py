@@ -174,7 +174,7 @@ FIXED = {
     ("table", "--format"): "text markdown csv latex json",
     ("table", "--by"): "subject level",
     ("leaderboard", "--format"): "text markdown csv latex json",
-    ("plot", "--kind"): "accuracy forest flips levels subjects completion-lengths",
+    ("plot", "--kind"): "accuracy forest flips levels subjects completion-lengths dose",
     ("plot", "--width"): "page column",
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--repeats"): "share first majority any",

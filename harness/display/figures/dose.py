@@ -1,0 +1,115 @@
+"""Differences from the baseline against the length of the filler: the figure of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.choices import Width
+from harness.display.figures import style
+from harness.display.visible import name_character, visible
+from harness.display.words import LEVEL, PASSED
+
+_OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
+"""Fillers that have the look of a condition of the study, where they stand at one place only."""
+
+
+def has_doses(factors: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a filler stands at one place in two lengths or more, so that there is something to draw."""
+    return any(len(lengths) > 1 for lengths in _doses(factors).values())
+
+
+def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]], *, width: Width = "page") -> Figure:
+    """A panel for each model and layout, a line for each filler and placement that was run in several lengths.
+
+    Behind the lines: how far harmless rewordings lie from the baseline, and how far its second run does (A/A).
+
+    Args:
+        table: As of `harness.analysis.compare`, with the yardsticks.
+        factors: Filler, number of tokens and placement of each condition, as of `sample_frame.read_factors`.
+        width: `page` is 7 inches, `column` 3.3.
+    """
+    doses = {key: lengths for key, lengths in _doses(factors).items() if len(lengths) > 1}
+    places = {place for _, place in doses}
+    named = {key: _OFTEN.get(key[0], key[0]) if len(places) == 1 else " ".join(key) for key in doses}
+    looks = style.looks(named.values())
+    panels = style.split_settings(table)
+    down, _ = style.panel_grid(len(panels), width)
+    baseline = style.label(table["baseline"].iloc[0])
+    note = (
+        f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05. Band: "
+        "from the lowest to the highest of the harmless rewordings. Dotted: the baseline run a second time, as far up "
+        "as down. Lengths are moved apart a little where lines would cover each other."
+    )
+    with style.drawing(width, 0.9 + 2.1 * down, note) as figure:
+        axes = style.add_panels(figure, len(panels), width, sharex=True, sharey=True)
+        for panel, (name, rows) in zip(axes, panels.items(), strict=True):
+            panel.set_title(name)
+            _draw_behind(panel, rows)
+            found = {row["condition"]: row for row in style.compared(rows).to_dict("records")}
+            widest = max(count for lengths in doses.values() for count in lengths)
+            for number, ((filler, place), lengths) in enumerate(doses.items()):
+                shift = 0.012 * widest * (number - (len(doses) - 1) / 2)
+                legend = f"{_spell(filler)}, {place}" if len(places) > 1 else _spell(filler)
+                there = {count: found[arm] for count, arm in lengths.items() if arm in found}
+                _draw_line(panel, there, shift, looks[named[filler, place]], legend, style.FONT[width])
+            panel.set_xlabel("Tokens of filler")
+            panel.tick_params(labelbottom=True)
+            style.tidy(panel, grid="y")
+        for panel in axes[:: style.panel_grid(len(panels), width)[1]]:
+            panel.set_ylabel(f"Difference from {baseline} (points)")
+    return figure
+
+
+def _doses(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], dict[int, str]]:
+    """The conditions by the length of their filler, for each filler and placement."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for name, of in factors.items():
+        if of["filler"] is not None and of["filler_tokens"]:
+            found.setdefault((of["filler"], of["placement"]), {}).setdefault(int(of["filler_tokens"]), name)
+    return {key: dict(sorted(lengths.items())) for key, lengths in found.items()}
+
+
+def _spell(filler: str) -> str:
+    """A filler in the legend; blanks and breaks, which cannot be seen, by name."""
+    return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
+
+
+def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
+    panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    rewordings = rows.loc[rows["verdict"] == "rewording", "difference"]
+    if len(rewordings):
+        panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
+    again = rows["aa_difference"].abs().max() if "aa_difference" in rows else None
+    if again is not None and again == again:
+        for place, end in enumerate((-again, again)):
+            name = None if place else "A/A"
+            panel.axhline(end, color=style.MUTED, linewidth=0.8, linestyle=":", zorder=1, label=name)
+
+
+def _draw_line(
+    panel: Axes, rows: Mapping[int, Mapping[Any, Any]], shift: float, look: style.Look, name: str, size: float
+) -> None:
+    where = [count + shift for count in rows]
+    panel.plot(
+        [0, *where],
+        [0, *(row["difference"] for row in rows.values())],
+        color=look.colour,
+        linestyle=look.dashes,
+        linewidth=1,
+    )
+    for place, row in zip(where, rows.values(), strict=True):
+        panel.plot([place, place], [row["low"], row["high"]], color=look.colour, linewidth=0.9)
+        panel.plot(
+            place,
+            row["difference"],
+            marker=look.marker,
+            color=look.colour,
+            markerfacecolor=look.colour if row["verdict"] in PASSED else "white",
+            markersize=0.6 * size,
+        )
+    panel.plot([], [], color=look.colour, marker=look.marker, linestyle=look.dashes, linewidth=1, label=name)
