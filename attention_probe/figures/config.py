@@ -54,8 +54,8 @@ class RowConfig(Strict):
     """What the panels of one row compare: one line for each condition, in the order written.
 
     Attributes:
-        view: `full` shows every token, `aligned` only those that the prompts have in common, `difference` the aligned
-            ones of each condition less the baseline's.
+        view: `full` shows every token of prompts with a filler, `aligned` only those that the prompts have in common,
+            `difference` the aligned ones of each condition less the baseline's.
         series: Conditions, or conditions with their label or with label and colour.
         baseline: What `difference` subtracts.
         x_limits: The token positions shown. By default 0 to 120 in full views and 0 to 60 in others.

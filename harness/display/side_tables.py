@@ -156,8 +156,8 @@ def yardstick_grid(board: Leaderboard) -> Grid | None:
             columns.append(row_column(f"/ {header} [{LEVEL}]", f"in_{name}s", spreads(f"in_{name}s")))
             notes.append(f"{_KINDS[kind]}, {_spread(rows, records(board.comparison), name, kind)}.")
     notes[-1] += (
-        " less: the accuracy less their mean, in points; /: that in standard deviations among them. Of ten harmless "
-        "rewordings hardly one lies beyond 2."
+        " less: the accuracy less their mean, in points; /: that in standard deviations among them. Between -2 and 2 a "
+        "condition does not stand out, however many points that is: of ten harmless rewordings hardly one lies farther."
     )
     return make_grid("Against harmless rewordings and other fillers", [*_words(board), *columns], rows, notes)
 

@@ -45,6 +45,14 @@ class ModelConfig(Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
     label: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_bundled(cls, values: Any) -> Any:
+        """The bundled model has one name, however it is run."""
+        arguments = values.get("arguments") if isinstance(values, dict) else None
+        bundled = isinstance(arguments, dict) and arguments.get("pretrained") == "demo"
+        return {**values, "label": values.get("label") or "mless-demo"} if bundled else values
+
     @field_validator("arguments")
     @classmethod
     def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -179,7 +179,10 @@ def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str
 
 def _text(record: dict[str, object], field: str, where: str) -> str:
     if field not in record:
-        raise DataError(f"{where}: the field {field!r} is missing; it has {', '.join(map(repr, record)) or 'none'}.")
+        raise DataError(
+            f"{where}: the field {field!r} is missing; it has {', '.join(map(repr, record)) or 'none'}. Name them: "
+            "`dataset: {path: FILE, problem: ..., answer: ..., id: ...}`; `id: null` numbers the lines."
+        )
     value = record[field]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)

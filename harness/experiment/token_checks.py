@@ -258,7 +258,7 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
             f"Condition {built.condition.name!r}, layout {built.layout}: the longest prompt has {longest} tokens, and "
             f"with {generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
             "prompt would be cut. Lower max_gen_toks (stock lm_eval: also say so with --metadata "
-            "'{\"max_gen_toks\": N}'), or raise max_model_len if the model allows it."
+            "'{\"max_gen_toks\": N}'), or raise max_model_len (of a server: max_length) if the model allows it."
         )
 
 
@@ -278,9 +278,12 @@ def _find_inexact(problem_id: str, condition: Condition, got: BuiltPrompt) -> It
 def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:
     """Why a filler does not have `count` tokens, and what to do."""
     if unit is not None and got.filler_tokens > count:
+        remedy = "Choose a unit that is one token."
+        if unit[0].isspace():
+            remedy = "It begins with a blank, and the separator adds another: use `separator: ''`."
         return (
             f"the tokenizer splits the unit {unit!r}: {count} units became {got.filler_tokens} tokens, expected "
-            f"{count}. Choose a unit that is one token."
+            f"{count}. {remedy}"
         )
     if got.merged or got.filler_tokens < count:
         return (

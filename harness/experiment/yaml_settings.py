@@ -88,16 +88,27 @@ def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: expected key=value, such as --set name=trial.")
-    *parents, last = key.split(".")
-    target = values
-    for parent in parents:
-        target = target.setdefault(parent, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"--set {override!r}: {parent!r} is not a mapping in the config.")
     try:
-        target[last] = yaml.safe_load(text)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
-        target[last] = text
+        value = text
+    *parents, last = key.split(".")
+    target: Any = values
+    for place, part in enumerate((*parents, last)):
+        if isinstance(target, list) and part.isdigit() and int(part) < len(target):
+            step: int | str = int(part)
+        elif isinstance(target, dict):
+            step = part
+            target.setdefault(step, {})
+        else:
+            where = ".".join(parents[:place])
+            raise ConfigError(
+                f"--set {override!r}: {where!r} has no {part!r} in the config. Expected a key that it has."
+            )
+        if place == len(parents):
+            target[step] = value
+        else:
+            target = target[step]
 
 
 def explain(

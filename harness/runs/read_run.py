@@ -32,7 +32,7 @@ from harness.runs.sample_frame import match_records, read_frame, read_receipt
 from harness.runs.stored_files import hash_stored, is_stored
 
 
-def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> Run:
+def read_run(path: Path | str | Mapping[str, Path], *, metric: str | None = None) -> Run:
     """Read a run.
 
     Args:
@@ -48,6 +48,7 @@ def read_run(path: Path | Mapping[str, Path], *, metric: str | None = None) -> R
     if isinstance(path, Mapping):
         name = " ".join(f"{condition}={file}" for condition, file in path.items())
         return read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric)
+    path = Path(path)
     files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
     if any(is_stored(path / name) for name in (RECEIPT, JOURNAL)) or not files:
         run = _read_folder(path)  # whose refusal says what was expected

@@ -145,7 +145,7 @@ def test_what_does_not_go_together_is_refused(config, changes, message):
 def config(tmp_path):
     def write(**changes):
         values = {"name": "t", "model": {"arguments": {"pretrained": "demo"}}, "dataset": "demo", "conditions": ["wo"]}
-        (tmp_path / "t.yaml").write_text(yaml.safe_dump(values | changes))
+        (tmp_path / "t.yaml").write_text(yaml.safe_dump(values | changes, sort_keys=False))
         return str(tmp_path / "t.yaml")
 
     return write
@@ -218,3 +218,60 @@ def test_a_sample_has_the_draw_of_its_number():
     first, second = one.for_samples(2)
     assert first == one and first.filler != second.filler
     assert replace(one, filler=replace(one.filler, fresh=False)).for_samples(2) == []
+
+
+def test_a_sweep_is_a_condition_for_each_combination(config):
+    sweep = {"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]}
+    loaded = load_config(Path(config(sweep=sweep)))
+    names = [one.name for one in loaded.conditions]
+    assert names[:4] == ["wo", "slash-10-between", "slash-10-end", "slash-25-between"] and len(names) == 9
+    assert loaded.conditions[8] == as_condition({"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"}), (
+        "the last combination"
+    )
+    assert RunConfig.model_validate(loaded.as_written()) == loaded
+    assert len(loaded.tested) == 8
+    alone = {"name": "t", "model": {"arguments": {"pretrained": "demo"}}, "sweep": {"unit": "/", "count": [10]}}
+    assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ([1], "sweep: expected keys of a condition with lists, such as {unit: ['/'], count: [10, 25]}, got [1]"),
+        ({"lenght": [1]}, "got the key 'lenght'. The keys are unit, token_ids, "),
+        ({"unit": ["/"], "count": []}, "sweep: count has no value"),
+        ({"unit": ["/", "/"], "count": 5}, "two conditions would be called 'slash-5'"),
+        ({"count": [10]}, "condition '10' changes nothing"),
+    ],
+    ids=str,
+)
+def test_a_sweep_that_cannot_be_is_refused(config, sweep, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(Path(config(sweep=sweep)))
+
+
+def test_128_arms_of_500_problems_are_planned(config):
+    """The time stands in benchmarks/: under 60 s on two cores."""
+    loaded = load_config(Path(config(sweep={"unit": ["/", "he"], "count": list(range(1, 65))})))
+    assert len(make_plan(loaded, limit=5).arms) == 129
+
+
+def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_path):
+    from harness.display.plots import make_plots
+    from harness.errors import ComparisonError
+
+    model = {"backend": "dummy", "arguments": {"pretrained": "demo"}}
+    swept = config(sweep={"unit": ["/", "\n"], "count": [2, 5], "placement": ["between"]}, model=model, prompt_null=2)
+    folder = execute(make_plan(load_config(Path(swept)), limit=3), output=tmp_path / "run", quiet=True)
+    frame = read_run(folder).read_texts()
+    found = frame[["condition", "filler", "filler_tokens", "placement"]].drop_duplicates().set_index("condition")
+    assert found.loc["break-5-between"].tolist() == ["\n", 5, "between"]
+    assert found.loc["wo", "filler_tokens"] == 0 and found.loc["wo", ["filler", "placement"]].isna().all()
+    assert found.loc["edit-01"].isna().all()
+    files = make_plots([str(folder)], tmp_path / "figures", kinds=["dose"])
+    assert [file.name for file in files] == ["dose.png", "dose.svg", "dose.pdf", "dose.csv"]
+    drawn = (tmp_path / "figures/dose.svg").read_text()
+    assert "Tokens of filler" in drawn and "U+000A" in drawn and "rewordings" in drawn
+    other = execute(make_plan(load_config(Path(config(model=model))), limit=3), output=tmp_path / "other", quiet=True)
+    with pytest.raises(ComparisonError, match="there is nothing to compare with wo"):
+        make_plots([str(other)], tmp_path / "figures", kinds=["dose"])

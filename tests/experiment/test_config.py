@@ -49,7 +49,7 @@ def test_set_changes_nested_keys(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": 1}, r"unknown key 'colour'. Expected one of: layouts, .* and 14 more; docs/config.md has all keys"),
+        ({"colour": 1}, r"unknown key 'colour'. Expected one of: layouts, .* and 15 more; docs/config.md has all keys"),
         ({"model": {"pretrained": "demo"}}, r"unknown key 'model.pretrained'. Expected one of: backend, arguments"),
         ({"sampling": {"max_tokens": 1}}, r"unknown key 'sampling.max_tokens'. Expected one of: temperature, top_p"),
         (

@@ -58,7 +58,7 @@ def _rows(table: pandas.DataFrame, size: float) -> list[Row]:
         rows.append(Row(f"{name} (n = {base['n']}, k = {base['k']})"))
         again = base["aa_difference"]
         if again == again:
-            draw = partial(draw_marks, xs=[again], look=looks[base["condition"]], size=size * 0.62)
+            draw = partial(draw_marks, xs=[again], look=looks[base["condition"]], size=size * 0.62, filled=False)
             rows.append(Row(f"{style.label(base['condition'])} again (A/A)", draw, {"points": signed(again)}))
         for kind in ("rewording", "other filler"):
             moves = mine[mine["verdict"] == kind]["difference"].astype(float)
