@@ -65,9 +65,10 @@ bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)
 
 # Simulated experiments with a known truth: error rates, coverage and power of the statistics, into
-# benchmarks/CALIBRATION.md (about 15 minutes on two cores).
+# benchmarks/CALIBRATION.md and benchmarks/SWEEPS.md (about 20 minutes on two cores).
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
+	.venv/bin/python -m benchmarks.sweep_calibration
 
 # A real run changed by hand in seven ways, each of which the tables must call by its name, into benchmarks/CONTROLS.md
 # (about 2 minutes on two cores).

@@ -12,6 +12,7 @@ from harness.experiment.conditions import BASELINE, read_contrast
 from harness.experiment.fillers import DEFAULT_SEED
 from harness.runs.comparable import join, refuse_one_task
 from harness.runs.run import Run
+from harness.runs.sample_frame import read_factors
 
 if TYPE_CHECKING:
     import pandas
@@ -44,6 +45,7 @@ class Leaderboard:
         mediators: `mediators.mediator_table`.
         audit: `grader_agreement.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
+        sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         study: The study that all runs were registered in, if they are of one.
         behind: By layout, the p-value of the study's pooled contrast, which all tests wait behind. Empty if there is
             none.
@@ -60,6 +62,7 @@ class Leaderboard:
     mediators: pandas.DataFrame
     audit: pandas.DataFrame
     pooled: pandas.DataFrame
+    sweeps: pandas.DataFrame
     study: Study | None
     behind: Mapping[str, float]
     baseline: str
@@ -103,6 +106,7 @@ def make_leaderboard(
     from harness.analysis.mediators import mediator_table
     from harness.analysis.pooled import pool
     from harness.analysis.sample_counts import count_outcomes
+    from harness.analysis.sweeps import group_lengths, sweep_table
 
     frame = join(runs)
     if by:
@@ -112,6 +116,8 @@ def make_leaderboard(
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     study = None if primary is None else _study(runs)
+    factors = join_factors(runs)
+    swept = not by and any(len(lengths) > 1 for lengths in group_lengths(factors).values())
     pooled = pool(
         [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
         _pairs(frame["condition"].unique(), contrasts, baseline, yardsticks),
@@ -135,6 +141,7 @@ def make_leaderboard(
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
         pooled=pooled,
+        sweeps=sweep_table(count_outcomes(frame) if swept else [], factors, baseline=baseline, seed=DEFAULT_SEED),
         study=study,
         behind=behind,
         baseline=baseline,
@@ -144,6 +151,12 @@ def make_leaderboard(
         by=tuple(by),
         receipt=tuple({"name": one.name, **one.facts} for one in runs),
     )
+
+
+def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Filler, number of its tokens and placement of the conditions of all runs of ours; of logs nothing is known."""
+    configs = [one.receipt["config"] for one in runs if not one.is_logs and "config" in one.receipt]
+    return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
 
 def pool_tasks(groups: Sequence[Sequence[Run]], *, baseline: str = "wo") -> pandas.DataFrame:
@@ -254,6 +267,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
             "mediators": records(board.mediators),
             "audit": records(board.audit),
             "pooled": records(board.pooled),
+            **({"sweeps": records(board.sweeps)} if len(board.sweeps) else {}),
             **more,
             "receipt": board.receipt,
         }

@@ -10,7 +10,7 @@ from typing import Any
 import pandas
 from matplotlib.figure import Figure
 
-from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.analysis.leaderboard import Leaderboard, join_factors, make_leaderboard
 from harness.choices import Kind, Width
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
@@ -25,7 +25,6 @@ from harness.runs.comparable import join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
-from harness.runs.sample_frame import read_factors
 
 
 def make_plots(
@@ -69,8 +68,7 @@ def make_plots(
         "runs": list(whole.receipt),
     }
     files = []
-    configs = [run.receipt["config"] for run in read if not run.is_logs]
-    factors = {name: of for config in configs for name, of in read_factors(config).items()}
+    factors = join_factors(read)
     chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or has_doses(factors))))
     if "dose" in chosen and not has_doses(factors):
         raise ComparisonError(

@@ -10,6 +10,7 @@ from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, Study, records
 from harness.analysis.pooled import FEWEST
 from harness.analysis.power import ALPHA
+from harness.analysis.sweeps import SPLITS
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
 from harness.display.words import (
@@ -31,6 +32,40 @@ if TYPE_CHECKING:
     import pandas
 
     from harness.analysis.reference import Reference
+
+
+def sweep_grid(board: Leaderboard) -> Grid | None:
+    """Each filler that was run in several lengths: all lengths together, and the best of them. None without any."""
+    rows = records(board.sweeps)
+    if not rows:
+        return None
+    columns = [
+        *(word_column(name) for name in ("model", "layout") if board.sweeps[name].nunique() > 1),
+        *(word_column(name) for name in ("filler", "placement")),
+        row_column(f"all lengths [{LEVEL}]", "difference", difference),
+        number_column("p adj.", "p_adjusted", p_value),
+        word_column("shape"),
+        number_column("best", "best", str),
+        number_column("naive", "naive", signed),
+        row_column(
+            f"honest [{LEVEL}]",
+            "honest",
+            lambda row: difference({"difference": row["honest"], "low": row["honest_low"], "high": row["honest_high"]}),
+        ),
+    ]
+    return make_grid(
+        "Lengths of a filler, difference in points",
+        columns,
+        rows,
+        (
+            f"all lengths: the mean over {', '.join(rows[0]['lengths'].split())} tokens, tested as one question in two "
+            "shapes, plateau (all alike) and peak (middle lengths most), by Holm over these rows, a family of their "
+            "own. none: no trend found. An effect of one length alone is found by its own row above.",
+            "best: the length that did best, in tokens. naive: its difference on the problems that chose it, which is "
+            "too high. honest: chosen on half of the problems and measured on the others, over "
+            f"{SPLITS} random halves.",
+        ),
+    )
 
 
 def mediator_grid(board: Leaderboard) -> Grid:

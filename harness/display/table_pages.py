@@ -28,6 +28,7 @@ from harness.display.side_tables import (
     plain_grid,
     pooled_grid,
     reference_grid,
+    sweep_grid,
     yardstick_grid,
 )
 from harness.display.table_formats import render_grids
@@ -82,7 +83,8 @@ def make_table(
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    grids = [comparison_grid(board), *filter(None, [pooled_grid(board.pooled, board.study), yardstick_grid(board)])]
+    beside = [pooled_grid(board.pooled, board.study), sweep_grid(board), yardstick_grid(board)]
+    grids = [comparison_grid(board), *filter(None, beside)]
     tables = {}
     further: dict[str, Any] = {}
     if parts.mediators:
@@ -92,12 +94,19 @@ def make_table(
         grids.append(audit_grid(board))
         tables["--audit"] = board.audit
     if published is not None:
-        beside = reference_table(board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline)
+        published_rows = reference_table(
+            board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline
+        )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-        grids.append(reference_grid(beside, published, differences))
-        tables["--reference"] = beside
+        grids.append(reference_grid(published_rows, published, differences))
+        tables["--reference"] = published_rows
         said = published.model_dump(exclude={"accuracies"})
-        further["reference"] = {"name": parts.reference, **said, "rows": records(beside), "differences": differences}
+        further["reference"] = {
+            "name": parts.reference,
+            **said,
+            "rows": records(published_rows),
+            "differences": differences,
+        }
     if form == "json":
         return as_json(board, **further)
     if form == "csv":

@@ -258,10 +258,13 @@ def test_128_arms_of_500_problems_are_planned(config):
 
 def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_path):
     from harness.display.plots import make_plots
+    from harness.display.table_pages import make_table
     from harness.errors import ComparisonError
 
     model = {"backend": "dummy", "arguments": {"pretrained": "demo"}}
-    swept = config(sweep={"unit": ["/", "\n"], "count": [2, 5], "placement": ["between"]}, model=model, prompt_null=2)
+    swept = config(
+        sweep={"unit": ["/", "\n"], "count": [2, 5, 9], "placement": ["between"]}, model=model, prompt_null=2
+    )
     folder = execute(make_plan(load_config(Path(swept)), limit=3), output=tmp_path / "run", quiet=True)
     frame = read_run(folder).read_texts()
     found = frame[["condition", "filler", "filler_tokens", "placement"]].drop_duplicates().set_index("condition")
@@ -271,6 +274,14 @@ def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_
     files = make_plots([str(folder)], tmp_path / "figures", kinds=["dose"])
     assert [file.name for file in files] == ["dose.png", "dose.svg", "dose.pdf", "dose.csv"]
     drawn = (tmp_path / "figures/dose.svg").read_text()
+    page = make_table([str(folder)])
+    assert (
+        "Lengths of a filler" in page
+        and "<U+000A>" in page
+        and "the mean over 2, 5, 9 tokens" in " ".join(page.split())
+    )
+    (row, _) = json.loads(make_table([str(folder)], form="json"))["sweeps"]
+    assert (row["filler"], row["lengths"], row["n"], row["shape"]) == ("/", "2 5 9", 3, "none")
     assert "Tokens of filler" in drawn and "U+000A" in drawn and "rewordings" in drawn
     other = execute(make_plan(load_config(Path(config(model=model))), limit=3), output=tmp_path / "other", quiet=True)
     with pytest.raises(ComparisonError, match="there is nothing to compare with wo"):

@@ -9,6 +9,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from harness.analysis.sweeps import group_lengths
 from harness.choices import Width
 from harness.display.figures import style
 from harness.display.visible import name_character, visible
@@ -20,7 +21,7 @@ _OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
 
 def has_doses(factors: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a filler stands at one place in two lengths or more, so that there is something to draw."""
-    return any(len(lengths) > 1 for lengths in _doses(factors).values())
+    return any(len(lengths) > 1 for lengths in group_lengths(factors).values())
 
 
 def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]], *, width: Width = "page") -> Figure:
@@ -33,7 +34,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
         factors: Filler, number of tokens and placement of each condition, as of `sample_frame.read_factors`.
         width: `page` is 7 inches, `column` 3.3.
     """
-    doses = {key: lengths for key, lengths in _doses(factors).items() if len(lengths) > 1}
+    doses = {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths) > 1}
     places = {place for _, place in doses}
     named = {key: _OFTEN.get(key[0], key[0]) if len(places) == 1 else " ".join(key) for key in doses}
     looks = style.looks(named.values())
@@ -63,15 +64,6 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
         for panel in axes[:: style.panel_grid(len(panels), width)[1]]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
     return figure
-
-
-def _doses(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], dict[int, str]]:
-    """The conditions by the length of their filler, for each filler and placement."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
-    for name, of in factors.items():
-        if of["filler"] is not None and of["filler_tokens"]:
-            found.setdefault((of["filler"], of["placement"]), {}).setdefault(int(of["filler_tokens"]), name)
-    return {key: dict(sorted(lengths.items())) for key, lengths in found.items()}
 
 
 def _spell(filler: str) -> str:

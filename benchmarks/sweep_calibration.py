@@ -1,0 +1,99 @@
+"""Simulated sweeps with a known truth: what the tests and the estimate of `mless table` keep. Writes SWEEPS.md.
+
+    python -m benchmarks.sweep_calibration [--experiments N]
+
+A baseline and eight lengths of one filler on the same 500 problems, one greedy answer each. In half of the settings a
+problem is settled or a coin, in the others its chance comes from a U-shaped beta distribution, as in CALIBRATION.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.runs import ROOT
+from harness.analysis.paired_tests import paired_test
+from harness.analysis.sweeps import best_arm, trend
+from harness.analysis.verdicts import holm
+from harness.verification.processes import say
+
+Floats = npt.NDArray[np.float64]
+PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264
+EFFECTS: dict[str, list[float]] = {
+    "none": [0.0] * 8,
+    "2 points at all lengths": [0.02] * 8,
+    "-2 points at all lengths": [-0.02] * 8,
+    "up to 3 points, in the middle": [0, 0.01, 0.02, 0.03, 0.03, 0.02, 0.01, 0],
+    "3 points at one length": [0, 0, 0, 0.03, 0, 0, 0, 0],
+}
+SPLITS = 50
+"""Fewer halves than in a table: the interval is made from one split's variance, whatever their number."""
+
+
+def simulate(effect: list[float], population: str, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Differences [problem, length] of one experiment, and the true mean difference of each length."""
+    if population == "coins":
+        coin = rng.random(PROBLEMS) < 2 * DISCORDANCE
+        chance = np.where(coin, 0.5, (rng.random(PROBLEMS) < 0.6).astype(float))
+        moved = chance[:, None] + coin[:, None] * np.array(effect) / (2 * DISCORDANCE)
+    else:
+        chance = rng.beta(0.35, 0.19, PROBLEMS)
+        room = chance * (1 - chance)
+        moved = chance[:, None] + room[:, None] * np.array(effect) / room.mean()
+    moved = np.clip(moved, 0, 1)
+    changes = rng.binomial(1, moved) - rng.binomial(1, chance)[:, None]
+    return changes.astype(float), (moved - chance[:, None]).mean(axis=0)
+
+
+def measure(effect: list[float], population: str, experiments: int) -> list[float]:
+    """Shares found by trend and by Holm over lengths, interval's coverage, and mean naive, honest and true gain."""
+    rng, test_rng = np.random.default_rng(SEED), np.random.default_rng(SEED)
+    found = []
+    for number in range(experiments):
+        changes, true = simulate(effect, population, rng)
+        single = holm([paired_test(arm.astype(int), 1, rng=test_rng) for arm in changes.T])
+        best = best_arm(changes, seed=number, splits=SPLITS)
+        halves, chosen = np.random.default_rng(number), []
+        for _ in range(SPLITS):  # the same halves as `best_arm` draws
+            order = halves.permutation(PROBLEMS)
+            for half in (order[: PROBLEMS // 2], order[PROBLEMS // 2 :]):
+                chosen.append(true[changes[half].mean(axis=0).argmax()])
+        worth = float(np.mean(chosen))
+        covered = best["honest_low"] <= worth <= best["honest_high"]
+        found.append([trend(changes)[1] < ALPHA, single.min() < ALPHA, covered, best["naive"], best["honest"], worth])
+    return [float(mean) for mean in np.mean(np.array(found, dtype=float), axis=0)]
+
+
+def page(experiments: int) -> str:
+    """The whole page."""
+    lines = [
+        "# Sweeps, simulated",
+        "",
+        f"Written by `python -m benchmarks.sweep_calibration --experiments {experiments}`: that many of each, "
+        f"{PROBLEMS} problems, eight lengths, one answer each, {100 * DISCORDANCE:.0f} % discordance, seed {SEED}.",
+        "trend: the test over all lengths (alpha 0.05). Holm: any of the eight single tests. covered: how often the "
+        "95 % interval of the honest estimate holds what the chosen lengths are worth. The last three are in points.",
+        "",
+        "| truth | problems | trend | Holm | ratio | covered | naive | honest | true |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, effect in EFFECTS.items():
+        for population in ("coins", "beta"):
+            one = measure(effect, population, experiments)
+            gains = " | ".join(f"{100 * value:+.2f}" for value in one[3:])
+            ratio = f"{one[0] / one[1]:.2f}" if any(effect) else ""
+            trend_found, holm_found, covered = (f"{100 * share:.1f} %" for share in one[:3])
+            lines.append(f"| {name} | {population} | {trend_found} | {holm_found} | {ratio} | {covered} | {gains} |")
+            say(lines[-1])
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--experiments", type=int, default=2000)
+    target = Path(ROOT, "benchmarks", "SWEEPS.md")
+    target.write_text(page(parser.parse_args().experiments), encoding="utf-8")
+    say(str(target))

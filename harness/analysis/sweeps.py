@@ -1,0 +1,180 @@
+"""What a sweep of lengths says: whether accuracy moves with the filler at all, in which shape, and its best length.
+
+Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together, and
+the best length is chosen on some problems and measured on others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+from scipy.stats import multivariate_normal
+
+from harness.analysis.intervals import difference_bounds, score_interval, score_statistic
+from harness.analysis.power import ALPHA
+from harness.analysis.verdicts import holm
+
+if TYPE_CHECKING:
+    import pandas
+
+    from harness.analysis.sample_counts import Outcomes
+
+Floats = npt.NDArray[np.float64]
+
+FEWEST = 3
+"""Fewer lengths have no shape."""
+SPLITS = 200
+"""How often the problems are halved at random to choose and to measure the best length."""
+
+COLUMNS = {
+    "model": "the model's label",
+    "layout": "how instruction, filler and problem make a prompt",
+    "filler": "the text that is repeated, or the kind of filler",
+    "placement": "where it stands",
+    "lengths": "its numbers of tokens",
+    "n": "problems",
+    "difference": "mean over all lengths of the difference from the baseline, points",
+    "low": "lower end of its score interval, points",
+    "high": "upper end",
+    "shape": "plateau (all lengths alike), peak (middle lengths most), or none (no trend found)",
+    "p": "two-sided, of the likelier of the two shapes, as the larger of two statistics",
+    "p_adjusted": "by Holm over the rows of the table",
+    "best": "the length that is best on all problems, tokens",
+    "naive": "its difference on the same problems, points: too high, since it was chosen by them",
+    "honest": "the difference of a best length chosen on half of the problems and measured on the others, points",
+    "honest_low": "lower end of its interval, points",
+    "honest_high": "upper end",
+}
+"""Meaning of each column of `sweep_table`."""
+
+
+def sweep_table(
+    counted: Sequence[Outcomes],
+    factors: Mapping[str, Mapping[str, Any]],
+    *,
+    baseline: str,
+    seed: int,
+    alpha: float = ALPHA,
+) -> pandas.DataFrame:
+    """A row for each filler and placement that was run in three lengths or more, by model and layout.
+
+    Args:
+        counted: As `sample_counts.count_outcomes` gives them, not split any further.
+        factors: Filler, number of tokens and placement of each condition.
+        baseline: What the lengths are compared with.
+        seed: Of the random halves.
+        alpha: Level of the intervals, and of the shape that is named.
+    """
+    import pandas
+
+    rows: list[dict[str, Any]] = []
+    first = {(one.setting, one.condition): one for one in counted if one.replicate == 0}
+    for setting in dict.fromkeys(one.setting for one in counted):
+        old = first.get((setting, baseline))
+        for (filler, placement), lengths in group_lengths(factors).items():
+            arms = {length: first[setting, name] for length, name in lengths.items() if (setting, name) in first}
+            if old is None or len(arms) < FEWEST:
+                continue
+            changes = np.column_stack([arm.right / arm.samples - old.right / old.samples for arm in arms.values()])
+            found = best_arm(changes, seed=seed, level=1 - alpha)
+            rows.append(
+                {
+                    **dict(setting),
+                    "filler": filler,
+                    "placement": placement,
+                    "lengths": " ".join(map(str, arms)),
+                    "n": len(changes),
+                    **_in_points(changes.mean(axis=1), alpha),
+                    **dict(zip(("shape", "p"), trend(changes), strict=True)),
+                    "best": list(arms)[int(changes.mean(axis=0).argmax())],
+                    **{name: 100 * value for name, value in found.items()},
+                }
+            )
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_adjusted"] = float(adjusted)
+        row["shape"] = row["shape"] if adjusted < alpha else "none"
+    return pandas.DataFrame(rows, columns=list(COLUMNS))
+
+
+def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], dict[int, str]]:
+    """The conditions by the length of their filler, for each filler and placement; shortest first."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for name, of in factors.items():
+        if of["filler"] is not None and of["filler_tokens"]:
+            found.setdefault((of["filler"], of["placement"]), {}).setdefault(int(of["filler_tokens"]), name)
+    return {key: dict(sorted(lengths.items())) for key, lengths in found.items()}
+
+
+def trend(changes: npt.ArrayLike) -> tuple[str, float]:
+    """Test all lengths together against the baseline, in two shapes; return the likelier shape and its p-value.
+
+    Use it in place of a test for each length: it asks one question, and its noise is averaged over the lengths.
+
+    Args:
+        changes: [problem, length] Differences in the share of right samples, the lengths in order.
+
+    Returns:
+        `plateau` or `peak`, and the two-sided p-value of the score test of its weighted mean, as the larger of two
+        statistics that go together as these do.
+    """
+    values = np.asarray(changes, dtype=float)
+    rise = np.minimum(np.arange(1, values.shape[1] + 1), np.arange(values.shape[1], 0, -1)).astype(float)
+    shapes = {"plateau": np.full(len(rise), 1 / len(rise)), "peak": rise / rise.sum()}
+    weighted = {name: values @ weights for name, weights in shapes.items()}
+    found = {name: abs(score_statistic(one, 0.0, bounds=difference_bounds(one, 1))) for name, one in weighted.items()}
+    shape = max(found, key=lambda name: found[name])
+    return shape, _larger_of_two(found[shape], *weighted.values())
+
+
+def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: int = SPLITS) -> dict[str, float]:
+    """What the best of several arms is worth: chosen on half of the problems, measured on the other half, many times.
+
+    Both halves take their turn in each split, so every problem is measured once in it, under the arm that the others
+    chose. The estimate is the mean over problems and splits. Its variance is taken to be that of one split, on average:
+    splits share their problems, and how much less their mean varies is not known.
+
+    Args:
+        changes: [problem, arm] Differences from the baseline in the share of right samples.
+        seed: Of the random halves.
+        level: Confidence level of the interval.
+        splits: How often the problems are halved.
+
+    Returns:
+        `naive`, the difference of the arm that is best on all problems; `honest` with `honest_low` and `honest_high`:
+        of an arm that is chosen so. All are shares.
+    """
+    values = np.asarray(changes, dtype=float)
+    count = len(values)
+    rng = np.random.default_rng(seed)
+    means, variances = [], []
+    for _ in range(splits):
+        order = rng.permutation(count)
+        measured = np.empty(count)
+        for chosen, other in ((order[: count // 2], order[count // 2 :]), (order[count // 2 :], order[: count // 2])):
+            measured[other] = values[other, values[chosen].mean(axis=0).argmax()]
+        means.append(measured.mean())
+        variances.append(measured.var(ddof=1))
+    honest = float(np.mean(means))
+    reach = float(stdtrit(count - 1, (1 + level) / 2) * math.sqrt(np.mean(variances) / count))
+    naive = float(values.mean(axis=0).max())
+    return {"naive": naive, "honest": honest, "honest_low": honest - reach, "honest_high": honest + reach}
+
+
+def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:
+    """The chance that the larger of two normal statistics, correlated as these values are, lies so far from 0."""
+    if not first.any() or not math.isfinite(statistic):
+        return 1.0 if not first.any() else 0.0
+    together = float(np.corrcoef(first, second)[0, 1])
+    joint = multivariate_normal(cov=[[1, together], [together, 1]], allow_singular=True)
+    inside = joint.cdf([statistic, statistic], lower_limit=[-statistic, -statistic])
+    return float(min(1.0, max(0.0, 1 - inside)))
+
+
+def _in_points(values: Floats, alpha: float) -> dict[str, float]:
+    low, high = score_interval(values, bounds=difference_bounds(values, 1), level=1 - alpha)
+    return {"difference": 100 * float(values.mean()), "low": 100 * low, "high": 100 * high}
