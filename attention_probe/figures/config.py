@@ -120,7 +120,7 @@ class HeadConfig(Strict):
     Attributes:
         layer: Index of the layer, from 0.
         head: Index of the head, from 0.
-        label: The same for people, counting from 1: `Layer 1 Head 12`.
+        label: The same for people, counting from 1: `Layer 1 Head 12`. Written down, it is checked.
         title: The panel's title. By default name and label.
         name: The model's name in the title. By default the figure's.
         model: Another model than the figure's.
@@ -131,13 +131,21 @@ class HeadConfig(Strict):
 
     layer: StrictInt = Field(ge=0)
     head: StrictInt = Field(ge=0)
-    label: str
+    label: str = ""
     title: str | None = None
     name: str | None = None
     model: str | None = None
     architecture: Path | None = None
     exclude_first_token: bool | None = None
     prompts: PromptsConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_label(cls, values: Any) -> Any:
+        """Where no label is written, it follows from layer and head."""
+        if isinstance(values, dict) and all(type(values.get(key)) is int for key in ("layer", "head")):
+            return {"label": f"Layer {values['layer'] + 1} Head {values['head'] + 1}", **values}
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
