@@ -96,7 +96,9 @@ class RowConfig(Strict):
     @classmethod
     def _for_the_row(cls, value: Any) -> Any:
         """One pair of numbers is the whole row's."""
-        return [value] if isinstance(value, list) and not any(isinstance(one, list) for one in value) else value
+        return (
+            [value] if isinstance(value, list) and value and not any(isinstance(one, list) for one in value) else value
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -229,3 +231,37 @@ def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
         ConfigError, match=r"^mless probe: layout: expected 'raw', 'chat', 'as_published' or 'as_printed', got 'x'"
     ):
         prompts_config(dataset="demo", layout="x")
+
+
+def appendix_commands():
+    """The words of each `mless figure` command for the appendix's heads, as bash splits them."""
+    text = (ROOT / "docs/reproduce.md").read_text()
+    (block,) = re.findall(r"```bash\n(qwen=.*?)```", text, re.DOTALL)
+    script = "mless() { printf '%s\\0' \"$@\"; printf '\\n'; }\n" + block
+    said = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout
+    return [line.split("\0")[:-1] for line in said.splitlines()]
+
+
+def test_the_appendixs_heads_exist():
+    commands = appendix_commands()
+    assert len(commands) == 9
+    for _, path, *options in commands:
+        config = load_figure_config(ROOT / path, options[1::2])
+        assert set(options[::2]) == {"--set"} and config.name.startswith("figure-")
+        for panel in config.panels:
+            layers, heads = shape(panel)
+            assert panel.head.layer < layers and panel.head.head < heads and panel.y_limits is None
+            assert panel.title.startswith(config.model_name or config.model.rpartition("/")[2])
+            assert read_architecture(ROOT / panel.head.architecture).tokenizer == config.model
+
+
+@pytest.mark.slow
+def test_heads_of_each_model_are_drawn_with_random_weights(mless, tmp_path):
+    chosen = [
+        words for words in appendix_commands() if {"name=figure-13", "name=figure-16", "name=figure-20"} & {*words}
+    ]
+    for words in chosen:
+        few = ("--random-weights", "--set", "prompts.n=2", "--set", "prompts.dataset=demo", "-o", str(tmp_path))
+        done = mless(words[0], str(ROOT / words[1]), *words[2:], *few)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list(tmp_path.glob("figure-*.png"))) == len(chosen) == 3
