@@ -113,6 +113,11 @@ def main() -> None:
         message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
         typer.echo(f"mless: {message}", err=True)
         sys.exit(130 if isinstance(error, RunInterrupted) else 2)
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"mless: {error.filename} cannot be used: {error.strerror}. Choose another path.", err=True)
+        sys.exit(2)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise

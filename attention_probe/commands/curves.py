@@ -9,6 +9,7 @@ import typer
 
 from attention_probe.choices import Shown
 from attention_probe.commands.options import Averaged, TracesPath, parse_indices, split_words, write_frame
+from harness.errors import ConfigError
 from harness.options import Baseline
 
 
@@ -43,6 +44,10 @@ def curves(
     with AttentionTraces.open(traces) as opened:
         header = opened.header
         subtracted = baseline if view == "difference" else None
+        if subtracted in split_words(conditions):
+            raise ConfigError(
+                f"--view difference subtracts {baseline!r}: expected other --conditions. Leave it out there."
+            )
         names = split_words(conditions) or tuple(name for name in opened.conditions if name != subtracted)
         averaged = average_curves(
             opened,

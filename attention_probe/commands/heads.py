@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attention_probe.commands.options import TracesPath, split_words, write_frame
+from harness.errors import ConfigError
 
 
 def heads(
@@ -36,9 +37,15 @@ def heads(
     from attention_probe.traces import AttentionTraces
 
     old, new = split_words(baseline), split_words(condition)
+    if not (old and new):
+        raise ConfigError("--baseline and --condition: expected a condition for each, got none. Name one.")
     ranked = []
     for path in (traces, *(twins or ())):
         with AttentionTraces.open(path) as opened:
+            if path is not traces and not opened.header.random_weights:
+                raise ConfigError(
+                    f"--twin {path} has trained weights: expected traces of `mless probe --random-weights`."
+                )
             ranked.append(rank_heads(opened, measure, old, new))
     frame = ranked[0]
     write_frame(frame.head(top) if top else frame, form, None)

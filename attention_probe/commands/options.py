@@ -10,6 +10,7 @@ import typer
 
 from harness.choices import Definition
 from harness.errors import ConfigError
+from harness.runs.stored_files import write_output
 
 if TYPE_CHECKING:
     import pandas
@@ -30,15 +31,12 @@ def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None
     if output is None:
         typer.echo(text)
         return
-    try:
-        output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}. Choose another file.") from None
+    write_output(output, text + "\n")
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
-    """The words between commas, without spaces around them."""
-    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
+    """The words between commas, each once, without spaces around them."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
 
 
 def parse_indices(text: str, option: str) -> tuple[int, ...]:

@@ -155,7 +155,7 @@ def make_leaderboard(
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """Filler, number of its tokens and placement of the conditions of all runs of ours; of logs nothing is known."""
-    configs = [one.receipt["config"] for one in runs if not one.is_logs and "config" in one.receipt]
+    configs = [one.receipt["config"] for one in runs if one.facts.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
 

@@ -20,6 +20,7 @@ from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
 from harness.errors import ConfigError, PromptMismatchError, RunError, list_first
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem
+from harness.runs.stored_files import write_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,7 @@ class Selection:
         Raises:
             ConfigError: the file cannot be written.
         """
-        try:
-            path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
+        write_output(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Selection:

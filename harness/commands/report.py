@@ -30,6 +30,7 @@ def report(
     from harness.runs.find_runs import locate
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
-    curves = [reader.load()(path, layer=layer, heads=head, definition=definition) for path in traces or ()]
+    chosen = head and list(dict.fromkeys(head))
+    curves = [reader.load()(path, layer=layer, heads=chosen, definition=definition) for path in traces or ()]
     size = write_report(locate(runs), output, attention=curves, baseline=baseline, margin=margin, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

@@ -75,7 +75,7 @@ def make_table(
         ValueError: there is no such split.
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
-    by, parts = [Split(name).value for name in by], parts or Parts()
+    by, parts = list(dict.fromkeys(Split(name).value for name in by)), parts or Parts()
     read = [read_run(run, metric=metric) for run in locate(runs)]
     if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
         return render_grids([plain_grid(accuracy_table(read[0].frame))], "text")
@@ -132,7 +132,7 @@ def make_leaderboard_page(
 
     Args and Raises: see `make_table`.
     """
-    by = [Split(name).value for name in by]
+    by = list(dict.fromkeys(Split(name).value for name in by))
     groups = by_table([read_run(run, metric=metric) for run in locate(runs)])
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
     names = _titles(boards)

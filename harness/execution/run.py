@@ -43,6 +43,7 @@ from harness.runs.folder import (
     read_scored_by,
     read_scores,
     read_sessions,
+    refuse_foreign,
 )
 from harness.runs.records import (
     FORMAT,
@@ -106,6 +107,7 @@ def describe_folder(plan: Plan, *, output: Path | None = None, fork: bool = Fals
         HarnessError: the folder's journal, or the model's own settings, cannot be read.
     """
     path = _choose_folder(plan, output)
+    refuse_foreign(path)
     if not has_sample(path):
         return f"{path}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))

@@ -91,9 +91,14 @@ class ConditionConfig(Strict):
             given = cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(explain(error, f"condition {values.get('name', '')!r}", cls)) from None
+        try:
+            filler = given._filler()
+        except ConfigError as error:
+            where = f"condition {given.name!r}"
+            raise error if str(error).startswith(where) else ConfigError(f"{where}: {error}") from None
         return Condition(
             name=given.name,
-            filler=given._filler(),
+            filler=filler,
             placement=given.placement,
             seed=given.seed,
             edit=None if given.instruction is None else Edit(instruction=given.instruction),

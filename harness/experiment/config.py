@@ -161,7 +161,7 @@ class ExplicitSampling(Strict):
         repetition_penalty: Above 1 makes repeated tokens less likely.
     """
 
-    temperature: float = Field(ge=0)
+    temperature: float = Field(ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0, le=1)
@@ -220,7 +220,7 @@ class RunConfig(Strict):
         seed: Seed of all samples and of all that is drawn.
     """
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     model: ModelConfig
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
     conditions: Annotated[
@@ -239,10 +239,10 @@ class RunConfig(Strict):
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     samples_per_problem: int = Field(default=1, ge=1)
     max_gen_toks: int = Field(default=2048, ge=1)
-    until: tuple[str, ...] = ()
+    until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     audit: bool = True
     output: Path = Path("results")
-    seed: int = DEFAULT_SEED
+    seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
 
     @model_validator(mode="before")
     @classmethod
@@ -489,6 +489,8 @@ def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
     """
     from harness.experiment.tokenizer import load_tokenizer
 
+    if not model.strip():
+        raise ConfigError("--model is empty: expected a hub name such as Qwen/Qwen2.5-Math-7B, or a folder.")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
     template = load_tokenizer(resources.resolve_model(model)).chat_template
     own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]

@@ -92,6 +92,10 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     """
     stated = arguments.get("max_model_len") or arguments.get("max_length")
     base_url = str(arguments.get("base_url") or "").rstrip("/")
+    if stated is not None and not (str(stated).isdigit() and int(stated) > 0):
+        raise ConfigError(
+            f"The context length (max_model_len, max_length): expected a whole number above 0, got {stated!r}."
+        )
     if not base_url or base_url.endswith("chat/completions"):
         return None if stated is None else int(stated)
     if stated is None:

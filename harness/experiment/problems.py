@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -184,7 +185,7 @@ def _text(record: dict[str, object], field: str, where: str) -> str:
             "`dataset: {path: FILE, problem: ..., answer: ..., id: ...}`; `id: null` numbers the lines."
         )
     value = record[field]
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         value = str(value)
     if not isinstance(value, str):
         raise DataError(f"{where}, field {field!r}: expected text, got {type(value).__name__} {value!r}.")

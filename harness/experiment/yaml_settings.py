@@ -19,6 +19,8 @@ _EXPECTED = {
     "greater_than_equal": "{ge:g} or more",
     "greater_than": "more than {gt:g}",
     "less_than_equal": "{le:g} or less",
+    "less_than": "less than {lt:g}",
+    "finite_number": "a finite number",
     "literal_error": "{expected}",
     "enum": "{expected}",
     "string_pattern_mismatch": "text that matches {pattern}",
@@ -146,4 +148,4 @@ def explain(
         fields = nested[key].model_fields
         form = ", ".join(f"{name}: {(field.examples or ['...'])[0]}" for name, field in fields.items())
         message += f", or a mapping {{{form}}}"
-    return f"{where}: {key}: {message}, got {worst['input']!r}."
+    return f"{': '.join(filter(None, [where, key, message]))}, got {worst['input']!r}."

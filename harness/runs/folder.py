@@ -59,7 +59,8 @@ class RunFolder:
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> None:
         self.path = path
         with clear_messages(path), ExitStack() as opened:
-            _make(path)
+            refuse_foreign(path)
+            path.mkdir(parents=True, exist_ok=True)
             opened.callback(lock(path).release)
             if has_sample(path):
                 refuse_other_format(read_header(path / JOURNAL), path / JOURNAL)
@@ -328,8 +329,12 @@ def changes(path: Path, identity: Identity) -> list[str]:
     return differences(read_header(path / JOURNAL), as_json(identity)) if has_sample(path) else []
 
 
-def _make(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
+def refuse_foreign(path: Path) -> None:
+    """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
+    if path.exists() and not path.is_dir():
+        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+    if not path.exists():
+        return
     if not is_stored(path / JOURNAL) and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
         raise JournalError(
             f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."

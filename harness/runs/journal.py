@@ -289,9 +289,14 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
+        remedy = f", or delete that line (sed -i {number}d {path}), and its sample is generated again"
+        if number == 1:  # it says which run this is
+            remedy = ""
+        elif path.name.startswith("scores"):
+            remedy = ", or delete it and run `mless regrade`"
         raise JournalError(
             f"{path}, line {number}: damaged, expected one JSON object. Nothing mless does leaves such a line: restore "
-            f"the file from a copy, or delete that line (sed -i {number}d {path}), and its sample is generated again."
+            f"the file from a copy{remedy}."
         )
     return record
 

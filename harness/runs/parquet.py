@@ -13,7 +13,7 @@ import pyarrow.parquet
 from harness.errors import ConfigError
 from harness.runs.records import COLUMNS
 from harness.runs.run import Run
-from harness.runs.stored_files import write_atomic
+from harness.runs.stored_files import refuse_own_file, write_atomic
 
 RECEIPT_KEY = b"mless.receipt"
 """Under this key the file's metadata hold run.json."""
@@ -31,6 +31,7 @@ def export_parquet(run: Run, path: Path) -> int:
         RunError: a file of the run is missing or damaged.
         ConfigError: the file cannot be written.
     """
+    refuse_own_file(path)
     frame = run.read_texts()
     fields = [
         pyarrow.field(name, _type(kind), metadata={b"description": meaning.encode()})

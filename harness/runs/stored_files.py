@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from harness.errors import JournalError
+from harness.errors import ConfigError, JournalError, RunError
 
 BUFFER = 1 << 20
 """Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
@@ -52,9 +52,17 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
 
 
 def hash_stored(path: Path) -> str:
-    """SHA-256 of a file; of one that is kept packed, as it is unpacked."""
-    with open_stored(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    """SHA-256 of a file; of one that is kept packed, as it is unpacked.
+
+    Raises:
+        RunError: it is missing, or cannot be read.
+    """
+    try:
+        with open_stored(path) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        remedy = "Run `mless regrade` on the folder." if path.name == "scores.jsonl" else "Restore it from a copy."
+        raise RunError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
 
 
 def pack_files(folder: Path) -> None:
@@ -111,6 +119,28 @@ def write_whole(path: Path, text: str) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+_OWN = frozenset(("journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", "header.json"))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        ConfigError: it cannot be written, or is a file of a run or of traces.
+    """
+    refuse_own_file(path)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
+
+
+def refuse_own_file(path: Path) -> None:
+    """Raise ConfigError if the path is a file that a run or traces consist of, which an output must not replace."""
+    if path.name in _OWN and is_stored(path):
+        raise ConfigError(f"{path} is a file of a run or of traces, and would be lost. Choose another name.")
 
 
 @contextmanager

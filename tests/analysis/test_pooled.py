@@ -270,5 +270,5 @@ def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, m
     assert load_config(write(tmp_path, config.as_written())) == config
     with pytest.raises(ConfigError, match="this run has none: name `primary`"):
         load_config(write(tmp_path, {**labelled, "study": good, "contrasts": []}))
-    with pytest.raises(ConfigError, match="and the label None"):
+    with pytest.raises(ConfigError, match="and the label mless-demo"):
         load_config(write(tmp_path, {**MINIMAL, "study": good}))

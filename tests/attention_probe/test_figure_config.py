@@ -225,10 +225,10 @@ def test_a_missing_figure_config_names_where_the_shipped_ones_are():
 
 def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
     assert prompts_config(dataset="demo", run=None, n=3, flip=None).n == 3
-    with pytest.raises(ConfigError, match=r"^mless probe: expected exactly one of `run`, `logs` and `dataset`"):
+    with pytest.raises(ConfigError, match=r"^prompts: expected exactly one of `run`, `logs` and `dataset`"):
         prompts_config(run=None, dataset=None)
     with pytest.raises(
-        ConfigError, match=r"^mless probe: layout: expected 'raw', 'chat', 'as_published' or 'as_printed', got 'x'"
+        ConfigError, match=r"^prompts: layout: expected 'raw', 'chat', 'as_published' or 'as_printed', got 'x'"
     ):
         prompts_config(dataset="demo", layout="x")
 

@@ -346,7 +346,7 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp
 
 def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(JournalError, match=r"cannot be written: .*Choose an --output that can"):
+    with pytest.raises(JournalError, match=r"is a file: expected a folder, or none yet. Choose another --output"):
         RunFolder(tmp_path / "file", identity, plan.prompts)
 
 

@@ -78,7 +78,8 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
 
 def random_filler(rng: random.Random) -> Condition:
     """A filler of any kind and length, mostly where the study puts it."""
-    placement = rng.choices(list(Placement), weights=[1, 7, 0.5, 1.5])[0]
+    places = (Placement.BEFORE_SYSTEM, Placement.BETWEEN, Placement.END, Placement.RANDOM)
+    placement = rng.choices(places, weights=[1, 7, 0.5, 1.5])[0]
     filler = Filler(unit=rng.choice(FILLER_UNITS), count=rng.randint(1, 75))
     return Condition(name="training", filler=filler, placement=placement, seed=rng.randrange(1 << 30))
 
@@ -104,7 +105,7 @@ def draw_examples(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Exa
     for index, (identity, record) in enumerate(draw_problems(seed)):
         if identity in held_out:
             continue
-        layout = rng.choices(list(Layout), weights=[4, 4, 2])[0]
+        layout = rng.choices((Layout.RAW, Layout.CHAT, Layout.AS_PUBLISHED), weights=[4, 4, 2])[0]
         condition = random_filler(rng) if rng.random() < 0.5 else baseline
         text = random_filler_text(rng, condition) if condition.filler else ""
         prompt = build_prompt(str(record["problem"]), condition, filler_text=text, layout=layout, key=str(index))

@@ -33,7 +33,7 @@ from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join
 from harness.runs.receipts import git_revision, receipt_line, versions
-from harness.runs.stored_files import clear_messages, write_whole
+from harness.runs.stored_files import clear_messages, refuse_own_file, write_whole
 
 LIMIT = 5_000_000
 """Greatest size of a page in bytes. What does not fit is left out, which the page says: see `make_details`."""
@@ -68,6 +68,7 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
+    refuse_own_file(output)
     with clear_messages(output):  # before the work, which takes a while
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.is_dir() or not os.access(output.parent, os.W_OK):
