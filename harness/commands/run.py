@@ -48,10 +48,11 @@ def run(
     if dry_run and settings.model.backend == "vllm":
         check_unusual(engine_arguments(settings.model_arguments()))
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
-    typer.echo(describe_plan(plan), err=not dry_run)
     if dry_run:
-        typer.echo(fold_line(f"folder    {describe_folder(plan, output=output, fork=fork)}", 10))
+        folder = describe_folder(plan, output=output, fork=fork)
+        typer.echo("\n".join([describe_plan(plan), fold_line(f"folder    {folder}", 10)]))
         return
+    typer.echo(describe_plan(plan), err=True)
     show_run(execute(plan, output=output, fork=fork, quiet=quiet))
 
 

@@ -332,3 +332,33 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
     refused_line = mless("fetch", config(), "--set", "model.arguments.pretrained=some/model")
     assert refused_line.returncode == 2
     assert "The hub could not be reached for some/model" in refused_line.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--set", "model.arguments.max_model_len=4k"),
+            "max_length): expected a whole number above 0, got '4k'.",
+        ),
+        (("--set", 'until=[""]'), "until.0: expected some text, got ''."),
+        (("--set", "name=.."), "name: expected text that matches"),
+        (("--set", "sampling={temperature: .inf}"), "sampling.temperature: expected a finite number, got inf."),
+        (("--set", "seed=99999999999999999999999"), "seed: expected less than"),
+        (("--set", "conditions=[wo, {name: x, sentence: 9999}]"), "condition 'x': There are "),
+        (("-o", "/dev/null"), "/dev/null is a file: expected a folder"),
+    ],
+    ids=str,
+)
+def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch, config, arguments, said):
+    refused(here(capsys, monkeypatch, "run", config(), "--limit", "2", "--dry-run", *arguments), said)
+
+
+def test_a_missing_file_of_scores_names_its_remedy(capsys, monkeypatch, tmp_path):
+    shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    for file in (tmp_path / "run").glob("scores.jsonl*"):
+        file.unlink()
+    for command in ("table", "show", "flips"):
+        done = here(capsys, monkeypatch, command, str(tmp_path / "run"))
+        refused(done, "scores.jsonl cannot be read: No such file or directory. Run `mless regrade` on the folder.")
+    assert here(capsys, monkeypatch, "table", str(GREEDY_RUN), "--by", "level", "--by", "level").returncode == 0

@@ -106,3 +106,14 @@ def test_the_command_says_how_many_samples_and_where(capsys, monkeypatch, tmp_pa
         f"{len(load_run(GREEDY_RUN)):,} samples  {tmp_path / 's.parquet'}\n",
     )
     refused(here(capsys, monkeypatch, "export", str(tmp_path)), "holds no finished run")
+
+
+@pytest.mark.parametrize("command", ["export", "report", "flips"])
+def test_no_output_replaces_a_file_of_the_run(capsys, monkeypatch, tmp_path, command):
+    shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    for name in ("run.json", "journal.jsonl", "scores.jsonl"):
+        output = tmp_path / "run" / name
+        done = here(capsys, monkeypatch, command, str(tmp_path / "run"), "-o", str(output))
+        refused(done, f"{output} is a file of a run or of traces, and would be lost. Choose another name.")
+    assert before == {path: path.read_bytes() for path in before}
