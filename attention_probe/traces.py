@@ -8,6 +8,7 @@ record is noticed. Reading holds one record in memory however many there are. No
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -284,8 +285,8 @@ def _read_header(path: Path) -> tuple[TraceHeader, tuple[dict[str, Any], ...]] |
         content = file.read_bytes() if file.is_file() else b""
         if b'"mless_traces"' not in content:
             raise JournalError(
-                f"{path} is no folder of traces. Expected one that `mless probe` made; check the path. Nothing was "
-                "touched."
+                f"{path} is no folder of traces: {HEADER} is missing or damaged. Expected a folder that `mless probe` "
+                "made; check the path. Nothing was touched."
             )
         try:
             about = json.loads(content)
@@ -313,9 +314,10 @@ def _check_same(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
 
 
 def _damaged(file: Path, what: str) -> JournalError:
+    remove = "the folder" if file.name == HEADER else "it"  # records are nothing without it
     return JournalError(
-        f"{file} is torn or damaged ({what.splitlines()[0]}). Restore it from a copy, or delete it and run the same "
-        "`mless probe` again."
+        f"{file} is torn or damaged ({what.splitlines()[0]}). Restore it from a copy, or delete {remove} and run the "
+        "same `mless probe` again."
     )
 
 
@@ -325,7 +327,8 @@ def _clear_messages(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        remedy = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
         raise JournalError(
-            f"{path} cannot be read or written: {error.strerror}. Every record before is safe. Free some space or "
+            f"{path} cannot be read or written: {error.strerror or error}. Every record before is safe. {remedy}, or "
             "choose another path, and run the same command again."
         ) from None

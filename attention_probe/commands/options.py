@@ -10,7 +10,6 @@ import typer
 
 from harness.choices import Definition
 from harness.errors import ConfigError
-from harness.runs.stored_files import write_output
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +30,8 @@ def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None
     if output is None:
         typer.echo(text)
         return
+    from harness.runs.stored_files import write_output
+
     write_output(output, text + "\n")
 
 

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
 from harness.errors import ConfigError, PromptMismatchError, RunError, list_first
+from harness.experiment.conditions import yardstick
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem
 from harness.runs.stored_files import write_output
@@ -215,6 +216,11 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
     """
     for name in (criterion.baseline, criterion.condition):
         if name not in source.conditions:
+            if kind := yardstick(name):
+                raise ConfigError(
+                    f"{name} is a {kind}, which conditions are held against: expected one of "
+                    f"{list_first(source.conditions, 6)}. `mless show` prints its prompts and answers."
+                )
             raise ConfigError(
                 f"{source.name} has no condition {name!r}, so nothing flips from {criterion.baseline!r} to "
                 f"{criterion.condition!r}. It has {list_first(source.conditions, 6)}."

@@ -84,8 +84,9 @@ def print_problem(
         if layout in (None, one.layout) and (one.condition == condition if condition else one.condition not in kinds)
     ]
     if not shown:
-        found = ", ".join(dict.fromkeys(f"{one.condition} ({one.layout})" for one in here))
-        raise RunError(f"{run.name} did not ask problem {problem} so: expected one of {found}.")
+        found = list_first(list(dict.fromkeys(f"{one.condition} ({one.layout})" for one in here)), 6)
+        asked_for = " and ".join(filter(None, (condition, layout)))
+        raise RunError(f"{run.name} did not ask problem {problem} under {asked_for}: expected one of {found}.")
     about = f"{problem}  level {shown[0].level}  {shown[0].subject}  gold answer {shown[0].target}"
     console.print(spell_out(about, console.encoding), style="bold")
     for one in shown:

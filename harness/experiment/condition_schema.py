@@ -191,6 +191,8 @@ def draw_sentences(values: Any) -> Any:
             continue
         rest = dict(value)
         count = rest.pop("sentences")
+        if "sentence" in rest:
+            raise ConfigError("conditions: expected `sentence` (one) or `sentences` (several), got both.")
         if not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
             raise ConfigError(f"conditions: sentences: expected 1 to {len(SENTENCES)}, got {count!r}.")
         drawn = random.Random(rest.get("seed", DEFAULT_SEED)).sample(range(len(SENTENCES)), count)

@@ -138,6 +138,12 @@ class DatasetConfig(Strict):
     answer: str = "answer"
     id: str | None = "unique_id"
 
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.problem == self.answer:
+            raise ValueError(f"problem and answer: expected two fields, got {self.problem!r} for both")
+        return self
+
 
 def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
     """The problems that a config's `dataset` names.

@@ -250,7 +250,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.endswith(b"\n"):
                     yield number, line
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise JournalError(f"{path} cannot be read: {error.strerror or error}. Mend that, or restore it.") from None
 
 
 def _decode(decoder: msgspec.json.Decoder[Keyed], path: Path, number: int, line: bytes) -> Keyed:

@@ -32,7 +32,7 @@ from harness.runs.folder import (
 from harness.runs.journal import read_records
 from harness.runs.records import COLUMNS, Receipt, Sample, Score, encodable, fit, printable, refuse_other_format
 from harness.runs.repetition import loops
-from harness.runs.stored_files import find_stored
+from harness.runs.stored_files import find_stored, is_stored
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +54,11 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     """
     path = folder / RECEIPT
     if not path.is_file():
+        if is_stored(folder / JOURNAL):
+            raise RunError(
+                f"{folder} holds no finished run: expected {RECEIPT} beside its {JOURNAL}. Run the command that began "
+                "it again: it does what is missing."
+            )
         raise RunError(
             f"{folder} holds no finished run: expected {RECEIPT} in it, or lm-eval's samples_*.jsonl. Check the path; "
             "an interrupted run is continued by the command that began it."

@@ -173,5 +173,5 @@ class clear_messages:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if isinstance(error, OSError):
             raise JournalError(
-                f"{self._path} cannot be written: {error.strerror}. Choose an --output that can."
+                f"{self._path} cannot be written: {error.strerror}. Make it writable, or choose another --output."
             ) from None

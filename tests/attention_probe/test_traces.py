@@ -278,7 +278,7 @@ def test_what_is_something_else_is_named_and_not_touched(tmp_path):
     (folder / "header.json").write_text('{"a": 1}')
     for path in (text, folder, tmp_path):
         for attempt in (AttentionTraces.open, begin):
-            with pytest.raises(JournalError, match=r"is no folder of traces\. Expected one that `mless probe` made"):
+            with pytest.raises(JournalError, match=r"no folder of traces: header\.json is missing or damaged\."):
                 attempt(path)
     with pytest.raises(JournalError, match="does not exist"):
         AttentionTraces.open(tmp_path / "missing")

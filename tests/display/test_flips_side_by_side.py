@@ -332,7 +332,7 @@ def test_what_was_not_recorded_is_said():
 
 
 def test_harmless_edits_of_the_prompt_are_no_conditions(flips):
-    said = "has no condition 'edit-01', so nothing flips from 'wo' to 'edit-01'. It has wo, mless, mful, random, fill"
+    said = "edit-01 is a rewording, which conditions are held against: expected one of wo, mless, mful, random, "
     refused(flips("--condition", "edit-01", path=EXAMPLE), said)
     whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
     told = head_of(flips(path=EXAMPLE))

@@ -445,7 +445,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     with pytest.raises(JournalError, match="cannot be written"):
         write_report([GREEDY_RUN], tmp_path / "file" / "page.html")
     for folder in (Path(), Path("/"), tmp_path):  # before the work: the run is not even looked for
-        with pytest.raises(JournalError, match=r"cannot be written: Is a directory\. Choose an --output that can\."):
+        with pytest.raises(
+            JournalError, match=r"cannot be written: Is a directory\. Make it writable, or choose another --output\."
+        ):
             write_report([Path("nowhere")], folder)
     assert not list(tmp_path.parent.glob("*.part"))
 

@@ -551,7 +551,7 @@ def test_one_line_and_exit_code_2(demo_run, capsys, monkeypatch):
     (demo_run / "run.json").write_text('{"tasks": [')
     refused(table(str(demo_run)), "run.json is torn or damaged")
     (demo_run / "run.json").unlink()
-    refused(table(str(demo_run)), "holds no finished run: expected run.json in it, or lm-eval's")
+    refused(table(str(demo_run)), "holds no finished run: expected run.json beside its journal.jsonl")
     refused(table("nowhere", "wo=also-nowhere.jsonl"), "nowhere holds no finished run")
     refused(table("wo=also-nowhere.jsonl"), "also-nowhere.jsonl does not exist. Expected a run folder, or a sample log")
 
