@@ -35,6 +35,7 @@ def heads(
     """
     from attention_probe.analysis.head_ranking import ALPHA, rank_heads
     from attention_probe.traces import AttentionTraces
+    from harness.display.table_formats import fold
 
     old, new = split_words(baseline), split_words(condition)
     if not (old and new):
@@ -48,9 +49,13 @@ def heads(
                 )
             ranked.append(rank_heads(opened, measure, old, new))
     frame = ranked[0]
-    write_frame(frame.head(top) if top else frame, form, None)
-    typer.echo(f"{measure}, {condition} - {baseline}: {frame.attrs['note']}", err=form != "text")
+    shown = frame.head(top) if top else frame
+    if form == "text":  # inside 80 columns; the label says layer and head once more
+        shown = shown.drop(columns="label").rename(columns={"mean_difference": "difference", "standard_error": "SE"})
+    write_frame(shown, form, None)
+    typer.echo(fold([f"{measure}, {condition} - {baseline}: {frame.attrs['note']}"]), err=form != "text")
     if not frame["guaranteed"].any():
         counts = [f"{one.attrs['found']} of {one.attrs['heads']}" for one in ranked]
         beside = ", ".join(counts[1:]) or "not counted (probe with --random-weights, and name that with --twin)"
-        typer.echo(f"heads with adjusted p < {ALPHA:g}: {counts[0]}; with random weights: {beside}", err=form != "text")
+        said = f"heads with adjusted p < {ALPHA:g}: {counts[0]}; with random weights: {beside}"
+        typer.echo(fold([said]), err=form != "text")
