@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.runs import ROOT
-from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import make_leaderboard
+from harness.analysis.side_tables import TESTED
 from harness.execution.regrade import regrade
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.read_run import read_run

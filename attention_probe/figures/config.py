@@ -18,7 +18,7 @@ from harness.display.words import label
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
-from harness.experiment.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, explain, read_values
 
 BASELINE = "wo"
 """The condition whose token positions the aligned curves use."""

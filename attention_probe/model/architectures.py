@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, explain, read_values
 
 TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
 """Model types whose capture the tests compare with eager attention."""

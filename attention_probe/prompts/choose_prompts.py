@@ -17,8 +17,8 @@ from harness.experiment.conditions import named_condition, named_conditions
 from harness.experiment.config import DatasetConfig, open_dataset
 from harness.experiment.fillers import DEFAULT_SEED
 from harness.experiment.prompt import Layout
-from harness.experiment.yaml_settings import Strict, explain
 from harness.runs.prompt_source import BASELINE, Source, build_source, read_source
+from harness.yaml_settings import Strict, explain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

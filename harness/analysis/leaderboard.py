@@ -42,8 +42,8 @@ class Leaderboard:
 
     Attributes:
         comparison: `analysis.compare`.
-        mediators: `mediators.mediator_table`.
-        audit: `grader_agreement.audit_table`.
+        mediators: `side_tables.mediator_table`.
+        audit: `side_tables.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         study: The study that all runs were registered in, if they are of one.
@@ -102,10 +102,9 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
     """
     from harness.analysis.comparison import MARGIN, compare
-    from harness.analysis.grader_agreement import audit_table
-    from harness.analysis.mediators import mediator_table
     from harness.analysis.pooled import pool
     from harness.analysis.sample_counts import count_outcomes
+    from harness.analysis.side_tables import audit_table, mediator_table
     from harness.analysis.sweeps import group_lengths, sweep_table
 
     frame = join(runs)

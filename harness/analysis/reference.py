@@ -15,7 +15,7 @@ from harness import resources
 from harness.analysis.power import ALPHA
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
-from harness.experiment.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict, explain
 
 if TYPE_CHECKING:
     import pandas
@@ -121,7 +121,7 @@ def reference_table(
 
     Args:
         comparison: `analysis.compare`, not split any further.
-        audit: `grader_agreement.audit_table`, for the study's own rule.
+        audit: `side_tables.audit_table`, for the study's own rule.
         reference: The published numbers.
         receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.

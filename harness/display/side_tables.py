@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.grader_agreement import TESTED
 from harness.analysis.leaderboard import Leaderboard, Study, records
 from harness.analysis.pooled import FEWEST
 from harness.analysis.power import ALPHA
+from harness.analysis.side_tables import TESTED
 from harness.analysis.sweeps import SPLITS
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column

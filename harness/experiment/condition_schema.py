@@ -26,7 +26,7 @@ from harness.experiment.fillers import (
     RepeatedProblem,
     Sentence,
 )
-from harness.experiment.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict, explain
 
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says."""

@@ -27,7 +27,7 @@ from harness.experiment.fillers import DEFAULT_SEED, Sentence
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, resolve_sampling
-from harness.experiment.yaml_settings import Strict, explain, read_values
+from harness.yaml_settings import Strict, explain, read_values
 
 
 class ModelConfig(Strict):

@@ -15,11 +15,10 @@ import pytest
 
 from harness.analysis import COLUMNS
 from harness.analysis.accuracy import accuracy_table
-from harness.analysis.grader_agreement import audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
-from harness.analysis.mediators import COLUMNS as MEDIATORS
 from harness.analysis.pooled import COLUMNS as POOLED
 from harness.analysis.power import minimal_detectable_effect
+from harness.analysis.side_tables import MEDIATORS, audit_table
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
 from harness.display.side_tables import audit_grid, mediator_grid, yardstick_grid

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.mediators import COLUMNS, mediator_table
+from harness.analysis.side_tables import MEDIATORS, mediator_table
 from tests.example_runs import drawn, evaluation
 
 
@@ -22,7 +22,7 @@ def test_shares_and_the_split_by_hand():
             "mless": [["correct"], ["correct"], ["correct"], ["truncated"], ["timeout"]],
         }
     )
-    assert list(found.columns) == ["model", "layout", *COLUMNS]
+    assert list(found.columns) == ["model", "layout", *MEDIATORS]
     assert found.loc["wo", ["samples", "no_box", "truncated", "timed_out", "looping"]].tolist() == [5, 20, 20, 0, 20]
     assert found.loc["mless", "timed_out"] == 20
     # p2 gains a box and is right, p4 loses its verdict and was right; p1 answers otherwise; p3 stays truncated
