@@ -22,6 +22,10 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder; default: the config's `output`/`name`.")
     ] = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."),
+    ] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run only part I of N; see `mless merge`.")] = None,
     fork: Annotated[
         bool,
@@ -44,7 +48,7 @@ def run(
         got = "both" if config else "neither"
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
     settings = config_of_model(str(model), overrides or ()) if config is None else load_config(config, overrides or ())
-    check_backend(settings)
+    check_backend(settings, engines)
     if dry_run and settings.model.backend == "vllm":
         check_unusual(engine_arguments(settings.model_arguments()))
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
@@ -53,7 +57,7 @@ def run(
         typer.echo("\n".join([describe_plan(plan), fold_line(f"folder    {folder}", 10)]))
         return
     typer.echo(describe_plan(plan), err=True)
-    show_run(execute(plan, output=output, fork=fork, quiet=quiet))
+    show_run(execute(plan, output=output, fork=fork, quiet=quiet, engines=engines))
 
 
 def show_run(folder: Path) -> None:

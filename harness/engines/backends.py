@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import served
+from harness.engines.engine_pool import EnginePool, open_engines, parse_engines
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.engines.vllm_arguments import engine_arguments
@@ -33,15 +35,23 @@ BATCH_SIZE = 8
 """lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
 
 
-def check_backend(config: RunConfig) -> None:
+def check_backend(config: RunConfig, engines: str | None = None) -> None:
     """Refuse a config whose backend cannot be opened or obeyed. Use it before prompts are built.
 
     Raises:
-        ConfigError: no such backend, an argument that it must not get, or switches of a chat template without a chat.
+        ConfigError: no such backend, an argument that it must not get, switches of a chat template without a chat, or
+            a number of engines that is none or that the backend cannot have.
+        MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
     if backend == "vllm":
         engine_arguments(arguments)
+        parse_engines(engines, arguments)
+    elif engines is not None:
+        raise ConfigError(
+            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own. Leave "
+            "--engines out; a server decides itself how many it runs."
+        )
     elif backend in served.PATHS:
         served.check_served(config)
     else:
@@ -68,14 +78,23 @@ def refuse_unknown_backend(backend: str) -> None:
 
 @contextmanager
 def open_backend(
-    backend: str, arguments: Mapping[str, Any], *, sampled: bool
-) -> Iterator[VLLMEngine | served.ServedModel | LmEvalBackend]:
+    backend: str,
+    arguments: Mapping[str, Any],
+    *,
+    sampled: bool,
+    engines: str | None = None,
+    most: int | None = None,
+    log: Path | None = None,
+) -> Iterator[VLLMEngine | EnginePool | served.ServedModel | LmEvalBackend]:
     """Load the model, and shut it down at the end of the context.
 
     Args:
         backend: `vllm` for our engine, one of `served.PATHS` for a server, else the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
+        engines: A number, `auto`, or None for what the arguments say; for `vllm` alone.
+        most: The number of requests, if it is known: no more engines are started.
+        log: Takes what the libraries of several engines print.
 
     Raises:
         ConfigError: no such backend, or an argument that cannot be obeyed.
@@ -86,7 +105,8 @@ def open_backend(
     if name:
         refuse_missing_folder(name)
     if backend == "vllm":
-        with closing(VLLMEngine(arguments, sampled=sampled)) as engine:
+        wanted = parse_engines(engines, arguments)
+        with closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log)) as engine:
             yield engine
         return
     if backend in served.PATHS:

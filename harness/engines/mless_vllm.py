@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from harness.engines.vllm import VLLMEngine
+from harness.engines.engine_pool import open_engines, parse_engines
 from harness.errors import ConfigError
 from harness.experiment.chat_template import apply_chat_template
 from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer
@@ -54,7 +54,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
         seed: Every sample's own seed is derived from it.
         sampled: Whether any request will be sampled.
         max_gen_toks: Tokens generated at most, where a task does not say.
-        arguments: lm-eval's model arguments; see `vllm.VLLMEngine`.
+        arguments: lm-eval's model arguments; see `vllm.VLLMEngine`. `data_parallel_size` is the number of engines.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class MlessVLLM(LM):  # type: ignore[misc]
             raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name. Add it to --model_args.")
         self._model = model
         self._seed, self._max_gen_toks = int(seed), int(max_gen_toks)
-        self._engine = VLLMEngine({"seed": self._seed, **arguments}, sampled=sampled)
+        engines = parse_engines(None, arguments)
+        self._engine = open_engines({"seed": self._seed, **arguments}, engines, sampled=sampled)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Complete lm-eval's requests, in order. Repeats of a request get seeds of their own."""

@@ -85,7 +85,7 @@ class VLLMEngine:
 
     Raises:
         MissingDependencyError: vLLM is not installed.
-        ConfigError: an argument is unknown, changes prompts, asks for data parallelism or cannot work on a CPU.
+        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
 
@@ -126,6 +126,7 @@ class VLLMEngine:
         self._errors.forget()  # messages of the start explain no later death
         started = [process for process in multiprocessing.active_children() if process not in others]
         self._calls = WatchedCalls(started, step_seconds, self._died)
+        self._aborted = False
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -145,20 +146,30 @@ class VLLMEngine:
         while waiting or running:
             while waiting and len(running) < QUEUE_PER_SEQUENCE * self.max_num_seqs:
                 number, request = waiting.popleft()
-                token_ids = request.prompt_token_ids
-                assert token_ids, "the plan of a run with vLLM has the tokens of every prompt"
-                if len(token_ids) + request.sampling.max_tokens > self.max_model_len:
-                    raise EngineError(
-                        f"Problem {request.problem_id} of {request.task} has {len(token_ids)} prompt tokens, and with "
-                        f"{request.sampling.max_tokens} generated ones that is over the context of "
-                        f"{self.max_model_len}. Lower max_gen_toks, or raise max_model_len if the model allows it."
-                    )
-                self._add(str(number), token_ids, sampling_parameters(request))
+                refuse_too_long(request, self.max_model_len)
+                self.submit(str(number), request)
                 running[str(number)] = request
-            finished, aborted = read_outputs(self._calls.call(self._engine.step))
-            yield [(running.pop(done.request_id), done) for done in finished]
-            if aborted:
-                raise self._died()
+            yield [(running.pop(done.request_id), done) for done in self.step()]
+
+    def submit(self, request_id: str, request: Request) -> None:
+        """Give one request to the engine, under a name that no other in it has. For `step`; `stream` does both.
+
+        Raises:
+            EngineError: the engine process has died or hangs, or refuses the request.
+        """
+        assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
+        self._add(request_id, request.prompt_token_ids, sampling_parameters(request))
+
+    def step(self) -> list[Finished]:
+        """Have the engine do one step; return the completions that it finished.
+
+        Raises:
+            EngineError: as `stream`; after an abort at the step that follows, so that no completion is lost.
+        """
+        if self._aborted:
+            raise self._died()
+        finished, self._aborted = read_outputs(self._calls.call(self._engine.step))
+        return finished
 
     def _add(self, request_id: str, prompt_token_ids: Sequence[int], parameters: Any) -> None:
         from vllm import TokensPrompt
@@ -257,6 +268,17 @@ def _ask_for_true_float32() -> None:
             f"mless: dtype is float32, and {TRITON_VARIABLE} is {chosen!r} in your environment, where mless would set "
             f"'ieee'. It stays {chosen!r}: on a GPU attention is then not computed in float32.",
             file=sys.stderr,
+        )
+
+
+def refuse_too_long(request: Request, max_model_len: int) -> None:
+    """Raise EngineError if a request does not fit into the model's context."""
+    size = len(request.prompt_token_ids or ())
+    if size + request.sampling.max_tokens > max_model_len:
+        raise EngineError(
+            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens, and with "
+            f"{request.sampling.max_tokens} generated ones that is over the context of {max_model_len}. Lower "
+            "max_gen_toks, or raise max_model_len if the model allows it."
         )
 
 

@@ -36,7 +36,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, an argument changes prompts, or data parallelism is asked for.
+        ConfigError: no model is named, or an argument changes prompts.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
@@ -48,11 +48,6 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
                 f"The model argument {name!r} changes prompts after they were checked. Remove it: the run config's "
                 "layouts and conditions decide what a prompt is."
             )
-    if int(arguments.get("data_parallel_size", 1)) != 1:
-        raise ConfigError(
-            f"data_parallel_size is {arguments['data_parallel_size']}, and one run is one engine. Start "
-            "`mless run CONFIG --shard 1/N` to `--shard N/N`, one for each GPU, then `mless merge` them."
-        )
     return {
         _RENAMED.get(name, name): value
         for name, value in arguments.items()

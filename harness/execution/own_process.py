@@ -15,7 +15,13 @@ from harness.runs.read_run import read_run
 from harness.runs.run import Run
 
 
-def run(config: RunConfig | str | Path, *, limit: int | None = None, output: Path | str | None = None) -> Run:
+def run(
+    config: RunConfig | str | Path,
+    *,
+    limit: int | None = None,
+    output: Path | str | None = None,
+    engines: int | str | None = None,
+) -> Run:
     """Run an experiment, or continue it, and read the result. Use it in scripts and notebooks.
 
     The engine starts processes of its own, which in a script would need a main guard and in a notebook a fresh kernel.
@@ -25,6 +31,7 @@ def run(config: RunConfig | str | Path, *, limit: int | None = None, output: Pat
         config: A run config, or its file.
         limit: Use only the first so many problems.
         output: The run folder; by default the config's.
+        engines: As the command's `--engines`.
 
     Raises:
         ConfigError: the file is no run config.
@@ -38,6 +45,7 @@ def run(config: RunConfig | str | Path, *, limit: int | None = None, output: Pat
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
         command = [sys.executable, "-m", "harness.cli", "run", str(path), "--output", str(folder), "--quiet"]
         command += [] if limit is None else ["--limit", str(limit)]
+        command += [] if engines is None else ["--engines", str(engines)]
         said = ""
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None  # asked

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,14 @@ LOG = "libraries.log"
 """What vLLM, torch and others print while a run is made."""
 
 
-def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet: bool = False) -> Path:
+def execute(
+    plan: Plan,
+    *,
+    output: Path | None = None,
+    fork: bool = False,
+    quiet: bool = False,
+    engines: str | None = None,
+) -> Path:
     """Run the plan, or what of it is not done yet, and return the run folder.
 
     Args:
@@ -71,6 +78,8 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
         output: The run folder; by default the config's, with the shard in its name.
         fork: Where the folder holds a run with other settings, use a new one beside it.
         quiet: Lines for a log instead of a live table.
+        engines: How many engines generate: a number, `auto` for as many as the GPUs allow, or None for what the config
+            says, which is one unless it has `data_parallel_size`. It may be another when the run is continued.
 
     Raises:
         HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies; what was done stays.
@@ -87,7 +96,7 @@ def execute(plan: Plan, *, output: Path | None = None, fork: bool = False, quiet
             print(f"mless: {text}", file=sys.stderr)
         with termination_as_interrupt():
             try:
-                worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet)
+                worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
                 if worked or not _is_finished(path):
                     finish(path)
                 else:
@@ -221,12 +230,16 @@ def _is_finished(path: Path) -> bool:
         return False
 
 
-def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool) -> bool:
+def _generate_and_grade(
+    plan: Plan, sampling: Sampling, identity: Identity, folder: RunFolder, *, quiet: bool, engines: str | None
+) -> bool:
     """Make every missing sample and every missing score; return whether any was missing.
 
     Raises:
         JournalError: the journal holds samples that the plan has no place for.
     """
+    from harness.engines.backends import open_backend
+
     setting = identity.hash_setting()
     keyed = [(request, sample_key(request, setting)) for request in make_requests(plan, sampling)]
     lines = plan.lines
@@ -265,9 +278,22 @@ def _generate_and_grade(plan: Plan, sampling: Sampling, identity: Identity, fold
             scorer.start()
             if known := len(keyed) - len(missing):
                 print(f"mless: {known:,} of {len(keyed):,} samples are in {folder.path} already", file=sys.stderr)
-            with library_log(folder.path / LOG), _load(plan, sampling) as backend, progress:
+            print(f"mless: loading {plan.config.model.display_name}", file=sys.stderr, flush=True)
+            opened = open_backend(
+                plan.config.model.backend,
+                plan.config.model_arguments(),
+                sampled=not sampling.greedy,
+                engines=engines,
+                most=len(missing),
+                log=folder.path / LOG,
+            )
+            with ExitStack() as stack:
+                stack.enter_context(library_log(folder.path / LOG))
+                with sign_of_life("loading"):
+                    backend = stack.enter_context(opened)
+                    facts = backend.facts()
+                stack.enter_context(progress)
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
-                facts = backend.facts()
                 _tell_other_device(folder, facts)
                 folder.begin_session({**session, "engine": facts})
                 started = time.monotonic()
@@ -311,14 +337,6 @@ def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
             f"{facts['device_names']}. Completions can differ in the last digits of a logit; the receipt names both.",
             file=sys.stderr,
         )
-
-
-def _load(plan: Plan, sampling: Sampling) -> Any:
-    from harness.engines.backends import open_backend
-
-    print(f"mless: loading {plan.config.model.display_name}", file=sys.stderr, flush=True)
-    with sign_of_life("loading"):
-        return open_backend(plan.config.model.backend, plan.config.model_arguments(), sampled=not sampling.greedy)
 
 
 def _session(plan: Plan) -> dict[str, Any]:

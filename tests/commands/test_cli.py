@@ -262,10 +262,12 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
         ({}, ["--set", "model.arguments.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
         ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
         ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
+        ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'. Expected auto"),
+        ({}, ["--engines", "two"], "--engines is 'two'. Expected auto, for as many engines as GPUs allow, or a number"),
         (
-            {},
-            ["--set", "model.arguments.data_parallel_size=2"],
-            "Start `mless run CONFIG --shard 1/N` to `--shard N/N`",
+            {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}},
+            ["--engines", "2"],
+            "--engines is 2, and model.backend is 'hf': only vllm has engines of our own",
         ),
         (
             {},

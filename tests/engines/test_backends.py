@@ -81,7 +81,6 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
     [
         ({}, "The model arguments name no model: expected `pretrained`"),
         ({"pretrained": "m", "add_bos_token": True}, "'add_bos_token' changes prompts after they were checked"),
-        ({"pretrained": "m", "data_parallel_size": 2}, "data_parallel_size is 2, and one run is one engine"),
     ],
 )
 def test_arguments_that_vllm_must_not_get_are_refused(arguments, message):
@@ -90,5 +89,5 @@ def test_arguments_that_vllm_must_not_get_are_refused(arguments, message):
 
 
 def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():
-    given = {"pretrained": "m", "max_length": 9, "batch_size": 3, "dtype": None, "data_parallel_size": 1, "seed": 5}
+    given = {"pretrained": "m", "max_length": 9, "batch_size": 3, "dtype": None, "data_parallel_size": 4, "seed": 5}
     assert engine_arguments(given) == {"model": "m", "max_model_len": 9, "seed": 5}

@@ -1,0 +1,251 @@
+"""Several engines behind one stream. Who reads the stream sees one backend, and the loss of an engine costs no sample.
+
+The pool decides who gets which request and what happens when an engine is lost. Where the engines live, and how they
+are called, is the carrier's matter: see `ray_carrier`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
+from harness.engines.watchdog import CONTINUE
+from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
+from harness.experiment.requests import Request
+
+LOOK_SECONDS = 1.0
+"""The stream yields at least this often, so that its reader shows life."""
+
+SPARE = 1.1
+"""Requests that an engine holds, for each that it can run at once: it always has some at hand while answers travel."""
+
+FRUITLESS_STARTS = 3
+"""After so many starts in a row without a sample no engine is started any more."""
+
+STALL_SECONDS = 900.0
+"""An engine is given up if it has not answered for so long. Its own watch, which knows more, gives up after 600 s."""
+
+AUTO = "auto"
+DATA_PARALLEL = "data_parallel_size"
+
+
+class Carrier(Protocol):
+    """Starts engines somewhere and carries calls to them. A call is anything hashable; each is asked for once."""
+
+    def start(self) -> tuple[Any, Hashable]:
+        """Start an engine; return it, and the call that loads the model and answers with the engine's facts."""
+
+    def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Hashable:
+        """Give requests to an engine; the call answers with the numbers and completions of what has finished."""
+
+    def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
+        """The calls that are answered; wait until there is one, or the time is over."""
+
+    def answer(self, call: Hashable) -> Any:
+        """The answer to a call. Raises HarnessError if the engine failed or its process is gone."""
+
+    def kill(self, engine: Any) -> None:
+        """End an engine at once."""
+
+    def close(self) -> None:
+        """End everything that was started."""
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """One engine of the pool.
+
+    Attributes:
+        handle: The carrier's.
+        call: The call in flight; None between two.
+        since: When it was made.
+        facts: What the engine told of itself; empty while it loads.
+        held: The requests that it has, by number.
+        samples: How many it has made.
+    """
+
+    handle: Any
+    call: Hashable | None
+    since: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    held: dict[int, Request] = field(default_factory=dict)
+    samples: int = 0
+
+    @property
+    def room(self) -> int:
+        """How many requests it may hold."""
+        return math.ceil(SPARE * int(self.facts["max_num_seqs"]))
+
+
+class EnginePool:
+    """Engines with one queue of requests. It has the methods of `VLLMEngine` that a run uses.
+
+    Args:
+        carrier: Starts the engines.
+        size: How many engines there are at most.
+        stall_seconds: An engine that has not answered an exchange for so long is given up.
+    """
+
+    def __init__(self, carrier: Carrier, size: int, stall_seconds: float) -> None:
+        self._carrier, self._size, self._stall_seconds = carrier, size, stall_seconds
+        self._engines: list[_Engine] = []
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._fruitless = 0
+
+    def facts(self) -> dict[str, Any]:
+        """The facts of the first engine that has loaded the model, and how many engines are wanted; waits for it.
+
+        Raises:
+            HarnessError: no engine can be started; the message is the last one's.
+        """
+        while not (loaded := [engine for engine in self._engines if engine.facts]):
+            self._start(self._size)
+            self._collect()
+        return {**loaded[0].facts, "engines": self._size}
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
+        """Generate all requests, begun in their order; yield what has finished, at least once a second.
+
+        Requests of an engine that is lost go back to the head of the queue, and an engine is started in its place.
+
+        Raises:
+            EngineError: a request does not fit, or three starts in a row made no sample and no engine is left.
+            HarnessError: as `facts`.
+        """
+        self._waiting = deque(enumerate(requests))
+        while left := len(self._waiting) + sum(len(engine.held) for engine in self._engines):
+            if self._waiting:
+                self._start(min(self._size, left))
+            else:  # whoever loads now would come too late
+                self._drop([engine for engine in self._engines if not engine.facts])
+            self._hand_out(math.ceil(left / max(1, len(self._engines))))
+            yield self._collect()
+
+    def close(self) -> None:
+        """End all engines and drop what is unfinished."""
+        self._drop(self._engines)
+        self._carrier.close()
+
+    def _start(self, size: int) -> None:
+        while len(self._engines) < size and self._fruitless < FRUITLESS_STARTS:
+            handle, call = self._carrier.start()
+            self._engines.append(_Engine(handle, call, time.monotonic()))
+
+    def _hand_out(self, share: int) -> None:
+        """Fill up the engines that wait for a call; none gets more than its share of what is left."""
+        for engine in self._engines:
+            if engine.facts and engine.call is None:
+                room = max(0, min(engine.room, share) - len(engine.held))
+                new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                for _, request in new:
+                    refuse_too_long(request, engine.facts["max_model_len"])
+                engine.held.update(new)
+                if engine.held:
+                    engine.call, engine.since = self._carrier.exchange(engine.handle, new), time.monotonic()
+
+    def _collect(self) -> list[tuple[Request, Finished]]:
+        """Take the answers that are there."""
+        calls = {engine.call: engine for engine in self._engines if engine.call is not None}
+        finished = []
+        for call in self._carrier.wait(list(calls), LOOK_SECONDS):
+            engine = calls.pop(call)
+            engine.call = None
+            try:
+                answer = self._carrier.answer(call)
+            except HarnessError as error:
+                self._lose(engine, error)
+                continue
+            if not engine.facts:
+                engine.facts = answer
+                continue
+            finished += [(engine.held.pop(number), done) for number, done in answer]
+            if answer and not engine.samples:
+                self._fruitless = 0
+            engine.samples += len(answer)
+        for engine in calls.values():
+            if engine.facts and time.monotonic() - engine.since > self._stall_seconds:
+                told = f"An engine has not answered for {self._stall_seconds:.0f} seconds. {CONTINUE}"
+                self._lose(engine, EngineError(told))
+        return finished
+
+    def _lose(self, engine: _Engine, error: HarnessError) -> None:
+        """Put the requests of an engine that failed back in their places.
+
+        Raises:
+            HarnessError: the error, if no engine is left and none will be started.
+        """
+        self._drop([engine])
+        self._waiting.extendleft(reversed(engine.held.items()))
+        self._fruitless += not engine.samples
+        given_up = self._fruitless >= FRUITLESS_STARTS
+        if given_up and not self._engines:
+            raise error
+        follows = f"{len(self._engines)} go on without it" if given_up else "another is started in its place"
+        print(f"mless: an engine is lost; {follows}. {str(error).removesuffix(CONTINUE)}", file=sys.stderr)
+
+    def _drop(self, engines: Sequence[_Engine]) -> None:
+        for engine in list(engines):
+            self._engines.remove(engine)
+            self._carrier.kill(engine.handle)
+
+
+def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
+    """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
+
+    Raises:
+        ConfigError: neither a number from 1 nor `auto`.
+        MissingDependencyError: more than one, and Ray is not installed.
+    """
+    name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
+    text = str(1 if value is None else value)
+    if text != AUTO and not (text.isascii() and text.isdigit() and int(text)):
+        raise ConfigError(f"{name} is {text!r}. Expected auto, for as many engines as GPUs allow, or a number from 1.")
+    if text == "1":
+        return 1
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(
+            f"{name} is {text}, and several engines need the package 'ray'. Install `mless[ray]`, or run one engine."
+        )
+    return text if text == AUTO else int(text)
+
+
+def open_engines(
+    arguments: Mapping[str, Any], engines: int | str, *, sampled: bool, most: int | None = None, log: Path | None = None
+) -> VLLMEngine | EnginePool:
+    """One engine in this process, or several in Ray actors.
+
+    Args:
+        arguments: lm-eval's model arguments, for each engine.
+        engines: How many, or `auto`: as many as the GPUs allow, one where there are none.
+        sampled: Whether any request will be sampled.
+        most: There are not more requests than this, and so no more engines.
+        log: A file that takes what the libraries of several engines print, where an actor can write it.
+
+    Raises:
+        ConfigError: there are not enough GPUs, or as `VLLMEngine`.
+        EngineError: Ray does not start, or the cluster is not there.
+        HarnessError: as `VLLMEngine`.
+    """
+    if engines == 1:
+        return VLLMEngine(arguments, sampled=sampled)
+    from harness.engines.ray_carrier import RayCarrier
+
+    each = int(arguments.get("tensor_parallel_size") or 1) * int(arguments.get("pipeline_parallel_size") or 1)
+    carrier = RayCarrier(arguments, sampled=sampled, gpus_each=each, log=log)
+    room = carrier.gpus // each if carrier.gpus else None
+    if room is not None and (room == 0 or (engines != AUTO and int(engines) > room)):
+        carrier.close()
+        raise ConfigError(
+            f"The number of engines is {engines}, with {each} GPUs each, and there are {carrier.gpus} GPUs: expected "
+            f"at most {room}. Use --engines auto, or lower tensor_parallel_size."
+        )
+    size = (room or 1) if engines == AUTO else int(engines)
+    return EnginePool(carrier, min(size, most or size), STALL_SECONDS)

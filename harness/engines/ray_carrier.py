@@ -1,0 +1,184 @@
+"""Engines in Ray actors: on this machine, or on the cluster that RAY_ADDRESS names. All of Ray's API is used here.
+
+Each actor is one process with one `VLLMEngine`. Ray gives it its GPUs and repeats no call: `EnginePool` decides what is
+asked again after a loss, because only it knows which samples are there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.engines.vllm import Finished, VLLMEngine
+from harness.engines.watchdog import CONTINUE, stopped
+from harness.errors import EngineError, HarnessError
+from harness.experiment.requests import Request
+
+ENOUGH_SECONDS = 0.1
+"""An exchange with a completion ends after this time, so that messages are few."""
+
+LONGEST_SECONDS = 2.0
+"""An exchange without a completion ends after this time, so that new requests come in."""
+
+LOCAL: dict[str, Any] = {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
+"""What Ray is started with here: no web server, no idle workers for every core, and memory for our small messages."""
+
+
+class EngineActor:
+    """One engine in a process of its own, which Ray starts. Its methods are called from `RayCarrier`."""
+
+    def load(self, arguments: Mapping[str, Any], sampled: bool, log: str | None) -> dict[str, Any]:
+        """Load the model; return the engine's facts."""
+        for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
+            del os.environ[name]  # a launcher's, meant for its own ranks: vLLM would wait for the others
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, made of a number of CPUs that we do not ask for
+        try:
+            with open(log or os.devnull, "ab") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+        except OSError:  # on another machine, which has no such folder
+            pass
+        self._engine = VLLMEngine(arguments, sampled=sampled)
+        self._held: set[str] = set()
+        return self._engine.facts()
+
+    def exchange(self, new: Sequence[tuple[int, Request]]) -> list[tuple[int, Finished]]:
+        """Take requests, let the engine work for a moment, and return what has finished."""
+        for number, request in new:
+            self._engine.submit(str(number), request)
+            self._held.add(str(number))
+        finished: list[Finished] = []
+        started = time.monotonic()
+        while self._held and time.monotonic() - started < (ENOUGH_SECONDS if finished else LONGEST_SECONDS):
+            done = self._engine.step()
+            self._held.difference_update(one.request_id for one in done)
+            finished += done
+        return [(int(one.request_id), one) for one in finished]
+
+
+class RayCarrier:
+    """The `Carrier` of an `EnginePool`.
+
+    Attributes:
+        gpus: How many there are for Ray to give.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], *, sampled: bool, gpus_each: int = 1, log: Path | None = None
+    ) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._sampled, self._log = sampled, log and str(log.absolute())
+        self._arguments = {
+            name: str(Path(value).absolute()) if isinstance(value, str) and Path(value).is_dir() else value
+            for name, value in arguments.items()
+            if name != "data_parallel_size"
+        }
+        self._before = dict(os.environ)
+        self._folder: str | None = None
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            self._connect()
+        self.gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        # No CPUs are asked for: an engine is counted by its GPUs, and where there are none by the user.
+        self._actor: Any = ray.remote(EngineActor).options(
+            num_cpus=0,
+            num_gpus=gpus_each if self.gpus else 0,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+
+    def _connect(self) -> None:
+        """Start Ray on this machine, or connect to the cluster that RAY_ADDRESS names."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        if address == "local":
+            self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir="/tmp")  # short: sockets lie in it
+            os.environ["RAY_TMPDIR"] = self._folder
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else it writes one into the home folder
+        try:
+            with _signals_kept():
+                self._ray.init(address=address, log_to_driver=False, **(LOCAL if address == "local" else {}))
+        except Exception as error:
+            self.close()
+            where = "on this machine" if address == "local" else f"at {address}, which RAY_ADDRESS names"
+            raise EngineError(
+                f"Ray {where} cannot be used: {' '.join(str(error).split())[:300]}. Expected it to start, or a "
+                "running cluster. Mend the cause, or run one engine: leave --engines out."
+            ) from error
+
+    def start(self) -> tuple[Any, Any]:
+        """Start an actor; return it, and the call that loads the model."""
+        actor = self._actor.remote()
+        return actor, actor.load.remote(self._arguments, self._sampled, self._log)
+
+    def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Any:
+        """Send requests to an actor."""
+        return engine.exchange.remote(new)
+
+    def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
+        """The calls that are answered."""
+        if calls:
+            self._ray.wait(list(calls), timeout=seconds)
+        return list(calls and self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
+
+    def answer(self, call: Any) -> Any:
+        """The answer to a call.
+
+        Raises:
+            HarnessError: the engine's own, with its message.
+            EngineError: the actor's process is gone, or Ray has lost the answer.
+        """
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, HarnessError):
+                raise error.cause from None
+            raise stopped("An engine", error.cause) from error
+        except self._ray.exceptions.RayError as error:
+            raise EngineError(
+                f"The process of an engine is gone ({type(error).__name__}): it was killed, or its machine is lost. "
+                f"{CONTINUE}"
+            ) from error
+
+    def kill(self, engine: Any) -> None:
+        """Kill an actor; its engine's processes end with it."""
+        self._ray.kill(engine)
+
+    def close(self) -> None:
+        """Leave Ray, stop it if it was started here, and remove its files."""
+        if self._ours:
+            with _signals_kept():
+                self._ray.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        for name in ("RAY_TMPDIR", "RAY_AUTH_TOKEN"):
+            if name in self._before:
+                os.environ[name] = self._before[name]
+            else:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray answers SIGTERM by ending the process; within a run that is an interruption like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

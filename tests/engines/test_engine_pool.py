@@ -1,0 +1,246 @@
+"""The pool's decisions, with engines that are told when they answer, fail, or say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from harness.engines import engine_pool
+from harness.engines.engine_pool import EnginePool, parse_engines
+from harness.engines.vllm import Finished
+from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
+from harness.experiment.requests import Request
+from harness.experiment.sampling import Sampling
+
+
+def make_requests(count, *, size=3):
+    return [
+        Request(
+            task="t",
+            problem_id=str(number),
+            prompt="p",
+            prompt_token_ids=(1,) * size,
+            prompt_sha256="",
+            prompt_token_sha256=None,
+            sampling=Sampling(temperature=0.0, max_tokens=8),
+        )
+        for number in range(count)
+    ]
+
+
+@dataclass(eq=False)
+class FakeEngine:
+    """What the carrier knows of one engine."""
+
+    number: int
+    holds: list = field(default_factory=list)
+    killed: bool = False
+
+
+@dataclass
+class FakeCarrier:
+    """Engines that finish everything they hold at once, unless they are told otherwise.
+
+    Attributes:
+        sequences: How many requests an engine says that it can run at once.
+        at_once: How many of the requests that it holds an engine finishes in one exchange.
+        load: The answers to loading, by the engine's number: None for silence, an error, or nothing for its facts.
+        fail: What happens to the exchange with this ordinal number: None for silence, or an error.
+        poison: A request that no engine survives.
+    """
+
+    sequences: int = 10
+    at_once: int = 1000
+    load: dict = field(default_factory=dict)
+    fail: dict = field(default_factory=dict)
+    poison: int | None = None
+    engines: list = field(default_factory=list)
+    calls: dict = field(default_factory=dict)
+    exchanges: list = field(default_factory=list)
+    closed: bool = False
+
+    def start(self):
+        """As the protocol says; so are the methods below."""
+        engine = FakeEngine(len(self.engines))
+        self.engines.append(engine)
+        facts = {"max_num_seqs": self.sequences, "max_model_len": 100, "device_names": ["fake"]}
+        return engine, self._call(engine, self.load.get(engine.number, facts))
+
+    def exchange(self, engine, new):
+        """Requests in, and at once the answer that the engine will give."""
+        assert not engine.killed
+        engine.holds += [number for number, _ in new]
+        self.exchanges.append((engine.number, [number for number, _ in new]))
+        if self.poison in engine.holds:
+            return self._call(engine, EngineError("poisoned"))
+        if len(self.exchanges) - 1 in self.fail:
+            return self._call(engine, self.fail[len(self.exchanges) - 1])
+        done, engine.holds = engine.holds[: self.at_once], engine.holds[self.at_once :]
+        return self._call(engine, [(number, Finished(text=str(number))) for number in done])
+
+    def _call(self, engine, answer):
+        assert engine not in [one for one, _ in self.calls.values()], "one call in flight for each engine"
+        call = object()
+        self.calls[call] = (engine, answer)
+        return call
+
+    def wait(self, calls, seconds):
+        """All calls but the silent ones."""
+        return [call for call in calls if self.calls[call][1] is not None]
+
+    def answer(self, call):
+        """Once."""
+        _, answer = self.calls.pop(call)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, engine):
+        """Its call is never answered."""
+        engine.killed = True
+        self.calls = {call: (one, answer) for call, (one, answer) in self.calls.items() if one is not engine}
+
+    def close(self):
+        """Remembered."""
+        self.closed = True
+
+
+def generate(carrier, count, size, *, stall=1e9, turns=1000, requests=None):
+    """All that the stream yields, in order, by number; every completion belongs to its request."""
+    pool = EnginePool(carrier, size, stall)
+    finished = []
+    for turn, some in enumerate(pool.stream(requests or make_requests(count))):
+        assert turn < turns, "the stream must end"
+        assert all(request.problem_id == done.text for request, done in some)
+        finished += [int(done.text) for _, done in some]
+    pool.close()
+    assert carrier.closed and all(engine.killed for engine in carrier.engines)
+    return finished
+
+
+def test_two_engines_make_every_sample_once_and_begin_them_in_order():
+    carrier = FakeCarrier(at_once=3)
+    assert sorted(generate(carrier, 100, 2)) == list(range(100))
+    assert [number for _, new in carrier.exchanges for number in new] == list(range(100))
+    assert {engine for engine, _ in carrier.exchanges} == {0, 1}
+
+
+def test_an_engine_holds_a_tenth_more_than_it_runs_at_once():
+    carrier = FakeCarrier(sequences=20, at_once=5)
+    generate(carrier, 200, 2)
+    assert len(carrier.exchanges[0][1]) == 22
+    assert all(len(new) <= 22 for _, new in carrier.exchanges)
+
+
+def test_the_first_engine_to_load_leaves_the_others_their_share():
+    carrier = FakeCarrier(sequences=1000, load={1: None, 2: None, 3: None})
+    pool = EnginePool(carrier, 4, 1e9)
+    stream = pool.stream(make_requests(100))
+    next(stream)  # loads engine 0
+    next(stream)
+    assert carrier.exchanges == [(0, list(range(25)))]
+
+
+def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
+    carrier = FakeCarrier(sequences=10, at_once=2, fail={3: EngineError("killed")})
+    assert sorted(generate(carrier, 60, 2)) == list(range(60))
+    lost, _ = carrier.exchanges[3]
+    assert carrier.engines[lost].killed and len(carrier.engines) == 3
+    begun = [number for engine, new in carrier.exchanges[:4] for number in new if engine == lost]
+    finished_before = [number for number in begun if number not in carrier.engines[lost].holds]
+    again = [number for _, new in carrier.exchanges[4:] for number in new]
+    assert again[: len(carrier.engines[lost].holds)] == carrier.engines[lost].holds, "they are at the head again"
+    assert not set(finished_before) & set(again), "what was finished is not made again"
+    assert "mless: an engine is lost; another is started in its place. killed" in capsys.readouterr().err
+
+
+def test_an_engine_that_says_nothing_is_given_up(monkeypatch, capsys):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
+    carrier = FakeCarrier(at_once=2, fail={2: None})
+    assert sorted(generate(carrier, 40, 2, stall=30)) == list(range(40))
+    assert "An engine has not answered for 30 seconds" in capsys.readouterr().err
+
+
+def test_loading_may_take_as_long_as_it_takes(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
+    carrier = FakeCarrier(at_once=1, load={1: None})
+    assert sorted(generate(carrier, 40, 2, stall=30)) == list(range(40))
+    assert len(carrier.engines) == 2, "the silent one was loading all the time, and was not replaced"
+
+
+def test_three_starts_without_a_sample_end_the_run_with_their_cause():
+    carrier = FakeCarrier(load={number: ModelError(f"no memory {number}") for number in range(9)})
+    with pytest.raises(ModelError, match="no memory 2"):
+        generate(carrier, 10, 1)
+    assert len(carrier.engines) == 3
+    carrier = FakeCarrier(load={number: ModelError("no memory") for number in range(9)})
+    with pytest.raises(ModelError, match="no memory"):
+        EnginePool(carrier, 2, 1e9).facts()
+
+
+def test_where_one_gpu_is_bad_the_other_engine_makes_everything(capsys):
+    bad = {number: ModelError("no memory on GPU 1") for number in range(1, 9)}
+    carrier = FakeCarrier(sequences=2, at_once=1, load=bad)
+    assert sorted(generate(carrier, 40, 2)) == list(range(40))
+    assert len(carrier.engines) <= 1 + 2 * engine_pool.FRUITLESS_STARTS
+    assert "an engine is lost; 1 go on without it. no memory on GPU 1" in capsys.readouterr().err
+
+
+def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
+    carrier = FakeCarrier(sequences=4, at_once=2, poison=13)
+    pool = EnginePool(carrier, 2, 1e9)
+    finished = []
+    with pytest.raises(EngineError, match="poisoned"):
+        for some in pool.stream(make_requests(30)):
+            finished += [int(done.text) for _, done in some]
+    assert len(finished) == len(set(finished)) > 5, "what was finished before is there, once"
+    assert len(carrier.engines) <= 2 * engine_pool.FRUITLESS_STARTS
+
+
+def test_nobody_waits_for_an_engine_that_is_not_needed_any_more():
+    carrier = FakeCarrier(sequences=100, load={1: None})
+    pool = EnginePool(carrier, 2, 1e9)
+    assert len([done for some in pool.stream(make_requests(1)) for done in some]) == 1
+    assert len(carrier.engines) == 1, "one request needs one engine"
+    carrier = FakeCarrier(sequences=100, at_once=10, load={1: None})
+    finished = generate(carrier, 20, 2, turns=50)
+    assert sorted(finished) == list(range(20)) and carrier.engines[1].killed
+
+
+def test_facts_are_those_of_the_first_engine_that_has_loaded():
+    carrier = FakeCarrier(load={0: None})
+    assert EnginePool(carrier, 2, 1e9).facts() == {
+        "max_num_seqs": 10,
+        "max_model_len": 100,
+        "device_names": ["fake"],
+        "engines": 2,
+    }
+
+
+def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
+    carrier = FakeCarrier()
+    with pytest.raises(EngineError, match="Problem 0 of t has 93 prompt tokens, and with 8 generated ones"):
+        generate(carrier, 1, 1, requests=make_requests(1, size=93))
+    assert carrier.exchanges == []
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5", "²"])
+def test_a_number_of_engines_that_is_none_is_refused(asked):
+    with pytest.raises(ConfigError, match=r"--engines is .*Expected auto, for as many engines as GPUs allow, or a"):
+        parse_engines(asked, {})
+    with pytest.raises(ConfigError, match="data_parallel_size is "):
+        parse_engines(None, {"data_parallel_size": asked})
+
+
+def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
+    assert parse_engines(None, {}) == 1
+    assert parse_engines(None, {"data_parallel_size": 4}) == 4
+    assert parse_engines("2", {"data_parallel_size": 4}) == 2
+    assert parse_engines("auto", {}) == "auto"
+    monkeypatch.setattr(engine_pool.importlib.util, "find_spec", lambda name: None)
+    assert parse_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
+    with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`, or run one engine"):
+        parse_engines("2", {})
