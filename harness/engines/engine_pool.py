@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
-from harness.engines.watchdog import CONTINUE
+from harness.engines.watchdog import CONTINUE, STALL_FACTOR
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
 from harness.experiment.requests import Request
 
@@ -29,9 +30,6 @@ SPARE = 1.1
 
 FRUITLESS_STARTS = 3
 """After so many starts in a row without a sample no engine is started any more."""
-
-STALL_SECONDS = 900.0
-"""An engine is given up if it has not answered for so long. Its own watch, which knows more, gives up after 600 s."""
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
@@ -248,4 +246,6 @@ def open_engines(
             f"at most {room}. Use --engines auto, or lower tensor_parallel_size."
         )
     size = (room or 1) if engines == AUTO else int(engines)
-    return EnginePool(carrier, min(size, most or size), STALL_SECONDS)
+    step_seconds = float(os.environ.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300))
+    # an engine's own watch knows more, so it comes first
+    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * step_seconds)

@@ -5,13 +5,14 @@ The functions `measure_*` and `derive_*` are described in `steps`.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 
 from harness.runs.folder import RECEIPT, read_samples
 from harness.verification.model_under_test import PUBLISHED, Bench
-from harness.verification.processes import read_json, run_logged, run_side
+from harness.verification.processes import read_json, run_logged, run_mless, run_side
 from harness.verification.record import Finding, expect, expect_under
 
 MODEL_CARD = "qwen2.5-math-1.5b-model_card"
@@ -24,6 +25,8 @@ CURVE_LIMIT = 1e-4
 """Largest difference of an average attention weight from eager attention."""
 RAW_SHARE, LEAST_REQUESTS = 0.9, 1000
 """Least share of raw vLLM's tokens/s, with journal, grading and audit on. Fewer requests say nothing about it."""
+RAY_SHARE = 0.9
+"""Least share of the tokens/s of an engine in the run's own process that one engine in a Ray actor has."""
 
 
 def measure_logits(bench: Bench, folder: Path) -> None:
@@ -77,10 +80,13 @@ def measure_throughput(bench: Bench, folder: Path) -> None:
     bench.run(MODEL_CARD, folder, changes)
     log, limit = bench.log("throughput-raw"), bench.settings.limit
     run_side("raw", bench.config(MODEL_CARD), folder / "raw.json", log, changes, limit)
+    if importlib.util.find_spec("ray"):
+        every = [*changes, "model.arguments.data_parallel_size=auto"]
+        run_mless(bench.config(MODEL_CARD), folder / "engines", bench.log("throughput-engines"), every, limit)
 
 
 def derive_throughput(folder: Path) -> list[Finding]:
-    """Tokens per second of mless and of raw vLLM."""
+    """Tokens per second of mless, of raw vLLM, and of an engine on each GPU."""
     samples = sum(1 for _ in read_samples(folder / "run"))
     timings = read_json(folder / "run" / RECEIPT)["timing"], read_json(folder / "raw.json")
     mless, raw = (timing["tokens"] / timing["generation_seconds"] for timing in timings)
@@ -93,5 +99,25 @@ def derive_throughput(folder: Path) -> list[Finding]:
             round(mless / raw, 3),
             expected=f"at least {RAW_SHARE}, over {LEAST_REQUESTS:,} requests",
             holds=mless / raw >= RAW_SHARE if samples >= LEAST_REQUESTS else None,
+        ),
+        *_derive_engines(folder / "engines", mless, counts=samples >= LEAST_REQUESTS),
+    ]
+
+
+def _derive_engines(run: Path, one: float, *, counts: bool) -> list[Finding]:
+    """How many engines Ray carried, and their speed beside that of one engine in the run's own process."""
+    if not run.is_dir():
+        return [Finding("engines in Ray actors", "Ray is not installed")]
+    receipt = read_json(run / RECEIPT)
+    timing, facts = receipt["timing"], receipt["sessions"][-1]["engine"]
+    share = timing["tokens"] / timing["generation_seconds"] / one
+    return [
+        Finding("engines in Ray actors", facts["engines"]),
+        Finding(
+            "their speed, in that of one engine without Ray",
+            round(share, 3),
+            "times",
+            expected=f"at least {RAY_SHARE} for one engine, over {LEAST_REQUESTS:,} requests",
+            holds=share >= RAY_SHARE if counts and facts["engines"] == 1 else None,
         ),
     ]

@@ -76,6 +76,10 @@ def put_raw_speed(bench, folder):
     timing = json.loads((folder / "run" / "run.json").read_text())["timing"]
     raw = {"tokens": timing["tokens"], "generation_seconds": 0.95 * timing["generation_seconds"]}
     (folder / "raw.json").write_text(json.dumps(raw))
+    shutil.copytree(folder / "run", folder / "engines")
+    receipt = json.loads((folder / "engines" / "run.json").read_text())
+    receipt["sessions"][-1]["engine"] |= {"engines": 1}
+    (folder / "engines" / "run.json").write_text(json.dumps(receipt))
 
 
 UNMET = "logits: prompts with the same first token: 1, expected 2"
@@ -132,6 +136,8 @@ def test_findings_are_those_of_the_files(verified):
     speeds = found(folder, "throughput")
     share = speeds["its share of raw vLLM's speed"]
     assert (share["value"], share["holds"]) == (0.95, True)
+    assert speeds["engines in Ray actors"]["value"] == 1
+    assert speeds["their speed, in that of one engine without Ray"]["holds"] is True
     assert unmet == [UNMET]
 
 

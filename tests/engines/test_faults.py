@@ -1,7 +1,7 @@
 """The real engine, killed in every way: what was finished stays, and the run goes on where it was.
 
-Three engine starts in `make test` (killed with a forked engine, its engine process killed, finished), many more in
-`make test-long`.
+Five engine starts in `make test` (killed with a forked engine and finished; two engines, one killed and replaced), many
+more in `make test-long`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,9 +34,9 @@ sys.exit(main())
 """The command with its engine forked, as vLLM does on CUDA unless told otherwise; on a CPU it always spawns."""
 
 
-def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,)):
+def start(folder, *, stderr=subprocess.PIPE, environment=None, program=(MLESS,), options=()):
     """The run of the fixture `our_run`, into another folder."""
-    command = [*program, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS]
+    command = [*program, "run", "demo.yaml", "--output", str(folder), "--quiet", *ENGINE_FLAGS, *options]
     run = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -231,6 +232,95 @@ def test_an_engine_that_hangs_ends_the_run_and_the_same_command_continues(our_ru
     _, told = run.communicate(timeout=300)
     assert run.returncode == 0, told
     assert verdicts(folder) == verdicts(our_run[0])
+
+
+TWO_ENGINES = ("--engines", "2", "--set", "model.arguments.max_num_seqs=8")
+"""Few sequences at once, so that both engines generate for some seconds."""
+
+
+def actors(run):
+    """The processes that hold an engine each."""
+    return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
+
+
+def wait_for_two(run, folder):
+    """Until the run generates, and two engines are loaded."""
+    wait_for(run, folder, 1)
+    deadline = time.monotonic() + 240
+    while len([p for p in descendants(run) if "EngineCore" in p.name() or "EngineCore" in " ".join(p.cmdline())]) < 2:
+        assert time.monotonic() < deadline and run.poll() is None
+        time.sleep(0.02)
+
+
+def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, options=TWO_ENGINES)
+    wait_for(run, folder, 1)
+    victim = max(actors(run), key=lambda process: len(process.children(recursive=True)))
+    victim.kill()
+    family = descendants(run)
+    _, told = run.communicate(timeout=400)
+    assert run.returncode == 0, told
+    assert "mless: an engine is lost; another is started in its place. The process of an engine is gone" in told
+    assert samples(folder) == samples(our_run[0])
+    assert verdicts(folder) == verdicts(our_run[0])
+    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    assert session["engine"]["engines"] == 2
+    assert gone(family), "neither Ray nor an engine outlives the run"
+
+
+@pytest.mark.slow
+def test_the_engine_process_of_one_of_two_killed_the_run_goes_on(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, options=TWO_ENGINES)
+    wait_for_two(run, folder)
+    next(p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())).kill()
+    _, told = run.communicate(timeout=400)
+    assert run.returncode == 0, told
+    assert "mless: an engine is lost; another is started in its place. The engine process died" in told
+    assert verdicts(folder) == verdicts(our_run[0])
+
+
+@pytest.mark.slow
+def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp_path):
+    folder = tmp_path / "run"
+    total = samples(our_run[0])
+    run = start(folder, options=TWO_ENGINES)
+    wait_for(run, folder, total // 4)
+    family = descendants(run)
+    run.kill()
+    run.communicate(timeout=60)
+    first = samples(folder)
+    assert 0 < first < total
+    assert gone(family), "neither Ray nor an engine outlives the run"
+    finished(folder, our_run[0], sessions=2, left=total - first)
+    sessions = json.loads((folder / "run.json").read_text())["sessions"]
+    assert [session["engine"].get("engines") for session in sessions] == [2, None]
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_two_engines_cleanly(our_run, tmp_path):
+    folder = tmp_path / "run"
+    run = start(folder, options=TWO_ENGINES)
+    wait_for(run, folder, 20)
+    family = descendants(run)
+    os.killpg(run.pid, signal.SIGINT)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 130, told
+    assert told.splitlines()[-1].startswith("mless: interrupted: ") and "Traceback" not in told
+    assert gone(family)
+
+
+@pytest.mark.slow
+def test_the_engines_of_a_cluster_are_used_and_left_running(our_run, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ray = [str(Path(sys.executable).with_name("ray")), "symmetric-run", "--address", address, "--"]
+    run = start(tmp_path / "run", options=TWO_ENGINES, program=(*ray, "env", f"RAY_ADDRESS={address}", MLESS))
+    _, told = run.communicate(timeout=900)
+    assert run.returncode == 0, told
+    assert verdicts(tmp_path / "run") == verdicts(our_run[0])
 
 
 IN_A_THREAD = """
