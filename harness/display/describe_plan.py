@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.forecast import find_speed
-from harness.display.table_formats import align, fold_line
+from harness.display.table_formats import align, fold
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
@@ -75,7 +75,7 @@ def describe_plan(plan: Plan) -> str:
     else:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
     lines.append(describe_outlook(config, problems, plan.size))
-    return "\n".join(fold_line(line, 10) for line in lines)
+    return fold(lines, hyphens=False, indent=10)
 
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:
