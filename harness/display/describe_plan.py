@@ -30,6 +30,7 @@ NONE = "none"
 def describe_plan(plan: Plan) -> str:
     """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
     config, problems = plan.config, len(plan.whole.problems[: plan.limit])
+    beyond = plan.limit is not None and plan.limit > problems
     part = f", shard {plan.shard}" if plan.shard else ""
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
@@ -40,6 +41,7 @@ def describe_plan(plan: Plan) -> str:
         *(f"template  {name}: {json.dumps(value)}" for name, value in switches.items()),
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
         *describe_golds(plan.dataset.problems),
+        *([f"note      --limit {plan.limit} is more than there are: all {problems} are asked"] if beyond else []),
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
         f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else ""),
         *describe_power(config, problems),
