@@ -335,14 +335,19 @@ def changes(path: Path, identity: Identity) -> list[str]:
 
 def refuse_foreign(path: Path) -> None:
     """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
-    if path.exists() and not path.is_dir():
-        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+    refuse_file(path)
     if not path.exists():
         return
     if not is_stored(path / JOURNAL) and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
         raise JournalError(
             f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."
         )
+
+
+def refuse_file(path: Path) -> None:
+    """Raise JournalError if no folder can be made here: there is a file."""
+    if path.exists() and not path.is_dir():
+        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
 
 
 def set_old_scores_aside(path: Path) -> None:
