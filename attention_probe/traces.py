@@ -120,7 +120,7 @@ class AttentionTraces:
         """
         from harness.runs.stored_files import write_atomic
 
-        expected = (len(self.header.layers), self.header.head_count)
+        expected = self._shape
         if trace.mean_all.shape[:2] != expected or trace.condition not in self.header.conditions:
             raise JournalError(
                 f"{self.path} takes {expected[0]} layers of {expected[1]} heads under "
@@ -151,14 +151,21 @@ class AttentionTraces:
 
         Raises:
             ConfigError: there is no such record.
-            JournalError: it is damaged.
+            JournalError: it is damaged, or has other layers or heads than the header says.
         """
         if not self.has(problem_id, condition):
             raise ConfigError(
                 f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
                 f"problems under {', '.join(self.conditions)}; probe that one too, or ask for another."
             )
-        return _read_record(self._files[problem_id, condition])
+        file = self._files[problem_id, condition]
+        trace = _read_record(file)
+        if trace.mean_all.shape[:2] != self._shape:
+            raise JournalError(
+                f"{file} has other layers or heads than {HEADER} beside it: expected {self._shape} of them, got "
+                f"{trace.mean_all.shape[:2]}. Restore the folder from a copy, or probe again into another one."
+            )
+        return trace
 
     def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
         """The records of one condition and of these problems, in the order in which they were added."""
@@ -230,6 +237,11 @@ class AttentionTraces:
         """Let others add to the folder."""
         if self._lock is not None:
             self._lock.release()
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Layers and heads of every record."""
+        return len(self.header.layers), self.header.head_count
 
     def _add(self, file: Path, facts: Mapping[str, Any]) -> None:
         entry = TraceEntry(**{one.name: facts[one.name] for one in fields(TraceEntry)})

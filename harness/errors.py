@@ -61,11 +61,9 @@ class GraderError(HarnessError):
 def list_near(got: str, names: Iterable[str], most: int = 6) -> str:
     """The names most like what was given, and how many more there are; all in their own order where they are few."""
     every = list(names)
-    return ", ".join(every) if len(every) <= most else list_first(_nearest(got, every), most)
-
-
-def _nearest(got: str, names: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(got, names, n=len(names), cutoff=0)
+    if len(every) <= most:
+        return ", ".join(every)
+    return list_first(difflib.get_close_matches(got, every, n=len(every), cutoff=0), most)
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

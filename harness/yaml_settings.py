@@ -40,6 +40,20 @@ _EXPECTED = {
 _REFERENCE = "docs/config.md has all keys"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping; YAML's own reader would take the last one in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                problem = f"the key {key.value!r} stands there a second time"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
+
+
 class Strict(BaseModel):
     """Base of every part of a config: unknown keys are refused, and values cannot be changed later."""
 
@@ -67,7 +81,7 @@ def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Itera
             )
         path = shipped
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.MarkedYAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {_locate(error)}. Mend it there.") from None
     if not isinstance(values, dict) or path.suffix == ".jsonl":

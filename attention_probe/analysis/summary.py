@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas
 
 from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
 from attention_probe.analysis.curve import leaves_out_first_token
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
+from harness.display.grid import Cell, Column, make_grid, number_column
+from harness.display.table_formats import render_grids
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 
 
 def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
-    """One line for each layer, head and condition: mean masses, and the highest point of the aligned curve.
+    """Masses and the highest point of the aligned curve, for each layer, head and condition: a table of 80 columns.
 
     Args:
         traces: Where from.
@@ -52,10 +54,9 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
                     row[mass] = there.mean() if there.size else np.nan
                 if head is not None:
                     curve = by_head[head, name]
+                    peak = curve.mean.argmax() if len(curve.x) else None
                     row["head"] = f"Head {head + 1}"
-                    if len(curve.x):
-                        peak = curve.mean.argmax()
-                        row |= {"peak": curve.mean[peak], "at": curve.x[peak]}
+                    row["peak"], row["at"] = (np.nan, np.nan) if peak is None else (curve.mean[peak], curve.x[peak])
                 rows.append(row)
     queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
     title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"
@@ -64,9 +65,22 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
         title += f"; peak of the aligned curve ({over}{', first token left out' if left_out else ''}) and its position"
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
         title += f"; {controls} controls were traced and are left out here"
-    return "\n".join(
-        [title, *header.stamps, pandas.DataFrame(rows).to_string(index=False, float_format="{:.4f}".format)]
-    )
+    seen = [mass for mass in MASSES if mass != "mass_completion" or header.queries == "completion"]
+    columns = [
+        *(Column(header=name, cell=partial(_word, name), numeric=False) for name in ("layer", "head", "condition")),
+        *(number_column(mass.removeprefix("mass_"), mass, partial(_number, digits=4)) for mass in seen),
+        *([number_column("peak", "peak", partial(_number, digits=4))] if heads else []),
+        *([number_column("at", "at", partial(_number, digits=0))] if heads else []),
+    ]
+    return "\n".join([*header.stamps, render_grids([make_grid(title, columns, rows)], "text")])
+
+
+def _word(name: str, row: Mapping[str, Any]) -> Cell:
+    return Cell(text=row[name])
+
+
+def _number(value: float, digits: int) -> str:
+    return "NaN" if np.isnan(value) else f"{value:.{digits}f}"
 
 
 def describe_checks(checks: Mapping[str, Any]) -> str:

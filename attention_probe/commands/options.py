@@ -30,7 +30,7 @@ def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None
     if output is None:
         typer.echo(text)
         return
-    from harness.runs.stored_files import write_output
+    from harness.runs.folder import write_output
 
     write_output(output, text + "\n")
 

@@ -117,11 +117,13 @@ def make_leaderboard(
     study = None if primary is None else _study(runs)
     factors = join_factors(runs)
     swept = not by and any(len(lengths) > 1 for lengths in group_lengths(factors).values())
+    models = frame["model"].nunique()
+    counted = count_outcomes(frame) if swept or (models > 1 and not by) else []
     pooled = pool(
-        [] if by or frame["model"].nunique() < 2 else count_outcomes(frame),
+        counted if models > 1 else [],
         _pairs(frame["condition"].unique(), contrasts, baseline, yardsticks),
         registered=_pooled_name(primary, baseline) if study and not study.missing else None,
-        models=frame["model"].nunique(),
+        models=models,
     )
     first = pooled[pooled["registered"]]
     behind = dict(zip(first["layout"], first["p_adjusted"], strict=True))
@@ -140,7 +142,7 @@ def make_leaderboard(
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by, yardsticks=yardsticks),
         pooled=pooled,
-        sweeps=sweep_table(count_outcomes(frame) if swept else [], factors, baseline=baseline, seed=DEFAULT_SEED),
+        sweeps=sweep_table(counted if swept else [], factors, baseline=baseline, seed=DEFAULT_SEED),
         study=study,
         behind=behind,
         baseline=baseline,

@@ -19,9 +19,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from harness.analysis.flips import FLIPS, STRICT, UNDECIDED, Criterion
 from harness.errors import ConfigError, PromptMismatchError, RunError, list_first
 from harness.experiment.conditions import yardstick
+from harness.runs.folder import write_output
 from harness.runs.prompt_source import Source
 from harness.runs.run_prompts import Problem
-from harness.runs.stored_files import write_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ the best length is chosen on some problems and measured on others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.analysis.sample_counts import Outcomes
 
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
 
 FEWEST = 3
 """Fewer lengths have no shape."""
@@ -150,12 +151,10 @@ def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: 
     """
     values = np.asarray(changes, dtype=float)
     count = len(values)
-    rng = np.random.default_rng(seed)
     means, variances = [], []
-    for _ in range(splits):
-        order = rng.permutation(count)
+    for first, second in split_in_halves(count, seed=seed, splits=splits):
         measured = np.empty(count)
-        for chosen, other in ((order[: count // 2], order[count // 2 :]), (order[count // 2 :], order[: count // 2])):
+        for chosen, other in ((first, second), (second, first)):
             measured[other] = values[other, values[chosen].mean(axis=0).argmax()]
         means.append(measured.mean())
         variances.append(measured.var(ddof=1))
@@ -163,6 +162,14 @@ def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: 
     reach = float(stdtrit(count - 1, (1 + level) / 2) * math.sqrt(np.mean(variances) / count))
     naive = float(values.mean(axis=0).max())
     return {"naive": naive, "honest": honest, "honest_low": honest - reach, "honest_high": honest + reach}
+
+
+def split_in_halves(count: int, *, seed: int, splits: int) -> Iterator[tuple[Places, Places]]:
+    """The places of so many problems in two random halves, as often as asked."""
+    rng = np.random.default_rng(seed)
+    for _ in range(splits):
+        order = rng.permutation(count)
+        yield order[: count // 2], order[count // 2 :]
 
 
 def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:

@@ -72,7 +72,7 @@ def flips(
     from harness.analysis.flips import Criterion
     from harness.analysis.selection import require_verdicts, select
     from harness.display.flips_side_by_side import FlipEntry, print_page
-    from harness.display.table_formats import fold_line
+    from harness.display.table_formats import fold
     from harness.runs.find_runs import locate_one
     from harness.runs.prompt_source import source_of
     from harness.runs.read_run import read_run
@@ -109,8 +109,7 @@ def flips(
     row = _compare(frame[frame["layout"] == source.layout], baseline, condition)
     listed = _describe_list(criterion, every.outcomes, len(entries), several=row["k"] > 1)
     typer.echo(f"{source.name}, {source.layout}: {condition} - {baseline}, {row['n']} problems")
-    for line in (*_describe(row, baseline), listed):
-        typer.echo(fold_line(line, 12))
+    typer.echo(fold([*_describe(row, baseline), listed], hyphens=False, indent=12))
     print_page(Console(highlight=False, markup=False, emoji=False), entries, limit=None if full else SHOWN)
     if output is not None:
         typer.echo(f"\nselection  {output}")
@@ -127,17 +126,16 @@ def _compare(frame: pandas.DataFrame, baseline: str, condition: str) -> dict[str
 
 def _describe(row: Mapping[str, Any], baseline: str) -> list[str]:
     """The difference, its flips, and those of the baseline against itself: the numbers of `mless table`."""
-    from harness.display.words import LEVEL, MINUS, define_flips, difference, flips
+    from harness.display.words import LEVEL, define_flips, difference, flips
 
     again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
     if row["aa_p"] is None:
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
-    lines = [
+    return [
         f"difference  {difference(row)} points, {LEVEL} interval",
         f"flips       {flips(row)}: {define_flips(row['k'])}",
         f"A/A         {again}",
     ]
-    return [line.replace(MINUS, "-") for line in lines]
 
 
 def _describe_list(criterion: Criterion, outcomes: Mapping[str, int], shown: int, *, several: bool) -> str:

@@ -20,7 +20,11 @@ def plot(
     metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
-    """Draw accuracies, differences, flips and lengths of completions: PNG, SVG, PDF, and the numbers as CSV."""
+    """Draw accuracies, differences, flips, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
+
+    A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
+    several lengths.
+    """
     from harness.display.plots import make_plots
 
     files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin, metric=metric)

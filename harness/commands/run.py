@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
     from harness.display.describe_plan import describe_plan
-    from harness.display.table_formats import fold_line
+    from harness.display.table_formats import fold
     from harness.engines.backends import check_backend
     from harness.engines.vllm_arguments import check_unusual, engine_arguments
     from harness.errors import ConfigError
@@ -54,7 +54,7 @@ def run(
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
     if dry_run:
         folder = describe_folder(plan, output=output, fork=fork)
-        typer.echo("\n".join([describe_plan(plan), fold_line(f"folder    {folder}", 10)]))
+        typer.echo("\n".join([describe_plan(plan), fold([f"folder    {folder}"], hyphens=False, indent=10)]))
         return
     typer.echo(describe_plan(plan), err=True)
     show_run(execute(plan, output=output, fork=fork, quiet=quiet, engines=engines))

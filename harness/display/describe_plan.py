@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
 from harness.display.forecast import find_speed
-from harness.display.table_formats import align, fold_line
+from harness.display.table_formats import align, fold
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import BASELINE, contrast_name, group_name
 from harness.experiment.config import RunConfig
@@ -30,6 +30,7 @@ NONE = "none"
 def describe_plan(plan: Plan) -> str:
     """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
     config, problems = plan.config, len(plan.whole.problems[: plan.limit])
+    beyond = plan.limit is not None and plan.limit > problems
     part = f", shard {plan.shard}" if plan.shard else ""
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
@@ -40,6 +41,7 @@ def describe_plan(plan: Plan) -> str:
         *(f"template  {name}: {json.dumps(value)}" for name, value in switches.items()),
         f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
         *describe_golds(plan.dataset.problems),
+        *([f"note      --limit {plan.limit} is more than there are: all {problems} are asked"] if beyond else []),
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",
         f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else ""),
         *describe_power(config, problems),
@@ -75,7 +77,7 @@ def describe_plan(plan: Plan) -> str:
     else:
         lines.append("tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)")
     lines.append(describe_outlook(config, problems, plan.size))
-    return "\n".join(fold_line(line, 10) for line in lines)
+    return fold(lines, hyphens=False, indent=10)
 
 
 def describe_golds(problems: Sequence[Problem]) -> list[str]:

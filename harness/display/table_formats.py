@@ -174,18 +174,18 @@ def _escape_latex(text: str) -> str:
     return " ".join(text.split()).translate(_LATEX)
 
 
-def fold(texts: Sequence[str], *, hyphens: bool = True) -> str:
-    """Fold texts into lines as wide as the terminal. `hyphens`: whether a line may end after one; names stay whole."""
+def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
+    """Fold texts into lines as wide as the terminal, each text from a line of its own on.
+
+    Args:
+        texts: The texts.
+        hyphens: Whether a line may end after one; names stay whole.
+        indent: Blanks before a text's further lines.
+    """
     width = min(120, shutil.get_terminal_size((WIDTH, 24)).columns) if sys.stdout.isatty() else WIDTH
-    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=hyphens)
+    further = " " * indent
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=further, break_long_words=False, break_on_hyphens=hyphens)
     return "\n".join(wrapper.fill(_escape_text(text)) for text in texts)
-
-
-def fold_line(line: str, indent: int) -> str:
-    """A line that begins with a word of its own, at the width of a table, continued below its text."""
-    if len(line) <= WIDTH:
-        return line
-    return textwrap.fill(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
 
 
 def _width(cell: str) -> int:

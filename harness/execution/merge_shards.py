@@ -21,6 +21,7 @@ from harness.runs.folder import (
     read_samples,
     read_scored_by,
     read_sessions,
+    refuse_file,
     scored_now,
     stream_scores,
 )
@@ -35,8 +36,9 @@ def merge(shards: Sequence[Path], output: Path) -> None:
     """Merge finished shards into a new run folder, problems in their first order.
 
     Raises:
-        JournalError: a shard is missing, given twice, unfinished, or of another run; or `output` exists.
+        JournalError: a shard is missing, given twice, unfinished, or of another run; or `output` is or holds a file.
     """
+    refuse_file(output)
     identities = [read_identity(path) for path in shards]
     parts = [_shard(path, identity) for path, identity in zip(shards, identities, strict=True)]
     count = parts[0].count

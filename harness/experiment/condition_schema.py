@@ -37,7 +37,7 @@ _OTHERWISE = ("instruction", "cue", "answer_prefix")
 
 
 class ConditionConfig(Strict):
-    """A condition described in a config: what the filler is (one of its first eight keys), how long, and where.
+    """A condition described in a config: the filler (one of the eight keys after the name), its length, and its place.
 
     Attributes:
         name: What tables call it.
@@ -49,8 +49,8 @@ class ConditionConfig(Strict):
         file: A file with it.
         count_to: The numbers from 1 to this one.
         random_ids: So many tokens, drawn from the words of the model's vocabulary.
-        fresh: Draw them anew for each sample of a problem, instead of once for the run.
         repeat_problem: How often the problem stands in the prompt in all, instead of once.
+        fresh: Draw random ids anew for each sample of a problem, instead of once for the run.
         count: The tokens of a unit, token ids or a sentence. By default 55.
         separator: The text between two units. By default a blank, and nothing between blank units.
         placement: Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own `answer`.
@@ -69,8 +69,8 @@ class ConditionConfig(Strict):
     file: Path | None = None
     count_to: StrictInt | None = Field(default=None, ge=1)
     random_ids: StrictInt | None = None
-    fresh: bool = False
     repeat_problem: StrictInt | None = None
+    fresh: bool = False
     count: StrictInt | None = None
     separator: str | None = None
     placement: Placement = Placement.BETWEEN

@@ -46,10 +46,6 @@ def read_contrast(text: str) -> tuple[str, str]:
     return condition, baseline
 
 
-_APART = 1_000_003
-"""Between the seeds of two samples, so that no other condition's seed is one of them."""
-
-
 class Placement(StrEnum):
     """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
 
@@ -75,6 +71,10 @@ class Edit:
 
     instruction: str
     separator: str | None = None
+
+
+_APART = 1_000_003
+"""Between the seeds of two samples, so that no other condition's seed is one of them: see `Condition.for_samples`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

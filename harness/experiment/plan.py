@@ -151,7 +151,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
     dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    conditions, samples = (*config.conditions, *config.yardsticks), config.samples_per_problem
+    conditions = (*config.conditions, *config.yardsticks)
+    samples = config.samples_per_problem
     arms = []
     for layout in config.layouts:
         build = partial(

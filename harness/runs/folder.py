@@ -12,7 +12,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from harness import resources
-from harness.errors import JournalError, RunError
+from harness.errors import ConfigError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
     Journal,
@@ -41,6 +41,10 @@ from harness.runs.records import (
 from harness.runs.stored_files import clear_messages, is_stored, open_stored, pack_files, unpack_files, write_whole
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
+_KEPT = (JOURNAL, SCORES, PROMPTS, RECEIPT, "header.json")
+"""Files that a run or (the last) a folder of traces cannot do without."""
+GRADE_ANEW = "Run `mless regrade` on the folder."
+"""What to do about scores that cannot be read."""
 
 
 class RunFolder:
@@ -210,7 +214,7 @@ def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
     Raises:
         RunError: the file is missing or damaged, or a score says what no grader says.
     """
-    return read_records(path / name, Score, "Run `mless regrade` on the folder.")
+    return read_records(path / name, Score, GRADE_ANEW)
 
 
 def scored_now() -> ScoredBy:
@@ -331,8 +335,7 @@ def changes(path: Path, identity: Identity) -> list[str]:
 
 def refuse_foreign(path: Path) -> None:
     """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
-    if path.exists() and not path.is_dir():
-        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+    refuse_file(path)
     if not path.exists():
         return
     if not is_stored(path / JOURNAL) and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
@@ -341,11 +344,36 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
+def refuse_file(path: Path) -> None:
+    """Raise JournalError if no folder can be made here: there is a file."""
+    if path.exists() and not path.is_dir():
+        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+
+
 def set_old_scores_aside(path: Path) -> None:
     """Keep scores of another version under another name; every sample is graded again."""
     if read_scored_by(path) not in (None, scored_now()):
         names = (path / f"old-scores-{number}.jsonl" for number in count(1))
         (path / SCORES).replace(next(name for name in names if not is_stored(name)))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        ConfigError: it cannot be written, or is a file of a run or of traces.
+    """
+    refuse_own_file(path)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
+
+
+def refuse_own_file(path: Path) -> None:
+    """Raise ConfigError if the path is a file that a run or traces consist of, which an output must not replace."""
+    if path.name in _KEPT and is_stored(path):
+        raise ConfigError(f"{path} is a file of a run or of traces, and would be lost. Choose another name.")
 
 
 def pack(path: Path) -> None:

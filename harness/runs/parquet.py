@@ -11,9 +11,10 @@ import pyarrow
 import pyarrow.parquet
 
 from harness.errors import ConfigError
+from harness.runs.folder import refuse_own_file
 from harness.runs.records import COLUMNS
 from harness.runs.run import Run
-from harness.runs.stored_files import refuse_own_file, write_atomic
+from harness.runs.stored_files import write_atomic
 
 RECEIPT_KEY = b"mless.receipt"
 """Under this key the file's metadata hold run.json."""

@@ -204,7 +204,10 @@ def _choose_layout(where: str | Path, found: Iterable[str], wanted: str | None) 
         return layouts[0]
     if wanted not in layouts:
         asked = "and none was chosen" if wanted is None else f"not {wanted}"
-        raise ConfigError(f"{where} holds the layouts {', '.join(layouts)}, {asked}. Choose one: `layout`.")
+        raise ConfigError(
+            f"{where} holds the layouts {', '.join(layouts)}, {asked}. Choose one by --layout, or by `layout` among a "
+            "figure's prompts."
+        )
     return wanted
 
 

@@ -13,6 +13,7 @@ from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
 from harness.experiment.sample_key import hash_json
 from harness.runs.folder import (
+    GRADE_ANEW,
     JOURNAL,
     PROMPTS,
     RECEIPT,
@@ -80,7 +81,7 @@ def _read_folder(path: Path) -> Run:
         "grader_version": receipt["grader_version"],
         "prompts_sha256": receipt["prompts_sha256"],
         "journal_sha256": hash_stored(path / JOURNAL),
-        "scores_sha256": hash_stored(path / SCORES),
+        "scores_sha256": hash_stored(path / SCORES, GRADE_ANEW),
         "sampling": sampling.lm_eval(),
         "settings": _run_settings(receipt),
         "greedy": sampling.greedy,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from harness.errors import ConfigError, JournalError, RunError
+from harness.errors import JournalError, RunError
 
 BUFFER = 1 << 20
 """Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
@@ -51,8 +51,12 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
         raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
 
 
-def hash_stored(path: Path) -> str:
+def hash_stored(path: Path, remedy: str = "Restore it from a copy.") -> str:
     """SHA-256 of a file; of one that is kept packed, as it is unpacked.
+
+    Args:
+        path: The file.
+        remedy: What to do if there is none.
 
     Raises:
         RunError: it is missing, or cannot be read.
@@ -61,7 +65,6 @@ def hash_stored(path: Path) -> str:
         with open_stored(path) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
-        remedy = "Run `mless regrade` on the folder." if path.name == "scores.jsonl" else "Restore it from a copy."
         raise RunError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
 
 
@@ -121,26 +124,18 @@ def write_whole(path: Path, text: str) -> None:
         os.fsync(stream.fileno())
 
 
-_OWN = frozenset(("journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", "header.json"))
-
-
-def write_output(path: Path, text: str) -> None:
-    """Write a file that the user named.
+def make_place(path: Path) -> None:
+    """Make the folder that a file shall stand in, if it is missing.
 
     Raises:
-        ConfigError: it cannot be written, or is a file of a run or of traces.
+        OSError: the path is a folder, or its folder is a file or cannot be made.
     """
-    refuse_own_file(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
-
-
-def refuse_own_file(path: Path) -> None:
-    """Raise ConfigError if the path is a file that a run or traces consist of, which an output must not replace."""
-    if path.name in _OWN and is_stored(path):
-        raise ConfigError(f"{path} is a file of a run or of traces, and would be lost. Choose another name.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
 
 
 @contextmanager
@@ -149,9 +144,7 @@ def write_atomic(path: Path) -> Iterator[Path]:
 
     A missing folder is made.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_place(path)
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

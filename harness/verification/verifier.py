@@ -17,8 +17,18 @@ import msgspec
 from harness.engines.gpus import gpus
 from harness.errors import ConfigError, HarnessError
 from harness.execution.scoring import grade_job
+from harness.experiment.tokenizer import refuse_missing_folder
 from harness.runs import receipts
-from harness.runs.folder import JOURNAL, RECEIPT, PromptPlaces, pack, read_prompts, read_samples, read_scores
+from harness.runs.folder import (
+    JOURNAL,
+    RECEIPT,
+    PromptPlaces,
+    pack,
+    read_prompts,
+    read_samples,
+    read_scores,
+    refuse_file,
+)
 from harness.runs.journal import differences
 from harness.runs.stored_files import hash_stored, write_whole
 from harness.verification.model_under_test import Bench, open_bench
@@ -47,6 +57,8 @@ def verify(folder: Path, settings: Settings) -> list[str]:
         What is not as expected, in words.
 
     Raises:
+        ModelError: the model's folder does not exist.
+        JournalError: the folder is a file.
         ConfigError: the settings contradict each other, or the folder holds a verification with other settings, of
             another machine or other versions, or other files.
     """
@@ -55,6 +67,9 @@ def verify(folder: Path, settings: Settings) -> list[str]:
 
     if settings.random_weights and settings.model is not None:
         raise ConfigError(f"--random-weights takes the place of --model {settings.model}: expected one. Leave one out.")
+    if settings.model not in (None, "demo"):
+        refuse_missing_folder(str(settings.model))
+    refuse_file(folder)
     device = device_type()
     record = _begin(folder, settings, device)
     with termination_as_interrupt():

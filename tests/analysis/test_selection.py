@@ -192,7 +192,7 @@ def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
 def test_the_layout_is_chosen_where_there_are_several(repeated):
     with pytest.raises(ConfigError, match=r"run holds the layouts raw, chat, and none was chosen. Choose one"):
         read_source(repeated)
-    with pytest.raises(ConfigError, match=r"greedy_run holds the layouts raw, not chat\. Choose one: `layout`"):
+    with pytest.raises(ConfigError, match=r"the layouts raw, not chat\. Choose one by --layout, or by `layout` among"):
         read_source(GREEDY_RUN, layout="chat")
 
 

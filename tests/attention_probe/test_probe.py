@@ -408,6 +408,7 @@ def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
         with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
             (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
             assert row.split()[6] == shown
+            assert max(map(len, summary(opened, heads=(0, 2)).splitlines())) <= 80
 
 
 def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
@@ -514,7 +515,7 @@ def test_options_that_select_are_refused_beside_a_saved_selection_by_name(comman
 
 def test_controls_are_averaged_with_nothing(command, tmp_path):
     flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
-    printed = command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces")
+    printed = " ".join(command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces").split())
     assert ", 1 problems;" in printed and "1 controls were traced and are left out here" in printed
     rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
     assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)

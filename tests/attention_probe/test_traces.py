@@ -297,6 +297,18 @@ def test_a_folder_of_a_later_format_is_refused(tmp_path, written):
             attempt(path)
 
 
+def test_a_header_that_other_records_belong_to_is_refused(tmp_path, written):
+    path = copied(written, tmp_path)
+    about = json.loads((path / "header.json").read_text())
+    about["header"]["head_count"] += 1
+    (path / "header.json").write_text(json.dumps(about))
+    message = r"has other layers or heads than header\.json beside it: expected \(2, 4\) of them, got \(2, 3\)"
+    with AttentionTraces.open(path) as opened:
+        for read in (lambda: next(iter(opened)), lambda: opened.measure("mass_filler", "wo")):
+            with pytest.raises(JournalError, match=message):
+                read()
+
+
 def test_a_kill_before_the_header_leaves_a_folder_that_can_be_begun(tmp_path):
     path = tmp_path / "x.traces"
     path.mkdir()

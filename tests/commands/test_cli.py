@@ -19,6 +19,7 @@ import yaml
 from harness import resources
 from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN
+from tests.example_traces import make_trace, write_traces
 
 CONFIG = {
     "name": "t",
@@ -354,6 +355,37 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
 )
 def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch, config, arguments, said):
     refused(here(capsys, monkeypatch, "run", config(), "--limit", "2", "--dry-run", *arguments), said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "1", "--head", "1"),
+            "t.traces: the traces are of the model tiny: expected that of a run in this report",
+        ),
+        (
+            ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "9"),
+            "head 9 (Head 10) does not exist: the model has heads 0 to 2",
+        ),
+        (
+            ("heads", "t.traces", "--condition", ""),
+            "--baseline and --condition: expected a condition for each, got none.",
+        ),
+        (("merge", str(GREEDY_RUN), str(GREEDY_RUN), "-o", "file"), "file is a file: expected a folder, or none yet."),
+        (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be used: Not a directory. Choose another path."),
+        (("verify", "-o", "file"), "file is a file: expected a folder, or none yet."),
+        (("verify", "--model", "/nowhere"), "Model folder /nowhere does not exist."),
+    ],
+    ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
+)
+def test_what_cannot_be_used_is_one_line(capsys, monkeypatch, config, tmp_path, arguments, said):
+    config()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    write_traces(tmp_path / "t.traces", [make_trace(condition=name) for name in ("wo", "mless")])
+    refused(here(capsys, monkeypatch, *arguments), said)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_missing_file_of_scores_names_its_remedy(capsys, monkeypatch, tmp_path):

@@ -59,9 +59,7 @@ def test_every_kind_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
             assert (prompt.filler_tokens, prompt.straddling) == (30, 0)
         if values in REPORTED:
             assert prompt.filler_tokens + prompt.straddling > 0
-        assert (values.get("label", "") + SEPARATOR in prompt.text) == (
-            "label" in values or values in [*EXACT, *REPORTED, *OTHERS]
-        )
+        assert ("Filler:" + SEPARATOR in prompt.text) == ("label" in values)
 
 
 def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vanish(demo_tokenizer):
@@ -250,8 +248,8 @@ def test_a_sweep_that_cannot_be_is_refused(config, sweep, message):
         load_config(Path(config(sweep=sweep)))
 
 
-def test_128_arms_of_500_problems_are_planned(config):
-    """The time stands in benchmarks/: under 60 s on two cores."""
+def test_a_sweep_of_128_combinations_is_planned(config):
+    """How long it takes with 500 problems stands in benchmarks/SWEEPS.md."""
     loaded = load_config(Path(config(sweep={"unit": ["/", "he"], "count": list(range(1, 65))})))
     assert len(make_plan(loaded, limit=5).arms) == 129
 

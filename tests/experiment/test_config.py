@@ -256,6 +256,8 @@ def test_missing_and_broken_files(tmp_path):
         load_config(tmp_path)
     with pytest.raises(ConfigError, match="is not valid YAML"):
         load_config(write(tmp_path, "a: [1"))
+    with pytest.raises(ConfigError, match=r"line 3, column 10: the key 'b' stands there a second time\."):
+        load_config(write(tmp_path, "b: 1\na:\n  {b: 1, b: 2}"))
     with pytest.raises(ConfigError, match="expected YAML with keys such as name and model"):
         load_config(write(tmp_path, "- 1"))
 

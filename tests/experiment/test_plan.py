@@ -98,6 +98,15 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
     assert "golds" not in describe_plan(make_plan(load_config(RUNS / "demo.yaml"), limit=5))
 
 
+def test_a_limit_beyond_the_problems_is_noted(tmp_path):
+    (tmp_path / "two.jsonl").write_text(
+        "".join(f'{{"unique_id": "{n}", "problem": "?", "answer": "1"}}\n' for n in "ab")
+    )
+    config = load_config(RUNS / "demo.yaml", [f"dataset={{path: {tmp_path / 'two.jsonl'}}}"])
+    few, many = (describe_plan(make_plan(config, limit=limit)) for limit in (2, 3))
+    assert "--limit" not in few and "\nnote      --limit 3 is more than there are: all 2 are asked\n" in many
+
+
 def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(demo_tokenizer, tmp_path):
     tokenizer = copy.copy(demo_tokenizer)
     tokenizer.chat_template = (

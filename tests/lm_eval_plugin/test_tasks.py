@@ -77,6 +77,8 @@ def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):
 def test_filler_takes_its_condition_from_metadata():
     (task,) = load("math500_filler", unit="he", count=9, placement="end", pretrained=DEMO).values()
     assert prompts(task, 1)[0].endswith(SEPARATOR + " ".join(["he"] * 9))
+    (task,) = load("math500_filler", count_to=4, label="Filler:", placement="end", cue="Answer:").values()
+    assert prompts(task, 1)[0].endswith(SEPARATOR.join(["", "Filler:", "1 2 3 4", "Answer:"]))
 
 
 @pytest.mark.parametrize(

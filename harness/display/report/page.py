@@ -32,8 +32,9 @@ from harness.display.words import LEVEL, accuracy, count, define_flips, label, n
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join
+from harness.runs.folder import refuse_own_file
 from harness.runs.receipts import git_revision, receipt_line, versions
-from harness.runs.stored_files import clear_messages, refuse_own_file, write_whole
+from harness.runs.stored_files import clear_messages, make_place, write_whole
 
 LIMIT = 5_000_000
 """Greatest size of a page in bytes. What does not fit is left out, which the page says: see `make_details`."""
@@ -70,10 +71,9 @@ def write_report(
     """
     refuse_own_file(output)
     with clear_messages(output):  # before the work, which takes a while
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.is_dir() or not os.access(output.parent, os.W_OK):
-            reason = errno.EISDIR if output.is_dir() else errno.EACCES
-            raise OSError(reason, os.strerror(reason))
+        make_place(output)
+        if not os.access(output.parent, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     content = read_content(runs, metric=metric)
     _refuse_foreign(content, attention)
     board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
