@@ -160,7 +160,8 @@ def _draw_histogram(
         mean, low, high = _percent(table, _HISTOGRAM, contrast_name(condition, base))
         below.stairs(mean, _EDGES, baseline=None, color=looks[condition].colour, linewidth=0.8)
         below.stairs(high, _EDGES, baseline=low, color=looks[condition].colour, alpha=0.2, linewidth=0, fill=True)
-    above.set_yscale("log")
+    if (table.loc[table["quantity"] == _HISTOGRAM, "mean"] > 0).any():  # else a logarithmic axis has no ends
+        above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
     above.set_ylabel("Activations per bin (%)")
     _label_changes(below, base)
