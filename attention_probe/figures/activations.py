@@ -24,7 +24,7 @@ from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.choices import Width
 from harness.display.figures import style
-from harness.display.words import LEVEL, number, signed
+from harness.display.words import LEVEL, number, plural, signed
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 
@@ -260,12 +260,12 @@ def _label_changes(axes: Axes, base: str) -> None:
 
 def _note(config: ActivationsConfig, table: pandas.DataFrame, notes: Sequence[str]) -> str:
     """What the numbers stand on."""
-    counts = [str(table.loc[table["panel"] == one.name, "prompts"].iloc[0]) for one in config.models]
+    counts = dict.fromkeys(table.loc[table["panel"] == one.name, "prompts"].iloc[0] for one in config.models)
     factors = dict.fromkeys(f"{one.c:g}" for one in config.models)
     if len(factors) > 1:
         factors = dict.fromkeys(f"{one.c:g} ({one.name})" for one in config.models)
     said = [
-        f"n = {', '.join(dict.fromkeys(counts))} prompts a panel.",
+        f"n = {', '.join(map(str, counts))} {plural('prompt', max(counts))} a panel.",
         "a: activations in the first layer's MLP after its non-linearity, over the problem's tokens.",
         f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {', '.join(factors)}.",
         f"Bands and brackets: {LEVEL} bootstrap intervals over prompts. Changes are relative, of the same prompts.",
