@@ -61,12 +61,14 @@ class Trace(TraceEntry):
     count_all: NDArray[np.int32]
     count_common: NDArray[np.int32]
     value_norm: NDArray[np.float32]
+    activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
     self_check: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
+        sizes["bin"] = self.activation_histogram.size
         axes = {name: axes for name, (axes, _) in ARRAYS.items()} | dict.fromkeys(self.measures, ("layer", "head"))
         for name, values in self.arrays.items():
             if name not in ARRAYS and name not in MEASURES:

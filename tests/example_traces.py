@@ -45,6 +45,7 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "count_all": np.tile(later, (len(LAYERS), 1)),
         "count_common": np.tile(common, (len(LAYERS), 1)),
         "value_norm": random.random((len(LAYERS), HEADS, total), dtype=np.float32),
+        "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
         "measures": {"mass_filler": random.random((len(LAYERS), HEADS), dtype=np.float32)},
     }
     return Trace(**facts | changes)

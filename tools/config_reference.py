@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from attention_probe.figures import activations_config as activations
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.experiment import config as runs
@@ -35,6 +36,10 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "an entry of series": figures.SeriesConfig,
         "prompts": PromptsConfig,
         "bars": figures.BarsConfig,
+    },
+    "Figure configs of the first MLP": {
+        "": activations.ActivationsConfig,
+        "an entry of models": activations.ModelConfig,
     },
 }
 INTRODUCTION = """# Configs

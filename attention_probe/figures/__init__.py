@@ -1,4 +1,4 @@
-"""One YAML, one figure: curves of chosen heads, measured where they are missing."""
+"""One YAML, one figure: curves of chosen heads or the first MLP's activations, measured where they are missing."""
 
 from harness.faces import lazy_face
 
@@ -8,5 +8,6 @@ __getattr__, __dir__, __all__ = lazy_face(
         "config": ["FigureConfig", "load_figure_config"],
         "make_figure": ["make_figure"],
         "draw": ["draw_figure"],
+        "activations": ["draw_activations"],
     },
 )

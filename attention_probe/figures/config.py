@@ -10,13 +10,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, StrictInt, ValidationError, field_validator, model_validator
 
 from attention_probe.choices import Shown
+from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
 from harness.choices import Definition
 from harness.display.figures.style import Look, looks
 from harness.display.words import label
 from harness.errors import ConfigError
-from harness.experiment.conditions import named_conditions
 from harness.experiment.config import DatasetConfig
 from harness.yaml_settings import Strict, explain, read_values
 
@@ -269,12 +269,7 @@ class FigureConfig(Strict):
                     f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
                     "expected `controls: true` in `prompts`"
                 )
-            unknown = [name for name in self.conditions if name not in named_conditions()]
-            if head.prompts.dataset is not None and unknown:
-                raise ValueError(
-                    f"prompts built from a dataset know the conditions {', '.join(named_conditions())}, "
-                    f"got {', '.join(unknown)}. Take others from a `run`"
-                )
+            head.prompts.check_conditions(self.conditions)
         return self
 
     @property
@@ -330,21 +325,25 @@ _NESTED: Mapping[str, type[BaseModel]] = {
     "heads": HeadConfig,
     "rows": RowConfig,
     "series": SeriesConfig,
+    "models": ModelConfig,
     "prompts": PromptsConfig,
     "bars": BarsConfig,
     "dataset": DatasetConfig,
 }
 
 
-def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:
+def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig | ActivationsConfig:
     """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
+
+    A config with the key `activations` is of the first MLP, every other is of heads.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, a label does not fit its index, or a value
             does not fit.
     """
     values = read_values(path, "figures", FigureConfig, overrides)
+    schema = ActivationsConfig if "activations" in values else FigureConfig
     try:
-        return FigureConfig.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(path), FigureConfig, _NESTED)) from None
+        raise ConfigError(explain(error, str(path), schema, _NESTED)) from None

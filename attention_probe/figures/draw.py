@@ -91,14 +91,14 @@ def draw_figure(
         for drawn in panels:
             stamps = [stamp for column, stamp in STAMPS.items() if drawn.points[column].any()]
             under_legend = width == "page" or drawn.panel.column == 0
-            _stamp(drawn.axes, drawn.panel.title, stamps, size, above=above if under_legend else 0)
+            stamp(drawn.axes, drawn.panel.title, stamps, size, above=above if under_legend else 0)
         _label_axes(panels, config, figure.get_figwidth() * 72 / (_GLYPH * size))
         if bars is not None and config.bars is not None and bar_axes is not None:
             plot_accuracy_bars(
                 bar_axes, bars, title=config.bars.title, y_limits=config.bars.y_limits, font_size=size - 1
             )
             stamps = ["reference numbers"] if bars["reference"].any() else []
-            _stamp(bar_axes, config.bars.title, stamps, size, above=1.35 * size)
+            stamp(bar_axes, config.bars.title, stamps, size, above=1.35 * size)
             bar_axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3).set_in_layout(False)
             bar_axes.tick_params(axis="x", labelsize=size - 1)
         add_note(figure, " ".join(_sentences(config, panels, bars, notes)), size)
@@ -183,7 +183,7 @@ def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -
         said.add((place.rowspan.start, text))
 
 
-def _stamp(axes: Axes, title: str, stamps: Sequence[str], size: float, *, above: float = 0) -> None:
+def stamp(axes: Axes, title: str, stamps: Sequence[str], size: float, *, above: float = 0) -> None:
     """The title, and under it the stamps, so many points above the axes."""
     axes.set_title(title, pad=3 + above + len(stamps) * (size + 0.5))
     if stamps:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from attention_probe.figures.config import FigureConfig
+from attention_probe.figures.activations import draw_activations, read_activations
+from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
+from attention_probe.figures.config import FigureConfig, HeadConfig
 from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
+from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.run_probe import run_probe
@@ -28,7 +32,7 @@ TRACES = "traces"
 
 
 def make_figure(
-    config: FigureConfig,
+    config: FigureConfig | ActivationsConfig,
     *,
     random_weights: bool = False,
     width: Width = "page",
@@ -50,21 +54,15 @@ def make_figure(
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
     folder = folder or config.output
+    if isinstance(config, ActivationsConfig):
+        return _make_activations(config, random_weights, width, device, folder, advance)
     names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]
     tables: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
     sessions: list[dict[str, Any]] = []
     notes: list[str] = []
     for panels in config.groups:
-        head = panels[0].head
-        if random_weights and head.architecture is None:
-            raise ConfigError(
-                f"--random-weights needs an architecture, and the figure names none for {head.model}. Add "
-                "`architecture: configs/architectures/NAME.yaml` to its config, or leave out --random-weights."
-            )
-        model = None if random_weights else head.model
         settings = ProbeSettings(
-            model=model,
-            architecture=head.architecture if model is None else None,
+            **_weights(panels[0].head, random_weights),
             layers=tuple(sorted({panel.head.layer for panel in panels})),
             heads=tuple(sorted({panel.head.head for panel in panels})),
             conditions=config.conditions,
@@ -77,13 +75,7 @@ def make_figure(
             for name, found in tables.items():
                 one = None if name == config.name else choose_one_prompt(config, traces)
                 found += [read_curves(panel, traces, problem=one) for panel in panels]
-    receipt = {
-        "figure": config.model_dump(mode="json"),
-        "random_weights": random_weights,
-        "probes": sessions,
-        "versions": receipts.versions(),
-        "git_revision": receipts.git_revision(),
-    }
+    receipt = _receipt(config, random_weights, sessions)
     bars = None if config.bars is None else read_bars(config.bars)
     files = []
     for name, found in tables.items():
@@ -91,6 +83,60 @@ def make_figure(
         figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
         files += write_figure(figure, figure_table(config, curves, bars), folder, name, receipt, width=width)
     return files
+
+
+def _make_activations(
+    config: ActivationsConfig,
+    random_weights: bool,
+    width: Width,
+    device: str,
+    folder: Path,
+    advance: Callable[[int, int], None],
+) -> list[Path]:
+    """A figure of the first MLP; arguments as for `make_figure`."""
+    tables, sessions, notes = [], [], []
+    for model in config.models:
+        path = model.traces
+        if path is None:
+            assert config.prompts is not None  # the config has checked it
+            settings = ProbeSettings(
+                **_weights(model, random_weights),
+                conditions=config.conditions,
+                record=Record(activations=True),
+                device=device,
+            )
+            path = _measure(settings, config.prompts, folder / TRACES, advance)
+        with AttentionTraces.open(path) as traces:
+            tables.append(read_activations(model, config.conditions, traces))
+            sessions.append(traces.receipt)
+            if model.traces is None:
+                notes += _notes(str(traces.receipt["tokenizer"]), settings)
+    table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
+    figure = draw_activations(config, table, width=width, notes=notes)
+    return write_figure(figure, table, folder, config.name, _receipt(config, random_weights, sessions), width=width)
+
+
+def _weights(shown: HeadConfig | ModelConfig, random_weights: bool) -> dict[str, Any]:
+    """The settings that say which weights are run."""
+    if random_weights and shown.architecture is None:
+        raise ConfigError(
+            f"--random-weights needs an architecture, and the figure names none for {shown.model}. Add "
+            "`architecture: configs/architectures/NAME.yaml` to its config, or leave out --random-weights."
+        )
+    model = None if random_weights else shown.model
+    return {"model": model, "architecture": shown.architecture if model is None else None}
+
+
+def _receipt(
+    config: FigureConfig | ActivationsConfig, random_weights: bool, sessions: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "figure": config.model_dump(mode="json"),
+        "random_weights": random_weights,
+        "probes": sessions,
+        "versions": receipts.versions(),
+        "git_revision": receipts.git_revision(),
+    }
 
 
 def _measure(
@@ -107,6 +153,7 @@ def _measure(
         source.prompts_sha256,
         [(problem.problem_id, problem.outcome, problem.control) for problem in selection.problems],
         selection.on_outcome,
+        asdict(settings.record),
     ]
     path = folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.traces"
     run_probe(source, selection, settings, path, advance=advance)

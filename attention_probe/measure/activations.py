@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 
 from attention_probe.measure.definitions import Quantity
 from attention_probe.measure.token_classes import CLASSES, classify
@@ -82,9 +82,11 @@ def _measures() -> dict[str, Quantity]:
         "l2": Quantity("activation", "Root of the sum of a^2 over a token's neurons; mean over the tokens."),
         "gini": Quantity(
             "0 to 1",
-            f"Gini coefficient of the counts of the histogram of |a|: {BINS} equal bins from 0 to the {COVERED:.0%} "
-            "quantile without filler, and one for what is larger. 0 is as many in every bin, near 1 all in one bin. "
-            "NaN if that quantile is 0.",
+            "Gini coefficient of the histogram's counts (the array activation_histogram). 0 is as many in every bin, "
+            "near 1 all in one bin. NaN if histogram_top is 0.",
+        ),
+        "histogram_top": Quantity(
+            "activation", f"Where the equal bins end: the {COVERED:.0%} quantile of |a| of the prompt without filler."
         ),
     }
     for c in FACTORS:
@@ -105,8 +107,11 @@ filler.
 
 def measure_activations(
     activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
-) -> dict[str, float]:
-    """The numbers of ACTIVATION_MEASURES for the chosen tokens of one prompt.
+) -> tuple[dict[str, float], Int32[np.ndarray, " bin"]]:
+    """The numbers of ACTIVATION_MEASURES for the chosen tokens of one prompt, and the histogram of |a|.
+
+    The histogram has 100 equal bins from 0 to the reference's top, and a last one for what is larger. Its Gini
+    coefficient is the `gini` among the numbers. Where the top is 0 there are no bins, and all counts are 0.
 
     Args:
         activations: After the non-linearity, on any device and of any floating type.
@@ -120,12 +125,16 @@ def measure_activations(
     magnitude = _magnitude(activations)
     if len(tokens) != len(magnitude):
         raise ValueError(f"activations of {len(magnitude)} tokens do not fit {len(tokens)} tokens")
-    counts, _ = np.histogram(magnitude, bins=BINS, range=(0, reference.top or 1))
+    counts = np.zeros(BINS + 1, dtype=np.int32)
+    if reference.top:
+        counts[:BINS], _ = np.histogram(magnitude, bins=BINS, range=(0, reference.top))
+        counts[BINS] = magnitude.size - counts.sum()
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
     found = {
         "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),
         "l2": float(np.sqrt(squares).mean()),
-        "gini": _gini(np.append(counts, magnitude.size - counts.sum())) if reference.top else np.nan,
+        "gini": gini(counts),
+        "histogram_top": reference.top,
     }
     classes = classify(tokens)
     for c, threshold in reference.thresholds.items():
@@ -135,7 +144,8 @@ def measure_activations(
         for index, name in enumerate(CLASSES):
             chosen = near_zero[classes == index]
             found[f"near_zero_{name}_c{c:g}"] = float(chosen.mean()) if len(chosen) else np.nan
-    return found | {f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)}
+    found |= {f"tokens_{name}": float(np.count_nonzero(classes == i)) for i, name in enumerate(CLASSES)}
+    return found, counts
 
 
 def _magnitude(activations: Tensor) -> NDArray[np.float32]:
@@ -156,8 +166,10 @@ def _magnitude(activations: Tensor) -> NDArray[np.float32]:
     return magnitude
 
 
-def _gini(counts: NDArray[np.int64]) -> float:
-    """Half the mean difference between two bins, over the mean bin."""
+def gini(counts: Int32[np.ndarray, " bin"]) -> float:
+    """Half the mean difference between two bins, over the mean bin; NaN if all are empty."""
     ordered = np.sort(counts).astype(np.float64)
+    if not ordered.any():
+        return float("nan")
     rank = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
     return float(rank @ ordered / (len(ordered) * ordered.sum()))

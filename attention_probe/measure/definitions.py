@@ -75,6 +75,15 @@ ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
         ("layer", "head", "position"),
         Quantity("model units", "Length of a key token's value vector; NaN where a model shows its weights alone."),
     ),
+    "activation_histogram": (
+        ("bin",),
+        Quantity(
+            "activations",
+            "Histogram of |a|, the first MLP's activations over the problem's tokens: 100 equal bins from 0 to "
+            "histogram_top, which is the prompt's without filler, and a last one for what is larger. Empty without "
+            "`--activations`.",
+        ),
+    ),
 }
 """Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
 layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""

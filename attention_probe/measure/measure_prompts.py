@@ -49,6 +49,7 @@ class Measurement(NamedTuple):
         mean_all, mean_common: [layer, head, position]: over all later queries, and over the common ones.
         count_all, count_common: [layer, position].
         value_norm: [layer, head, position].
+        activation_histogram: [bin], of the first MLP over the problem's tokens; empty unless asked.
         measures: [layer, head] each.
         activations: Of the first MLP, over the problem's tokens.
         self_check: `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share,
@@ -60,6 +61,7 @@ class Measurement(NamedTuple):
     count_all: NDArray[np.int32]
     count_common: NDArray[np.int32]
     value_norm: NDArray[np.float32]
+    activation_histogram: NDArray[np.int32]
     measures: Mapping[str, NDArray[np.float32]]
     activations: Mapping[str, float]
     self_check: Mapping[str, float]
@@ -95,11 +97,13 @@ def measure_group(
         for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
             layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
             residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
-            self_check, activations = {}, {}
+            self_check: dict[str, float] = {}
+            activations: dict[str, float] = {}
+            histogram = np.zeros(0, np.int32)
             if residuals and loaded.layers[0] == 0:
                 self_check["decomposition_residual"] = float(residuals[0].max())
             if record.activations:
-                activations = measure_activations(one.activations, references[place], one.problem_texts)
+                activations, histogram = measure_activations(one.activations, references[place], one.problem_texts)
             means, counts = one.curves(loaded.layers, visible=record.visible)
             found[place][name] = Measurement(
                 mean_all=means[0],
@@ -107,6 +111,7 @@ def measure_group(
                 count_all=counts[0],
                 count_common=counts[1],
                 value_norm=one.value_norm(loaded.layers),
+                activation_histogram=histogram,
                 measures={key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
                 activations=activations,
                 self_check=self_check,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attention_probe.measure.activations import ACTIVATION_MEASURES, Reference, measure_activations
+from attention_probe.measure.activations import ACTIVATION_MEASURES, BINS, Reference, gini, measure_activations
 from attention_probe.measure.token_classes import CLASSES, LEXICON, classify
 from harness import resources
 from harness.errors import ModelError
@@ -22,6 +22,10 @@ from harness.experiment.problems import load_demo
 def letters(text):
     """The class of every character, as its initial; `.` for other."""
     return "".join("doc."[c] for c in classify(list(text)))
+
+
+def numbers_of(*arguments):
+    return measure_activations(*arguments)[0]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def real(problem):
 def test_measures_of_real_activations_are_those_of_the_definitions(real):
     without, with_filler, tokens = real
     reference = Reference.of(without)
-    found = measure_activations(with_filler, reference, tokens)
+    found = numbers_of(with_filler, reference, tokens)
     base, a = (np.abs(t.numpy().astype(np.float64)) for t in (without, with_filler))
     mad = np.median(np.abs(base - np.median(base)))
     assert reference.mad == pytest.approx(mad, rel=1e-5)
@@ -61,6 +65,7 @@ def test_measures_of_real_activations_are_those_of_the_definitions(real):
                 assert found[f"near_zero_{name}_c{c}"] == pytest.approx(near[classes == index].mean())
     assert found["l1"] == pytest.approx(np.linalg.norm(a, 1, axis=1).mean(), rel=1e-6)
     assert found["l2"] == pytest.approx(np.linalg.norm(a, axis=1).mean(), rel=1e-6)
+    assert found["histogram_top"] == pytest.approx(np.quantile(base, 0.99))
     edges = [*np.linspace(0, np.quantile(base, 0.99), 101), np.inf]
     counts = np.histogram(a, bins=edges)[0]
     pairs = np.abs(counts[:, None] - counts[None]).mean() / (2 * counts.mean())
@@ -70,22 +75,22 @@ def test_measures_of_real_activations_are_those_of_the_definitions(real):
 def test_the_filler_changes_real_activations_and_the_threshold_stays(real):
     without, with_filler, tokens = real
     reference = Reference.of(without)
-    before, after = (measure_activations(a, reference, tokens) for a in (without, with_filler))
+    before, after = (numbers_of(a, reference, tokens) for a in (without, with_filler))
     assert before["l1"] != after["l1"]
     assert before["near_zero_c0.32"] != after["near_zero_c0.32"]
     for name in ("threshold_c0.1", "tokens_digits", "tokens_other"):
         assert before[name] == after[name]
     own = Reference.of(with_filler)
     assert own.mad != reference.mad
-    assert measure_activations(with_filler, own, tokens)["near_zero_c0.32"] != after["near_zero_c0.32"]
+    assert numbers_of(with_filler, own, tokens)["near_zero_c0.32"] != after["near_zero_c0.32"]
 
 
 def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
     without, _, tokens = real
     reference = Reference.of(without)
     before, after = (
-        measure_activations(without, reference, tokens),
-        measure_activations(without * 1.5, reference, tokens),
+        numbers_of(without, reference, tokens),
+        numbers_of(without * 1.5, reference, tokens),
     )
     for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
         assert after[name] < before[name]
@@ -95,7 +100,7 @@ def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(r
 
 def test_token_classes_split_the_near_zero_share(real):
     without, with_filler, tokens = real
-    found = measure_activations(with_filler, Reference.of(without), tokens)
+    found = numbers_of(with_filler, Reference.of(without), tokens)
     counts = np.array([found[f"tokens_{name}"] for name in CLASSES])
     assert counts.sum() == len(tokens)
     shares = np.array([found[f"near_zero_{name}_c0.1"] for name in CLASSES])
@@ -104,7 +109,7 @@ def test_token_classes_split_the_near_zero_share(real):
 
 def test_a_class_without_tokens_has_no_share(real):
     without, _, tokens = real
-    found = measure_activations(without, Reference.of(without), tokens)
+    found = numbers_of(without, Reference.of(without), tokens)
     assert found["tokens_conjunctions"] == 0
     assert math.isnan(found["near_zero_conjunctions_c0.1"])
     assert not math.isnan(found["near_zero_operators_c0.1"])
@@ -112,40 +117,55 @@ def test_a_class_without_tokens_has_no_share(real):
 
 def test_every_number_has_a_unit_and_a_definition(real):
     without, _, tokens = real
-    assert set(measure_activations(without, Reference.of(without), tokens)) == set(ACTIVATION_MEASURES)
+    assert set(numbers_of(without, Reference.of(without), tokens)) == set(ACTIVATION_MEASURES)
     assert all(quantity.unit and quantity.definition.endswith(".") for quantity in ACTIVATION_MEASURES.values())
 
 
 def test_bfloat16_is_measured_in_float32(real):
     without, _, tokens = real
     rounded = without.bfloat16()
-    assert measure_activations(rounded, Reference.of(rounded), tokens) == pytest.approx(
-        measure_activations(rounded.float(), Reference.of(rounded.float()), tokens), nan_ok=True
+    assert numbers_of(rounded, Reference.of(rounded), tokens) == pytest.approx(
+        numbers_of(rounded.float(), Reference.of(rounded.float()), tokens), nan_ok=True
     )
 
 
 def test_activations_are_left_as_they_are(real):
     without, _, tokens = real
     copy = without.clone()
-    measure_activations(without, Reference.of(without), tokens)
+    numbers_of(without, Reference.of(without), tokens)
     assert torch.equal(copy, without)
 
 
 def test_where_most_activations_are_zero_there_is_no_threshold():
     a = torch.nn.functional.relu(torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) - 1)
-    found = measure_activations(a, Reference.of(a), ["2", "+", "x"])
+    found = numbers_of(a, Reference.of(a), ["2", "+", "x"])
     assert math.isnan(found["near_zero_c0.1"])
     assert math.isnan(found["near_zero_digits_c0.1"])
     assert found["l1"] == pytest.approx(float(a.sum() / 3))
-    nothing = measure_activations(a * 0, Reference.of(a * 0), ["2", "+", "x"])
+    nothing = numbers_of(a * 0, Reference.of(a * 0), ["2", "+", "x"])
     assert math.isnan(nothing["gini"])
 
 
 def test_the_gini_coefficient_of_known_counts():
     even = Reference(mad=1.0, top=1.0)
     values = torch.cat([(torch.arange(100) + 0.5) / 100, torch.tensor([2.0])])
-    assert measure_activations(values[None], even, ["x"])["gini"] == pytest.approx(0)
-    assert measure_activations(torch.zeros(1, 101), even, ["x"])["gini"] == pytest.approx(100 / 101)
+    assert numbers_of(values[None], even, ["x"])["gini"] == pytest.approx(0)
+    assert numbers_of(torch.zeros(1, 101), even, ["x"])["gini"] == pytest.approx(100 / 101)
+
+
+def test_the_gini_coefficient_is_that_of_the_histogram_beside_it(real):
+    without, with_filler, tokens = real
+    reference = Reference.of(without)
+    base = np.abs(without.numpy())
+    for a in (without, with_filler):
+        found, counts = measure_activations(a, reference, tokens)
+        assert counts.sum() == a.numel() and len(counts) == BINS + 1 and counts.dtype == np.int32
+        assert counts[-1] == (np.abs(a.numpy()) > np.float32(found["histogram_top"])).sum()
+        assert found["gini"] == gini(counts)
+    _, counts = measure_activations(without, reference, tokens)
+    assert counts[-1] == pytest.approx(0.01 * base.size, abs=1)
+    _, empty = measure_activations(without * 0, Reference.of(without * 0), tokens)
+    assert not empty.any() and len(empty) == BINS + 1 and math.isnan(gini(empty))
 
 
 def test_what_does_not_fit_is_refused():
@@ -156,9 +176,9 @@ def test_what_does_not_fit_is_refused():
         Reference.of(torch.full((3, 8), torch.nan))
     reference = Reference.of(torch.rand(3, 8))
     with pytest.raises(ValueError, match="activations of 3 tokens do not fit 2 tokens"):
-        measure_activations(a, reference, ["x", "y"])
+        numbers_of(a, reference, ["x", "y"])
     with pytest.raises(ModelError, match=r"not all finite: .*\. Probe with --dtype float32"):
-        measure_activations(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
+        numbers_of(torch.full((3, 8), torch.inf), reference, ["x", "y", "z"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from harness import resources
 from harness.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "configs/figures").glob("*.yaml"))
+FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
+CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
 STUDY = [path for path in CONFIGS if not path.stem.endswith("-demo")]
 
 TITLES = {

@@ -216,8 +216,8 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
         other = traces.get(trace.problem_id, "mless")
         assert trace.activations.keys() == other.activations.keys()
         assert trace.activations != other.activations
-        frozen = [name for name in trace.activations if name.startswith("threshold_")]
-        assert len(frozen) == 3 and all(trace.activations[name] == other.activations[name] > 0 for name in frozen)
+        frozen = [name for name in trace.activations if name.startswith(("threshold_", "histogram_"))]
+        assert len(frozen) == 4 and all(trace.activations[name] == other.activations[name] > 0 for name in frozen)
 
 
 def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):

@@ -288,12 +288,13 @@ def test_what_is_something_else_is_named_and_not_touched(tmp_path):
     assert text.read_text() == "not a trace" and (folder / "header.json").read_text() == '{"a": 1}'
 
 
-def test_a_folder_of_a_later_format_is_refused(tmp_path, written):
+@pytest.mark.parametrize("other", [3, 99])
+def test_a_folder_of_another_format_is_refused(tmp_path, written, other):
     path = copied(written, tmp_path)
     about = json.loads((path / "header.json").read_text())
-    (path / "header.json").write_text(json.dumps(about | {"mless_traces": 99}))
+    (path / "header.json").write_text(json.dumps(about | {"mless_traces": other}))
     for attempt in (AttentionTraces.open, begin):
-        with pytest.raises(JournalError, match="is of trace format 99, this mless reads format 3"):
+        with pytest.raises(JournalError, match=f"is of trace format {other}, this mless reads format 4"):
             attempt(path)
 
 

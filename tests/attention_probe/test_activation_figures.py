@@ -1,0 +1,270 @@
+"""Figures of the first MLP's activations, drawn from real traces of the bundled model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import StepPatch
+from typer.testing import CliRunner
+
+from attention_probe.figures.activations import draw_activations, read_activations
+from attention_probe.figures.config import load_figure_config
+from attention_probe.measure.activations import BINS, gini
+from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.token_classes import CLASSES
+from attention_probe.model.architectures import read_architecture
+from attention_probe.run_probe import run_probe
+from attention_probe.settings import ProbeSettings
+from attention_probe.traces import AttentionTraces
+from harness import cli
+from harness.analysis.flips import Criterion
+from harness.analysis.selection import select
+from harness.display.figures.style import LOOKS
+from harness.display.words import MINUS, NONE
+from harness.errors import ConfigError
+from harness.runs.prompt_source import read_source
+from tests.example_runs import GREEDY_RUN
+from tests.example_traces import make_trace, write_traces
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ("histogram", "token-classes")
+C = {"Qwen2.5-Math-7B": 0.1, "Llama3.1-8B-Instruct": 0.32, "Gemma3-4b-it": 0.1}
+
+
+@pytest.fixture
+def figure():
+    """The command, of a shipped config."""
+    cli.add_commands()
+
+    def call(name, *options):
+        path = ROOT / f"configs/figures/activations-{name}.yaml"
+        return CliRunner().invoke(cli.app, ["figure", *map(str, (path, *options))])
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Traces of eight prompts with activations."""
+    source = read_source(GREEDY_RUN, layout="raw")
+    path = tmp_path_factory.mktemp("activations") / "a.traces"
+    settings = ProbeSettings(record=Record(activations=True))
+    run_probe(source, select(source, Criterion(n=8, seed=3)), settings, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def traces(path):
+    with AttentionTraces.open(path) as traces:
+        yield traces
+
+
+def load(name, *overrides):
+    return load_figure_config(ROOT / f"configs/figures/activations-{name}.yaml", overrides)
+
+
+def read(config, traces):
+    """The table of all panels, each of them of these traces."""
+    return pandas.concat([read_activations(one, config.conditions, traces) for one in config.models])
+
+
+def recorded(traces, condition, name):
+    return np.array([trace.activations[name] for trace in traces.select(condition)])
+
+
+def outlines(axes):
+    return [patch for patch in axes.patches if isinstance(patch, StepPatch)]
+
+
+def lines(axes):
+    """The texts of the table below a histogram, line by line."""
+    found = {}
+    for text in axes.texts:
+        found.setdefault(text.get_position()[1], []).append(text.get_text())
+    return list(found.values())
+
+
+def test_the_histogram_that_is_drawn_is_the_one_that_the_gini_coefficient_is_of(traces):
+    config = load("histogram-demo")
+    for trace in traces:
+        assert trace.activations["gini"] == gini(trace.activation_histogram)
+    above, _, numbers = draw_activations(config, read(config, traces)).axes
+    drawn = dict(zip(config.conditions, outlines(above), strict=True))
+    for condition, outline in drawn.items():
+        counts = [trace.activation_histogram for trace in traces.select(condition)]
+        shares = np.mean([one / one.sum() for one in counts], axis=0)
+        assert np.allclose(outline.get_data().values, 100 * shares) and len(shares) == BINS + 1
+        assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour
+    before, after = (recorded(traces, condition, "gini").mean() for condition in ("wo", "mless"))
+    assert lines(numbers)[4][0] == f"{before:.3f}→{after:.3f}"
+    # of one prompt, the number below is that of the outline above
+    one = read(config, First(traces))
+    above, _, numbers = draw_activations(config, one).axes
+    ginis = [gini(outline.get_data().values) for outline in outlines(above)]
+    assert lines(numbers)[4][0] == "→".join(f"{value:.3f}" for value in ginis)
+
+
+class First:
+    """Traces of the first problem alone."""
+
+    def __init__(self, traces):
+        self.header, self.path, self.get = traces.header, traces.path, traces.get
+        self.problem_ids = traces.problem_ids[:1]
+        self.entries = lambda: [one for one in traces.entries() if one.problem_id in self.problem_ids]
+
+
+def test_the_four_numbers_and_their_changes_are_those_of_the_records(traces):
+    config = load("histogram-demo", "models.0.c=0.32")
+    table = read(config, traces).set_index(["quantity", "condition"])
+    _, _, numbers = draw_activations(config, read(config, traces)).axes
+    shown = lines(numbers)
+    assert shown[0] == ["w/o → w/ Mless", "change (%)"]
+    assert [label.get_text() for label in numbers.get_yticklabels()] == ["", "Near 0 (%)", "L1", "L2", "Gini"]
+    draw = np.random.default_rng(1)
+    for line, name in zip(shown[1:], ("near_zero_c0.32", "l1", "l2", "gini"), strict=True):
+        before, after = (recorded(traces, condition, name) for condition in ("wo", "mless"))
+        scale = 100 if name.startswith("near_zero") else 1
+        assert [float(text) for text in line[0].split("→")] == pytest.approx(
+            [scale * before.mean(), scale * after.mean()], rel=5e-3
+        )
+        change = table.loc[(name, "mless - wo")]
+        assert change["mean"] == pytest.approx(after.mean() / before.mean() - 1)
+        assert change["unit"] == "relative change" and change["count"] == 8
+        some = draw.integers(0, 8, (4000, 8))
+        ends = np.quantile(after[some].mean(axis=1) / before[some].mean(axis=1) - 1, [0.025, 0.975])
+        assert [change["low"], change["high"]] == pytest.approx(ends, abs=0.15 * (ends[1] - ends[0]))
+        mean, low, high = (float(one) for one in re.findall(r"[+-]?[\d.]+", line[1].replace(MINUS, "-")))
+        assert [mean, low, high] == pytest.approx([100 * change[end] for end in ("mean", "low", "high")], abs=0.051)
+
+
+def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
+    config = load("token-classes-demo", "conditions=[wo, mless, random]")
+    above, below = draw_activations(config, read(config, traces)).axes
+    bars = [one for one in above.containers if hasattr(one, "patches")]
+    assert [to_hex(one.patches[0].get_facecolor()) for one in bars] == [
+        LOOKS[condition].colour for condition in config.conditions
+    ]
+    means = {}
+    for condition, container in zip(config.conditions, bars, strict=True):
+        values = [recorded(traces, condition, f"near_zero_{name}_c0.1") for name in CLASSES]
+        means[condition] = [100 * np.nanmean(one) if np.isfinite(one).any() else np.nan for one in values]
+        assert np.allclose([bar.get_height() for bar in container], means[condition], equal_nan=True)
+    for condition, container in zip(("mless", "random"), below.containers, strict=True):
+        change = 100 * (np.array(means[condition]) / means["wo"] - 1)
+        assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
+    said = [label.get_text().split("\n") for label in below.get_xticklabels()]
+    for name, (shown, tokens, prompts) in zip(CLASSES, said, strict=True):
+        counts = recorded(traces, "wo", f"tokens_{name}")
+        assert (shown, tokens, prompts) == (name, f"{counts.mean():.1f} tokens", f"{(counts > 0).sum()} prompts")
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(traces, name, width):
+    config = load(name)
+    figure = draw_activations(config, read(config, traces).assign(random_weights=True), width=width)
+    figure.draw_without_rendering()
+    down = 3 if name == "histogram" else 2
+    assert len(figure.axes) == down * len(config.models)
+    words = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)]
+    words += [text for axes in figure.axes for text in axes.get_xticklabels()]
+    words += [text for axes in figure.axes if axes.yaxis_inverted() for text in axes.get_yticklabels()]  # of the table
+    boxes = {text: text.get_window_extent() for text in words if text.get_text() and text.get_visible()}
+    assert sum(text.get_text() == "random weights" for text in words) == len(config.models)
+    page = figure.bbox
+    for text, box in boxes.items():
+        assert box.x0 >= -1 and box.x1 <= page.x1 + 1 and box.y0 >= -1 and box.y1 <= page.y1 + 1, text
+    within = [text for axes in figure.axes for text in axes.texts]
+    for one, other in combinations(within, 2):
+        assert not boxes[one].padded(-1).overlaps(boxes[other].padded(-1)), (one, other)
+
+
+def test_the_note_says_whose_activations_which_threshold_and_how_many_prompts(traces):
+    config = load("histogram", "note=Said by the config.")
+    note = " ".join(draw_activations(config, read(config, traces)).get_supxlabel().split())
+    assert note.startswith("n = 8 prompts a panel. a: activations in the first layer's MLP after its non-linearity")
+    assert "c = 0.1 (Qwen2.5-Math-7B), 0.32 (Llama3.1-8B-Instruct), 0.1 (Gemma3-4b-it)." in note
+    assert note.endswith("Said by the config.")
+
+
+def test_traces_without_activations_are_refused_in_one_line(figure, tmp_path):
+    path = write_traces(tmp_path / "x.traces", [make_trace("p0", condition) for condition in ("wo", "mless")])
+    result = figure("histogram-demo", "--set", f"models.0.traces={path}", "-o", tmp_path)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == (
+        f"{path} holds no activations: expected traces of `mless probe --activations`. Probe again with --activations "
+        "and another --output."
+    )
+
+
+def test_the_command_measures_once_for_both_figures_and_draws_the_same_from_given_traces(figure, tmp_path):
+    few = ("--set", "prompts.n=2", "-o", tmp_path)
+    for name in FIGURES:
+        assert figure(f"{name}-demo", *few).exit_code == 0
+    (made,) = (tmp_path / "traces").iterdir()
+    given = ("--set", f"models.0.traces={made}", "--set", "name=again")
+    assert figure("token-classes-demo", *few, *given).exit_code == 0
+    one, other = (pandas.read_csv(tmp_path / f"{n}.csv") for n in ("activations-token-classes-demo", "again"))
+    assert one.drop(columns="figure").equals(other.drop(columns="figure")) and set(one["prompts"]) == {2}
+    pictures = {"activations-histogram-demo.png", "activations-token-classes-demo.png", "again.png"}
+    assert {file.name for file in tmp_path.glob("*.png")} == pictures
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundled_one(name):
+    config, twin = load(name), load(f"{name}-demo")
+    shown = {one.name: one.c for one in config.models}
+    assert shown == {model: C[model] for model in list(C)[: 3 if name == "histogram" else 2]}
+    assert config.conditions == twin.conditions == ("wo", "mless")
+    assert [one.model for one in twin.models] == ["demo"]
+    for figure, stem in ((config, name), (twin, f"{name}-demo")):
+        assert figure.name == f"activations-{stem}" and figure.activations == name.replace("-", "_")
+    for one in config.models:
+        assert read_architecture(ROOT / one.architecture).tokenizer == one.model
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("conditions=[mless, wo]", r"conditions: expected wo and then one or more others, each once, got mless, wo"),
+        ("conditions=[wo]", r"each once, got wo"),
+        ("conditions=[wo, dots]", r"know the conditions wo, mless, mful, random, got dots"),
+        ("models.0.c=0.2", r"models.0: c: expected one of 0.1, 0.13, 0.32, got 0.2"),
+        ("models.0.layer=1", r"unknown key 'models.0.layer'. Expected one of: "),
+        ("models=[{name: x}]", r"needs `model`, `architecture` or `traces`"),
+        ("models=[{name: x, model: a}, {name: x, model: b}]", r"models: expected another name for each panel"),
+        ("prompts=null", r"needs `prompts`, or `traces` for every model"),
+        ("prompts={run: x, flip: changed, controls: true}", r"prompts: .* expected no `flip`"),
+        ("activations=bars", r"activations: expected 'histogram' or 'token_classes', got 'bars'"),
+        ("heads=[]", r"unknown key 'heads'"),
+    ],
+)
+def test_what_a_config_may_not_say(override, message):
+    with pytest.raises(ConfigError, match=message):
+        load("histogram-demo", override)
+
+
+def test_random_weights_need_an_architecture(figure, tmp_path):
+    result = figure("histogram-demo", "--random-weights", "-o", tmp_path)
+    assert isinstance(result.exception, ConfigError)
+    assert "--random-weights needs an architecture" in str(result.exception)
+
+
+def test_without_bins_nothing_is_drawn_and_the_numbers_are_dashes(traces, tmp_path):
+    config = load("histogram-demo")
+    path = tmp_path / "flat.traces"
+    with AttentionTraces.create(path, traces.header, receipt={}) as flat:
+        for trace in traces:
+            nothing = trace.activations | {"histogram_top": 0.0, "gini": np.nan, "near_zero_c0.1": np.nan}
+            empty = np.zeros_like(trace.activation_histogram)
+            flat.append(replace(trace, activations=nothing, activation_histogram=empty))
+        above, _, numbers = draw_activations(config, read(config, flat)).axes
+    assert all(np.isnan(outline.get_data().values).all() for outline in outlines(above))
+    assert lines(numbers)[1] == [f"{NONE}→{NONE}", f"{NONE} [{NONE}, {NONE}]"] == lines(numbers)[4]
