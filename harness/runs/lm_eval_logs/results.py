@@ -38,9 +38,11 @@ class TaskConfig(Struct):
 
     generation_kwargs: dict[str, Any] | None = None
     num_fewshot: int | None = None
+    metadata: Any = None
 
     def __post_init__(self) -> None:
         printable(self.generation_kwargs)
+        printable(self.metadata)
 
 
 class Counts(Struct):
@@ -87,6 +89,13 @@ class TaskResults:
     def counts(self) -> Counts | None:
         """How many documents there are, and how many were asked."""
         return self.file.n_samples.get(self.task or "")
+
+    @property
+    def condition(self) -> str:
+        """The condition of a task that `mless tasks --wrap` wrote; empty for any other."""
+        asked = self.file.configs.get(self.task or "")
+        named = asked.metadata.get("condition") if asked and isinstance(asked.metadata, dict) else None
+        return named if isinstance(named, str) else ""
 
     @property
     def version(self) -> float | str | None:
