@@ -29,7 +29,7 @@ def tasks(
         typer.Option(help="Model whose tokenizer is used by --check (default: demo), --standalone and --wrap."),
     ] = None,
 ) -> None:
-    """Print the path for lm-eval's --include_path; link, unlink or check the tasks, or write tasks that need no mless."""
+    """Print the path for lm-eval's --include_path; link, unlink or check the tasks, or write some without mless."""
     from harness.lm_eval_plugin import links
     from harness.lm_eval_plugin.check_tasks import check_tasks
     from harness.lm_eval_plugin.standalone import write_standalone

@@ -6,7 +6,6 @@ the text of the question at hand is another: the condition's filler stands befor
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -58,9 +57,7 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
     for condition in chosen:
         name, one = f"{task}_{condition.name}", built[condition.name]
         if name in _all_tasks().all_tasks:
-            raise ConfigError(
-                f"{name} is a task of lm-eval itself. Give the condition {condition.name!r} another name."
-            )
+            raise ConfigError(f"{name} is lm-eval's own task. Give the condition {condition.name!r} another name.")
         tokens = f"{one.filler_tokens} filler tokens in the tokenizer of {model}" if model else "tokens not counted"
         filler = one.prompt.text.removeprefix(start).removesuffix(_QUESTION)
         files[f"{name}.yaml"] = _task(name, f"{condition.name}, {tokens}", condition, filler, settings)
@@ -86,8 +83,8 @@ def _task(name: str, what: str, condition: Condition, filler: str, settings: dic
     }
     return (
         f"# {settings['task']} of lm-eval under the condition {what}.\n"
-        f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it alone. Any other key of a task\n"
-        "# may be added here, such as num_fewshot, and replaces lm-eval's own.\n"
+        f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it alone. Any other key of a\n"
+        "# task may be added here, such as num_fewshot, and replaces lm-eval's own.\n"
         f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
     ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
 
@@ -95,7 +92,6 @@ def _task(name: str, what: str, condition: Condition, filler: str, settings: dic
 @cache
 def _all_tasks() -> TaskManager:
     """lm-eval's own tasks; it reads all their files, which takes a quarter of a minute."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -134,21 +130,11 @@ def _find_task(name: str) -> dict[str, Any]:
     if kind != "generate_until":
         raise ConfigError(
             f"{name} does not generate: it compares log-likelihoods of given answers (output_type {kind}). Expected a "
-            f"task with output_type generate_until, such as {list_near(name, _generative(manager), 3)}."
+            "task with output_type generate_until, such as gsm8k; `lm_eval ls subtasks` shows the types."
         )
     assert entry.yaml_path is not None
     file = Path(entry.yaml_path).relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
     return {"task": name, "file": file, "unsafe_code": settings.get("unsafe_code", False)}
-
-
-def _generative(manager: TaskManager) -> list[str]:
-    """The names of all tasks that can be wrapped."""
-    known = {name: manager.task_index[name].cfg or {} for name in manager.all_subtasks}
-    return [
-        name
-        for name, settings in known.items()
-        if "class" not in settings and settings.get("output_type", "generate_until") == "generate_until"
-    ]
 
 
 def _read_conditions(text: str | None) -> list[Condition]:
@@ -165,7 +151,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
         values = None
     if not values:
         raise ConfigError(
-            f"--conditions: expected names or inline conditions, such as 'wo,mless' or 'wo, {{name: dots, unit: \".\"}}', "
+            "--conditions: expected names or inline conditions, such as 'wo,mless' or 'wo, {name: dots, text: ...}', "
             f"got {text!r}."
         )
     chosen = [as_condition(value) for value in draw_sentences(values)]

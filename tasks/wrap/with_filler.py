@@ -37,5 +37,5 @@ class WithFiller:
 
         task.doc_to_text = doc_to_text
         # into lm-eval's results file, where mless table reads which condition it is
-        task.config.metadata = {**(task.config.metadata or {}), "condition": config["condition"], "filler": filler}
+        task.config.metadata = {**(task.config.metadata or {}), "filler_condition": config["condition"]}
         return task

@@ -1,7 +1,8 @@
-"""Twelve tasks of lm-eval, each from another of its folders, asked as lm-eval asks them and as `mless tasks --wrap` does.
+"""Twelve tasks of lm-eval, each from another of its folders, as lm-eval asks them and as `mless tasks --wrap` does.
 
 Their documents are written here, in the schemas of the real ones: no hub is needed. The prompts of the condition `wo`
-must be lm-eval's own, by its own prompt hash. `python -m tests.lm_eval_plugin.wrapped_tasks` prints the table of docs.
+must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler before the question, and nothing else.
+`python -m tests.lm_eval_plugin.wrapped_tasks` prints the table of docs/lm_eval_tasks.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from harness import resources
-from harness.experiment.tokenizer import load_tokenizer
+from harness.experiment.prompt import SEPARATOR
+from harness.experiment.tokenizer import encode, load_tokenizer
 from harness.lm_eval_plugin.wrap import write_wrapped
 
 Documents = list[dict[str, Any]]
@@ -91,12 +93,9 @@ DOCUMENTS: dict[str, dict[str, Documents]] = {
         "train",
         "test",
     ),
-    "gsm8k_cot_llama": _all_splits([{"question": q, "answer": f"#### {a}"} for q, a in ASKED], "train", "test"),
+    "gsm8k_llama": _all_splits([{"question": q, "answer": f"#### {a}"} for q, a in ASKED], "train", "test"),
     "arc_challenge_chat": _all_splits(
-        [
-            {"question": q, "choices": {"text": [a, *OTHERS], "label": list("ABCD")}, "answerKey": "A"}
-            for q, a in ASKED
-        ],
+        [{"question": q, "choices": {"text": [a, *OTHERS], "label": list("ABCD")}, "answerKey": "A"} for q, a in ASKED],
         "train",
         "validation",
         "test",
@@ -131,14 +130,17 @@ class Silent(LM):
         self.tokenizer = load_tokenizer(str(resources.demo_model()))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Say it once per request."""
         return ["The final answer is 42." for _ in requests]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+        """No task here asks for it."""
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The turns as text."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -159,11 +161,11 @@ def local_data(name: str, folder: Path) -> str:
     return f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {json.dumps(kwargs)}\n"
 
 
-def write_both(name: str, folder: Path) -> str:
+def write_both(name: str, folder: Path) -> dict[str, str]:
     """Write lm-eval's own task and the wrapped ones into folders of their own, all with local documents.
 
     Returns:
-        The filler that `mless` puts before the question.
+        The `filler` that `mless` puts before the question, and the `stock_file` of the task.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_wrapped(folder / name, name, "wo,mless")
@@ -174,18 +176,17 @@ def write_both(name: str, folder: Path) -> str:
     settings = yaml.safe_load(wrapped.replace("!function", ""))
     own = Path(lm_eval.__file__).parent / "tasks" / settings["stock_file"]
     (folder / f"{name}.yaml").write_text(f"include: {own}\ntask: {name}\n{data}")
-    return str(settings["filler"])
+    return {key: str(settings[key]) for key in ("filler", "stock_file")}
 
 
-def ask(names: list[str], manager: TaskManager, **way: Any) -> dict[str, Documents]:
-    """What lm-eval logs of each sample of these tasks, stock and wrapped."""
+def evaluate(names: list[str], manager: TaskManager, model: Silent, **way: Any) -> dict[str, Any]:
+    """What lm-eval returns for these tasks, stock and wrapped."""
     tasks: list[Any] = [task for name in names for task in (name, f"{name}_wo", f"{name}_mless")]
     found = lm_eval.simple_evaluate(
-        model=Silent(), tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0, **way
+        model=model, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0, **way
     )
     assert found is not None
-    samples: dict[str, Documents] = found["samples"]
-    return samples
+    return dict(found)
 
 
 def compare(names: list[str]) -> list[dict[str, Any]]:
@@ -194,15 +195,16 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
     Raises:
         AssertionError: a score or a stop string differs, or under `mless` anything but the filler before the question.
     """
-    rows = []
+    rows, model = [], Silent()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        fillers = {name: write_both(name, folder) for name in names}
+        written = {name: write_both(name, folder) for name in names}
         manager = TaskManager(include_path=str(folder), include_defaults=False)
         own_tasks = manager.load(names)["tasks"]
-        asked = {way: ask(names, manager, **given) for way, given in WAYS.items()}
+        asked = {way: evaluate(names, manager, model, **given)["samples"] for way, given in WAYS.items()}
     for name in names:
-        equal = {}
+        filler = written[name]["filler"]
+        equal, tokens = {}, set()
         for way, samples in asked.items():
             equal[way] = 0
             stock, wo, mless = (by_document(samples[task]) for task in (name, f"{name}_wo", f"{name}_mless"))
@@ -211,9 +213,14 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
                 (text, settings), *others = (one["arguments"][0] for one in (own, ours, filled))
                 assert all(other == settings for _, other in others)
                 assert all(own[key] == ours[key] for key in own.keys() - {"arguments", "prompt_hash"}), (name, way)
-                before, after = others[1][0].split(fillers[name])
+                before, after = others[1][0].split(filler)
                 assert before + after == text and after.startswith(own_tasks[name].doc_to_text(own["doc"])), name
-        rows.append({"task": name, "documents": len(stock), **equal})
+                ends = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
+                _, spans = encode(others[1][0], model.tokenizer)
+                tokens.add(sum(ends[0] <= start < end <= ends[1] for start, end in spans))
+        counts = ", ".join(map(str, sorted(tokens)))
+        lm_folder = written[name]["stock_file"].partition("/")[0]
+        rows.append({"folder": lm_folder, "task": name, "documents": len(stock), **equal, "filler tokens": counts})
     return rows
 
 
