@@ -17,7 +17,7 @@ from harness.display.table_pages import make_table
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.prompt import SEPARATOR
-from harness.experiment.tokenizer import fit_filler
+from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin import wrap
 from harness.lm_eval_plugin.wrap import write_wrapped
 from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, WAYS, Silent, compare, evaluate, write_both
@@ -82,6 +82,19 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_pat
     ).read_text().replace("\n# ", " ")
     with pytest.raises(PromptMismatchError, match="splits the unit"):
         write_wrapped(tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "])
+def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
+    """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
+    filler = named_conditions()["mless"].filler.text()
+    _, spans = encode(f"{before}{filler}{SEPARATOR}Question: A", any_tokenizer)
+    start, end = len(before), len(before) + len(filler)
+    touching = [(low, high) for low, high in spans if low < high and low < end and start < high]
+    assert len(touching) == 55
+    inside = sum(start <= low and high <= end for low, high in touching)
+    assert inside == (54 if before.endswith(" ") else 55)
 
 
 def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
