@@ -111,8 +111,8 @@ def _find_task(name: str) -> dict[str, Any]:
         named = (one if isinstance(one, str) else one.get("task") for one in (entry.cfg or {}).get("task", ()))
         inside = sorted(entry.tags) if name in manager.all_tags else [one for one in named if isinstance(one, str)]
         raise ConfigError(
-            f"{name} is a group of tasks of lm-eval, and one task is expected, such as one of its own: "
-            f"{list_first(inside)}."
+            f"{name} is a group of tasks of lm-eval. Expected one task, such as "
+            f"{list_first(inside) or list_near(name, manager.all_subtasks, 3)}."
         )
     if name not in manager.all_subtasks:
         raise ConfigError(

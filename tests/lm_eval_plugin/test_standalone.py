@@ -186,9 +186,9 @@ def test_the_command_writes_it_and_options_that_do_not_go_together_are_refused(m
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(path) for path in sorted((tmp_path / "tasks").iterdir())]
     both = mless("tasks", "--standalone", str(tmp_path / "more"), "--check")
-    assert both.returncode == 2 and "Give one of --link, --unlink, --check and --standalone" in both.stderr
+    assert both.returncode == 2 and "Give one of --link, --unlink, --check, --standalone and --wrap" in both.stderr
     idle = mless("tasks", "--model", "demo")
-    assert idle.returncode == 2 and "--model is for --check or --standalone" in idle.stderr
+    assert idle.returncode == 2 and "--model is for --check, --standalone or --wrap" in idle.stderr
 
 
 @pytest.mark.slow

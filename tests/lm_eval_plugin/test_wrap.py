@@ -20,7 +20,7 @@ from harness.experiment.prompt import SEPARATOR
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin import wrap
 from harness.lm_eval_plugin.wrap import write_wrapped
-from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, WAYS, Silent, compare, evaluate, write_both
+from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, WAYS, Silent, as_table, compare, evaluate, write_both
 
 DEMO = str(resources.demo_model())
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
@@ -38,6 +38,8 @@ def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
     for row in rows:
         assert row["documents"] >= 2 and {row[way] for way in WAYS} == {row["documents"]}, row
         assert row["filler tokens"] == "55"
+    page = (Path(__file__).parents[2] / "docs/lm_eval_tasks.md").read_text()
+    assert all(line in page.splitlines() for line in as_table(rows).splitlines())
 
 
 @pytest.mark.slow

@@ -229,14 +229,12 @@ def by_document(samples: Documents) -> Documents:
     return list({sample["doc_id"]: sample for sample in samples}.values())
 
 
-def main(names: list[str]) -> None:
-    """Print the table of the tasks named, or of all twelve."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    rows = compare(names or list(DOCUMENTS))
-    print(f"| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row.values()))} |")
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    lines = [f"| {' | '.join(rows[0])} |", f"|{' --- |' * len(rows[0])}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row.values()))} |" for row in rows)])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    print(as_table(compare(sys.argv[1:] or list(DOCUMENTS))))
