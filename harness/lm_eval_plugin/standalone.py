@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 
@@ -12,8 +13,8 @@ from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer
 from harness.experiment.fillers import STUDY_COUNT, Filler
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION
-from harness.experiment.prompt import Layout, Prompt
-from harness.experiment.token_checks import PromptBuilder
+from harness.experiment.prompt import Layout
+from harness.experiment.token_checks import BuiltPrompt, PromptBuilder
 
 GROUP = "math500_fillers"
 """The name of the group of tasks, and the beginning of theirs."""
@@ -35,9 +36,10 @@ def write_standalone(folder: Path, model: str | None = None) -> list[Path]:
         ModelError: the tokenizer cannot be had.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
-    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise ConfigError(f"{folder} exists and is not an empty folder. Give a new or an empty one.")
-    conditions, prompts = named_conditions(), _build_prompts(model)
+    refuse_used(folder)
+    conditions = named_conditions()
+    built = build_one_prompt(conditions.values(), "{{problem}}", model)  # which lm-eval fills in
+    prompts = {name: one.prompt for name, one in built.items()}
     files = {f"{GROUP}_{name}.yaml": _task(name, prompt.user) for name, prompt in prompts.items()}
     tasks = "".join(f"  - {GROUP}_{name}\n" for name in conditions)
     files[f"{GROUP}.yaml"] = f"group: {GROUP}\ntask:\n{tasks}metadata:\n  version: 1.0\n"
@@ -55,6 +57,21 @@ def write_standalone(folder: Path, model: str | None = None) -> list[Path]:
             text = template.read_text(encoding="utf-8")
             # the helper module is code, and stays as it is
             files[template.name] = text if template.suffix == ".py" else Template(text).substitute(values)
+    return write_files(folder, files)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise ConfigError unless the folder is new or empty."""
+    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+        raise ConfigError(f"{folder} exists and is not an empty folder. Give a new or an empty one.")
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> list[Path]:
+    """Write texts by file name into a folder and return their paths.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -64,15 +81,15 @@ def write_standalone(folder: Path, model: str | None = None) -> list[Path]:
     return [folder / name for name in sorted(files)]
 
 
-def _build_prompts(model: str | None) -> dict[str, Prompt]:
-    """The prompt of each condition, for the problem `{{problem}}`, which lm-eval fills in."""
+def build_one_prompt(conditions: Iterable[Condition], problem: str, model: str | None) -> dict[str, BuiltPrompt]:
+    """The prompt of one problem under each condition, checked with the model's tokenizer where it is named."""
     known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    builder = PromptBuilder({GROUP: "{{problem}}"}, Layout.RAW, known.tokenizer if known else None)
+    builder = PromptBuilder({"problem": problem}, Layout.RAW, known.tokenizer if known else None)
     prompts = {}
-    for name, condition in named_conditions().items():
+    for condition in conditions:
         built = builder.build(condition)
         built.refuse(str(model))
-        prompts[name] = built.prompts[0].prompt
+        prompts[condition.name] = built.prompts[0]
     return prompts
 
 

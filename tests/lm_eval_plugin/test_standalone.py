@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
-import lm_eval
 import pytest
 import yaml
 from lm_eval.tasks import TaskManager
@@ -191,37 +186,9 @@ def test_the_command_writes_it_and_options_that_do_not_go_together_are_refused(m
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(path) for path in sorted((tmp_path / "tasks").iterdir())]
     both = mless("tasks", "--standalone", str(tmp_path / "more"), "--check")
-    assert both.returncode == 2 and "Give one of --link, --unlink, --check and --standalone" in both.stderr
+    assert both.returncode == 2 and "Give one of --link, --unlink, --check, --standalone and --wrap" in both.stderr
     idle = mless("tasks", "--model", "demo")
-    assert idle.returncode == 2 and "--model is for --check or --standalone" in idle.stderr
-
-
-@pytest.fixture(scope="module")
-def without_mless(tmp_path_factory):
-    """A command's runner in a virtual environment that has all packages of this one but ours."""
-    place = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
-    (site,) = place.glob("lib/python*/site-packages")
-    ours = {file.parts[0] for file in distribution("mless").files}
-    for entry in Path(lm_eval.__file__).parents[1].iterdir():
-        if entry.name not in ours:
-            (site / entry.name).symlink_to(entry)
-
-    def run(*arguments):
-        own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MATH500_PATH")}
-        return subprocess.run(
-            [str(place / "bin" / "python"), *arguments],
-            capture_output=True,
-            text=True,
-            env={**own, "OMP_NUM_THREADS": "1"},  # of several threads most time is waiting on a busy machine
-            cwd=place,
-            timeout=1500,
-            check=False,
-        )
-
-    for name in ("harness", "mless", "attention_probe"):
-        assert f"No module named '{name}'" in run("-c", f"import {name}").stderr
-    return run
+    assert idle.returncode == 2 and "--model is for --check, --standalone or --wrap" in idle.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from harness.errors import RunError
 from harness.experiment.config import fixed_arguments
-from harness.runs.records import Word, fit, printable
+from harness.runs.records import Word, encodable, fit, printable
 
 LAST_SECOND = 253_402_300_799
 """Of the year 9999: later dates have no name."""
@@ -38,6 +38,7 @@ class TaskConfig(Struct):
 
     generation_kwargs: dict[str, Any] | None = None
     num_fewshot: int | None = None
+    metadata: Any = None
 
     def __post_init__(self) -> None:
         printable(self.generation_kwargs)
@@ -87,6 +88,13 @@ class TaskResults:
     def counts(self) -> Counts | None:
         """How many documents there are, and how many were asked."""
         return self.file.n_samples.get(self.task or "")
+
+    @property
+    def condition(self) -> str:
+        """The condition of a task that `mless tasks --wrap` wrote; empty for any other."""
+        asked = self.file.configs.get(self.task or "")
+        named = asked.metadata.get("filler_condition") if asked and isinstance(asked.metadata, dict) else None
+        return encodable(named) if isinstance(named, str) else ""
 
     @property
     def version(self) -> float | str | None:

@@ -1,7 +1,7 @@
 """lm-eval's sample logs (`--log_samples`): the prompt that was sent, what came back, and whether it was right.
 
 Logs of our tasks carry condition and segments in their documents. Those of other tasks do not: there the user names
-the condition of each file.
+the condition of each file, unless `mless tasks --wrap` wrote the task. Then lm-eval's results file names it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         if line.get("filter", "none") != chosen:
             continue
         try:
-            sample, found = _read_sample(where, line, name, chat=chat)
+            sample, found = _read_sample(where, line, name, results.condition, chat=chat)
         except RecursionError:
             raise RunError(f"{where}: nested too deeply for a sample. {_RESTORE}") from None
         name = name or found
@@ -123,8 +123,10 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     )
 
 
-def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool) -> tuple[RunPrompt, str]:
-    """The sample, and the metric that its verdicts were read from."""
+def _read_sample(
+    where: str, line: Mapping[str, Any], metric: str, condition: str, *, chat: bool
+) -> tuple[RunPrompt, str]:
+    """The sample, and the metric that its verdicts were read from. `condition` is that of another task's log."""
     doc = line["doc"]
     text, generated = _arguments(where, line["arguments"])
     sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
@@ -156,7 +158,7 @@ def _read_sample(where: str, line: Mapping[str, Any], metric: str, *, chat: bool
             problem_id=encodable(str(doc.get("id") or doc.get("unique_id") or line["doc_id"])),
             subject=encodable(str(doc.get("subject") or doc.get("type") or "")),
             level=int(level[0]) if level else 0,
-            condition=doc["condition"] if segments else "",
+            condition=doc["condition"] if segments else condition,
             layout=layout,
             text=text,
             sha256=sha256,

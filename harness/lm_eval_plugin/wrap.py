@@ -1,0 +1,182 @@
+"""Any task of lm-eval that generates, under our conditions, as a task folder that needs lm-eval alone.
+
+Each task of the folder is lm-eval's own, loaded by its name: its documents, examples, stop strings and scoring. Only
+the text of the question at hand is another: the condition's filler stands before it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from harness import resources
+from harness.errors import ConfigError, list_first, list_near
+from harness.experiment.condition_schema import as_condition, draw_sentences
+from harness.experiment.conditions import BASELINE, Condition, Placement, named_conditions
+from harness.experiment.fillers import RandomTokens, RepeatedProblem
+from harness.lm_eval_plugin.standalone import build_one_prompt, refuse_used, write_files
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+_HELPER = "with_filler.py"
+_QUESTION = "Question"
+"""Stands for the question while a filler's text is made."""
+
+
+def write_wrapped(folder: Path, task: str, conditions: str | None = None, model: str | None = None) -> list[str]:
+    """Write a task of lm-eval under some conditions, as a task folder.
+
+    Args:
+        folder: A new or an empty folder.
+        task: lm-eval's name of the task.
+        conditions: Names or inline conditions, as in the list of a run config. None: the study's four.
+        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length, and counts every
+            filler's tokens.
+
+    Returns:
+        What to tell the user: the files, the fillers' tokens, and how to run the tasks.
+
+    Raises:
+        ConfigError: the folder is not empty or cannot be written, the task is none that can be wrapped, or a condition
+            is none that can stand before a question of it.
+        ModelError: the tokenizer cannot be had.
+        PromptMismatchError: a filler has another number of tokens in this tokenizer.
+    """
+    refuse_used(folder)
+    chosen = _read_conditions(conditions)
+    settings = _find_task(task)
+    built = build_one_prompt([named_conditions()[BASELINE], *chosen], _QUESTION, model)
+    start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
+    files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
+    told = []
+    for condition in chosen:
+        name, one = f"{task}_{condition.name}", built[condition.name]
+        if name in _all_tasks().all_tasks:
+            raise ConfigError(f"{name} is lm-eval's own task. Give the condition {condition.name!r} another name.")
+        tokens = f"{one.filler_tokens} filler tokens in the tokenizer of {model}" if model else "tokens not counted"
+        filler = one.prompt.text.removeprefix(start).removesuffix(_QUESTION)
+        files[f"{name}.yaml"] = _task(name, f"{condition.name}, {tokens}", condition, filler, settings)
+        told.append(f"{name}: {tokens}")
+    paths = write_files(folder, files)
+    if settings["unsafe_code"]:
+        told.append(
+            f"{task} runs the code that a model writes. The files were written, and not tried: lm_eval asks for "
+            "--confirm_run_unsafe_code, and for HF_ALLOW_CODE_EVAL=1 where the task needs it."
+        )
+    names = ",".join(f"{task}_{condition.name}" for condition in chosen)
+    told.append(f"lm_eval --include_path {folder} --tasks {names} --log_samples --output_path results ...")
+    return [*map(str, paths), *told]
+
+
+def _task(name: str, what: str, condition: Condition, filler: str, settings: dict[str, Any]) -> str:
+    keys = {
+        "output_type": "generate_until",
+        "stock_task": settings["task"],
+        "stock_file": settings["file"],
+        "condition": condition.name,
+        "filler": filler,
+    }
+    return (
+        f"# {settings['task']} of lm-eval under the condition {what}.\n"
+        f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it alone. Any other key of a\n"
+        "# task may be added here, such as num_fewshot, and replaces lm-eval's own.\n"
+        f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
+    ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
+
+
+@cache
+def _all_tasks() -> TaskManager:
+    """lm-eval's own tasks; it reads all their files, which takes a quarter of a minute."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _find_task(name: str) -> dict[str, Any]:
+    """The task's name, its file within lm-eval's folder of tasks, and whether it runs code that a model writes.
+
+    Raises:
+        ConfigError: there is no such task, or it cannot be wrapped.
+    """
+    import lm_eval.tasks
+
+    manager = _all_tasks()
+    if name in manager.all_groups or name in manager.all_tags:
+        entry = manager.task_index[name]
+        named = (one if isinstance(one, str) else one.get("task") for one in (entry.cfg or {}).get("task", ()))
+        inside = sorted(entry.tags) if name in manager.all_tags else [one for one in named if isinstance(one, str)]
+        raise ConfigError(
+            f"{name} is a group of tasks of lm-eval. Expected one task, such as "
+            f"{list_first(inside) or list_near(name, manager.all_subtasks, 3)}."
+        )
+    if name not in manager.all_subtasks:
+        raise ConfigError(
+            f"lm-eval {version('lm-eval')} has no task {name!r}. Expected one of its tasks, such as "
+            f"{list_near(name, manager.all_subtasks)}; `lm_eval ls subtasks` lists them."
+        )
+    entry = manager.task_index[name]
+    settings = entry.cfg or {}
+    if "class" in settings:
+        raise ConfigError(
+            f"{name} is written in Python, and does not say beforehand whether it generates. Expected a task that its "
+            "YAML describes."
+        )
+    kind = settings.get("output_type", "generate_until")
+    if kind != "generate_until":
+        raise ConfigError(
+            f"{name} does not generate: it compares log-likelihoods of given answers (output_type {kind}). Expected a "
+            "task with output_type generate_until, such as gsm8k; `lm_eval ls subtasks` shows the types."
+        )
+    assert entry.yaml_path is not None
+    file = Path(entry.yaml_path).relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
+    return {"task": name, "file": file, "unsafe_code": settings.get("unsafe_code", False)}
+
+
+def _read_conditions(text: str | None) -> list[Condition]:
+    """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without its brackets.
+
+    Raises:
+        ConfigError: it is no such list, names one twice, or holds one that cannot stand before a question.
+    """
+    if text is None:
+        return list(named_conditions().values())
+    try:
+        values = yaml.safe_load(text if text.lstrip().startswith("[") else f"[{text}]")
+    except yaml.YAMLError:
+        values = None
+    if not values:
+        raise ConfigError(
+            "--conditions: expected names or inline conditions, such as 'wo,mless' or 'wo, {name: dots, text: ...}', "
+            f"got {text!r}."
+        )
+    chosen = [as_condition(value) for value in draw_sentences(values)]
+    names = [condition.name for condition in chosen]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"--conditions: {doubled!r} is named twice. Expected each condition once.")
+    for condition in chosen:
+        if why := _find_obstacle(condition):
+            raise ConfigError(f"--conditions: {condition.name!r} cannot stand before another task's question: {why}.")
+    return chosen
+
+
+def _find_obstacle(condition: Condition) -> str | None:
+    """Why a condition is not one of a text before the question."""
+    filler = condition.filler
+    if condition.edit is not None:
+        return "it has its own instruction, and so has the task. Leave `instruction` out"
+    if condition.answer_prefix or (filler is not None and condition.placement is Placement.ANSWER):
+        return "it begins the model's answer, which lm-eval does not ask. Use `mless run`"
+    if condition.cue:
+        return "it has words after the question, and the task ends the question itself. Leave `cue` out"
+    if isinstance(filler, RepeatedProblem):
+        return "it repeats the problem, which only lm-eval's own task knows. Use `mless run`"
+    if isinstance(filler, RandomTokens):
+        return "it draws random tokens from a model's vocabulary. Use `mless run`, or give a `text`"
+    if filler is not None and condition.placement is not Placement.BETWEEN:
+        return f"its placement is {condition.placement}, and only `between` instruction and question is possible"
+    return None

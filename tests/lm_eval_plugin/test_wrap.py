@@ -1,0 +1,226 @@
+"""Tasks of lm-eval under our conditions: its own prompts under `wo`, the filler before the question elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+
+from harness import cli, resources
+from harness.display.table_pages import make_table
+from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.experiment.conditions import named_conditions
+from harness.experiment.prompt import SEPARATOR
+from harness.experiment.tokenizer import encode, fit_filler
+from harness.lm_eval_plugin import wrap
+from harness.lm_eval_plugin.wrap import write_wrapped
+from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, WAYS, Silent, as_table, compare, evaluate, write_both
+
+DEMO = str(resources.demo_model())
+QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
+"""Asked by a template with drawn examples, by a function with examples asked otherwise, and by a field's name."""
+
+
+def settings(path):
+    return yaml.safe_load(path.read_text().replace("!function ", ""))
+
+
+@pytest.mark.parametrize("names", [QUICK, pytest.param(list(DOCUMENTS), marks=pytest.mark.slow, id="all")])
+def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
+    rows = compare(names)
+    assert [row["task"] for row in rows] == names and len({row["folder"] for row in rows}) == len(names)
+    for row in rows:
+        assert row["documents"] >= 2 and {row[way] for way in WAYS} == {row["documents"]}, row
+        assert row["filler tokens"] == "55"
+    page = (Path(__file__).parents[2] / "docs/lm_eval_tasks.md").read_text()
+    assert all(line in page.splitlines() for line in as_table(rows).splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("else filler + ask(doc)", "else filler + ' ' + ask(doc)"), ("if example else", "if example and not filler else")],
+)
+def test_the_comparison_sees_a_changed_prompt(right, wrong, tmp_path, monkeypatch):
+    """A blank before every question, and the filler in the examples too."""
+    (tmp_path / "wrap").mkdir()
+    helper = (resources.folder("tasks") / "wrap" / "with_filler.py").read_text()
+    assert right in helper
+    (tmp_path / "wrap" / "with_filler.py").write_text(helper.replace(right, wrong))
+    monkeypatch.setattr(wrap.resources, "folder", lambda name: tmp_path)
+    with pytest.raises((AssertionError, ValueError, TypeError)):
+        (row,) = compare(["gsm8k"])
+        assert row["plain"] == row["documents"]
+
+
+def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
+    told = write_wrapped(tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}')
+    files = sorted((tmp_path / "new").iterdir())
+    assert told[: len(files)] == [str(path) for path in files]
+    assert told[-1].startswith(f"lm_eval --include_path {tmp_path / 'new'} --tasks gsm8k_wo,gsm8k_dots ")
+    assert settings(tmp_path / "new" / "gsm8k_wo.yaml")["filler"] == ""
+    assert settings(tmp_path / "new" / "gsm8k_dots.yaml")["filler"] == f"Filler:{SEPARATOR}. . .{SEPARATOR}"
+    for path in files:
+        code = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
+        assert not re.search(r"harness|attention_probe|import mless", code) and str(Path.home()) not in code
+    manager = TaskManager(include_path=str(tmp_path / "new"), include_defaults=False)
+    assert manager.all_tasks == ["gsm8k_dots", "gsm8k_wo"]
+
+
+def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(tmp_path, demo_tokenizer):
+    told = write_wrapped(tmp_path / "tasks", "gsm8k", 'random, {name: said, text: "Count: 1 2 3"}', "demo")
+    sentence = fit_filler(named_conditions()["random"], demo_tokenizer)
+    assert settings(tmp_path / "tasks" / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
+    assert "gsm8k_random: 55 filler tokens in the tokenizer of demo" in told
+    said = len(demo_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
+    assert f"said, {said} filler tokens in the tokenizer of demo." in (
+        tmp_path / "tasks" / "gsm8k_said.yaml"
+    ).read_text().replace("\n# ", " ")
+    with pytest.raises(PromptMismatchError, match="splits the unit"):
+        write_wrapped(tmp_path / "more", "gsm8k", "{name: long, unit: antidisestablishment}", "demo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "])
+def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
+    """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
+    filler = named_conditions()["mless"].filler.text()
+    _, spans = encode(f"{before}{filler}{SEPARATOR}Question: A", any_tokenizer)
+    start, end = len(before), len(before) + len(filler)
+    touching = [(low, high) for low, high in spans if low < high and low < end and start < high]
+    assert len(touching) == 55
+    inside = sum(start <= low and high <= end for low, high in touching)
+    assert inside == (54 if before.endswith(" ") else 55)
+
+
+def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
+    write_both("gsm8k", tmp_path)
+    path = tmp_path / "gsm8k" / "gsm8k_mless.yaml"
+    path.write_text(path.read_text() + "num_fewshot: 1\ndescription: Count.\n")
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False, metadata={"mine": 1})
+    tasks = manager.load(["gsm8k", "gsm8k_mless"])["tasks"]
+    own, task = tasks["gsm8k"], tasks["gsm8k_mless"]
+    assert (own.config.num_fewshot, task.config.num_fewshot, task.config.description) == (5, 1, "Count.")
+    assert task.config.metadata["version"] == own.config.metadata["version"] and task.config.metadata["mine"] == 1
+    assert task.VERSION == own.VERSION and task.config.generation_kwargs == own.config.generation_kwargs
+
+
+def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
+    told = write_wrapped(tmp_path / "tasks", "humaneval", "mless")
+    assert settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
+    (said,) = [line for line in told if line.startswith("humaneval runs the code")]
+    assert "not tried" in said and "--confirm_run_unsafe_code" in said
+
+
+@pytest.mark.parametrize(
+    ("task", "conditions", "message"),
+    [
+        ("gsm9k", "wo", r"has no task 'gsm9k'\. Expected one of its tasks, such as .*gsm8k"),
+        ("mmlu_pro", "wo", r"mmlu_pro is a group of tasks of lm-eval.*mmlu_pro_biology"),
+        ("math_word_problems", "wo", r"is a group of tasks of lm-eval.*aime"),
+        ("hellaswag", "wo", r"hellaswag does not generate: .*\(output_type multiple_choice\)"),
+        ("wikitext", "wo", r"wikitext does not generate: .*\(output_type loglikelihood_rolling\)"),
+        ("squadv2", "wo", "squadv2 is written in Python"),
+        ("gsm8k", "dots", "Unknown condition 'dots'"),
+        ("gsm8k", "{name: dots}", "'dots' changes nothing"),
+        ("gsm8k", "{name: dots, layout: chat}", "unknown key 'layout'"),
+        ("gsm8k", "wo,mless,wo", "'wo' is named twice"),
+        ("gsm8k", "", "expected names or inline conditions"),
+        ("gsm8k", "{name: dots", "expected names or inline conditions"),
+        ("gsm8k", "{name: cot, unit: '.'}", "gsm8k_cot is lm-eval's own task. Give the condition 'cot' another name"),
+        ("gsm8k", "{name: twice, repeat_problem: 2}", "it repeats the problem"),
+        ("gsm8k", "{name: words, random_ids: 5}", "it draws random tokens"),
+        ("gsm8k", "{name: now, answer_prefix: 'It is '}", "it begins the model's answer"),
+        ("gsm8k", "{name: late, unit: '.', placement: answer}", "it begins the model's answer"),
+        ("gsm8k", "{name: late, unit: '.', placement: end}", "its placement is end, and only `between`"),
+        ("gsm8k", "{name: first, unit: '.', placement: before_system}", "its placement is before_system"),
+        ("gsm8k", "{name: cued, cue: 'Answer:'}", "it has words after the question"),
+        ("gsm8k", "{name: told, instruction: Think.}", "it has its own instruction"),
+        ("gsm8k", "{name: ids, token_ids: [5]}", "`token_ids` needs the model's tokenizer"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_in_one_line(task, conditions, message, tmp_path):
+    with pytest.raises(ConfigError, match=message) as caught:
+        write_wrapped(tmp_path / "tasks", task, conditions)
+    assert "\n" not in str(caught.value) and not (tmp_path / "tasks").exists()
+
+
+def command(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["mless", "tasks", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code or 0, capsys.readouterr()
+
+
+def test_the_command_writes_the_tasks_and_refuses_options_that_do_not_go_together(tmp_path, monkeypatch, capsys):
+    folder = str(tmp_path / "tasks")
+    code, printed = command(monkeypatch, capsys, "--wrap", "gsm8k", "-o", folder)
+    assert code == 0, printed.err
+    assert printed.out.splitlines()[:4] == [f"{folder}/gsm8k_{name}.yaml" for name in sorted(named_conditions())]
+    for arguments, message in [
+        (["--wrap", "gsm8k", "-o", folder], "not an empty folder"),
+        (["--wrap", "gsm8k"], "name a new one with -o DIR"),
+        (["--wrap", "nothing", "-o", f"{folder}2"], "has no task 'nothing'"),
+        (["--conditions", "wo"], "are for --wrap"),
+        (["--wrap", "gsm8k", "--check"], "Give one of"),
+    ]:
+        code, printed = command(monkeypatch, capsys, *arguments)
+        (line,) = printed.err.splitlines()
+        assert (code, printed.out) == (2, "") and line.startswith("mless: ") and message in line
+
+
+def test_a_version_of_lm_eval_without_the_task_is_named(tmp_path):
+    write_wrapped(tmp_path / "tasks", "gsm8k", "wo")
+    path = tmp_path / "tasks" / "gsm8k_wo.yaml"
+    path.write_text(path.read_text().replace("gsm8k/gsm8k.yaml", "gsm8k/older.yaml"))
+    with pytest.raises(FileNotFoundError, match=r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"):
+        TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False).load(["gsm8k_wo"])
+
+
+def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
+    """As lm-eval itself writes them, of a model that always says 42."""
+    write_both("gsm8k", tmp_path)
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    tracker = EvaluationTracker(output_path=str(tmp_path / "results"))
+    results = evaluate(["gsm8k"], manager, Silent(), evaluation_tracker=tracker)
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for name in ("gsm8k", "gsm8k_wo", "gsm8k_mless"):
+        tracker.save_results_samples(task_name=name, samples=samples[name])
+    logs = {path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")}
+    with pytest.raises(RunError, match="its documents name no condition"):
+        make_table([str(tmp_path / "results")])
+    logs["samples_gsm8k"].unlink()
+    page = make_table([str(tmp_path / "results")], metric="exact_match,flexible-extract")
+    rows = dict(re.findall(r"^(w/\S*(?: Mless)?) +([\d.]+) ", page, re.MULTILINE))
+    share = round(100 * sum(doc["answer"] == "#### 42" for doc in DOCUMENTS["gsm8k"]["test"]) / 7, 1)
+    assert rows == {"w/o": str(share), "w/ Mless": str(share)} and "7 problems" in page
+    named = make_table([f"wo={logs['samples_gsm8k_mless']}", f"dots={logs['samples_gsm8k_wo']}"])
+    assert "dots" in named and "Mless" not in named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [False, True])
+def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(without_mless, tmp_path, chat):
+    write_both("gsm8k", tmp_path)
+    arguments = ["--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "3"]
+    arguments += ["--tasks", "gsm8k_wo,gsm8k_mless", "--include_path", str(tmp_path / "gsm8k"), "--num_fewshot", "1"]
+    arguments += ["--gen_kwargs", "max_gen_toks=16", "--log_samples", "--output_path", str(tmp_path / "results")]
+    done = without_mless("-m", "lm_eval", "run", *arguments, *["--apply_chat_template"] * chat)
+    assert done.returncode == 0, done.stderr[-2000:]
+    filler = settings(tmp_path / "gsm8k" / "gsm8k_mless.yaml")["filler"]
+    asked = {}
+    for name in ("wo", "mless"):
+        (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        asked[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
+        assert re.search(rf"gsm8k_{name} *\|", done.stdout), done.stdout
+    assert [text.replace(filler, "", 1) for text in asked["mless"]] == asked["wo"]
+    page = make_table([str(tmp_path / "results")])
+    assert f"{'chat' if chat else 'raw'}, 3 problems" in page and "w/ Mless" in page
