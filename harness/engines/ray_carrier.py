@@ -6,6 +6,7 @@ asked again after a loss, because only it knows which samples are there.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
@@ -79,14 +80,16 @@ class RayCarrier:
 
         self._ray: Any = ray
         self._sampled, self._log = sampled, log and str(log.absolute())
-        self._arguments = {
-            name: str(Path(value).absolute()) if isinstance(value, str) and Path(value).is_dir() else value
-            for name, value in arguments.items()
-            if name != "data_parallel_size"
+        folders = {  # an actor may be in another folder
+            name: str(Path(arguments[name]).absolute())
+            for name in ("pretrained", "tokenizer")
+            if isinstance(arguments.get(name), str) and Path(arguments[name]).is_dir()
         }
+        self._arguments = {**arguments, **folders}
         self._before = dict(os.environ)
         self._folder: str | None = None
         self._ours = not ray.is_initialized()
+        atexit.register(self.close)  # whoever holds us may never come to it, as lm-eval's models do
         if self._ours:
             self._connect()
         self.gpus = int(self._ray.cluster_resources().get("GPU", 0))
@@ -162,6 +165,7 @@ class RayCarrier:
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
+        atexit.unregister(self.close)
         if self._ours:
             with _signals_kept():
                 self._ray.shutdown()
