@@ -72,8 +72,12 @@ class ActivationsConfig(Strict):
             raise ValueError("models: expected another name for each panel, got one twice")
         if self.prompts is None and not all(one.traces for one in self.models):
             raise ValueError("needs `prompts`, or `traces` for every model")
+        for one in self.models:
+            if one.traces and (one.model or one.architecture):
+                raise ValueError(f"models: {one.name!r} has `traces`, so expected no `model` and no `architecture`")
         if self.prompts is not None:
-            self.prompts.check_conditions(self.conditions)
+            if not all(one.traces for one in self.models):
+                self.prompts.check_conditions(self.conditions)
             if self.prompts.flip:
                 raise ValueError(
                     "prompts: a figure of activations has no place for matched problems that did not flip: expected "

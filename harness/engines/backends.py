@@ -40,7 +40,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> None:
 
     Raises:
         ConfigError: no such backend, an argument that it must not get, switches of a chat template without a chat, or
-            a number of engines that is none or that the backend cannot have.
+            an impossible number of engines.
         MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()

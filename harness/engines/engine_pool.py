@@ -1,7 +1,7 @@
-"""Several engines behind one stream. Who reads the stream sees one backend, and the loss of an engine costs no sample.
+"""Several engines behind one stream. It looks like that of one engine, and no sample is lost if an engine is lost.
 
-The pool decides who gets which request and what happens when an engine is lost. Where the engines live, and how they
-are called, is the carrier's matter: see `ray_carrier`.
+The pool decides which engine gets which request and what happens when an engine is lost. The carrier decides where the
+engines live and how they are called: see `ray_carrier`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long
+from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long, undisturbed
 from harness.engines.watchdog import CONTINUE, STALL_FACTOR
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
 from harness.experiment.requests import Request
 
-LOOK_SECONDS = 1.0
-"""The stream yields at least this often, so that its reader shows life."""
+TURN_SECONDS = 1.0
+"""The stream yields at least this often, so that a run shows life."""
 
 SPARE = 1.1
 """Requests that an engine holds, for each that it can run at once: it always has some at hand while answers travel."""
 
 FRUITLESS_STARTS = 3
-"""After so many starts in a row without a sample no engine is started any more."""
+"""After so many starts in a row without a sample no engine is started any more, while another one works."""
+
+LOAD_SECONDS = 300
+"""Loading may take as long as it takes; after this time we ask the user whether the engine has a GPU at all."""
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
@@ -64,7 +67,7 @@ class _Engine:
     Attributes:
         handle: The carrier's.
         call: The call in flight; None between two.
-        since: When it was made.
+        silent: For how many seconds of our own time it has not been answered.
         facts: What the engine told of itself; empty while it loads.
         held: The requests that it has, by number.
         samples: How many it has made.
@@ -72,7 +75,7 @@ class _Engine:
 
     handle: Any
     call: Hashable | None
-    since: float
+    silent: float = 0
     facts: dict[str, Any] = field(default_factory=dict)
     held: dict[int, Request] = field(default_factory=dict)
     samples: int = 0
@@ -97,9 +100,11 @@ class EnginePool:
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
+        self._worked: list[_Engine] = []
+        self._turned = time.monotonic()
 
     def facts(self) -> dict[str, Any]:
-        """The facts of the first engine that has loaded the model, and how many engines are wanted; waits for it.
+        """The facts of the first engine that has loaded the model, and how many engines are asked for; waits for it.
 
         Raises:
             HarnessError: no engine can be started; the message is the last one's.
@@ -110,7 +115,7 @@ class EnginePool:
         return {**loaded[0].facts, "engines": self._size}
 
     def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
-        """Generate all requests, begun in their order; yield what has finished, at least once a second.
+        """Generate all requests, the first ones first; yield what has finished, at least once a second.
 
         Requests of an engine that is lost go back to the head of the queue, and an engine is started in its place.
 
@@ -127,15 +132,22 @@ class EnginePool:
             self._hand_out(math.ceil(left / max(1, len(self._engines))))
             yield self._collect()
 
+    def describe_work(self) -> list[dict[str, Any]]:
+        """The devices and the number of samples of each engine that made any, for the run's receipt."""
+        return [{"device_names": one.facts["device_names"], "samples": one.samples} for one in self._worked]
+
     def close(self) -> None:
-        """End all engines and drop what is unfinished."""
-        self._drop(self._engines)
-        self._carrier.close()
+        """End all engines and drop what is unfinished. A second Ctrl-C must not leave them behind."""
+        with undisturbed():
+            try:
+                self._drop(self._engines)
+            finally:
+                self._carrier.close()
 
     def _start(self, size: int) -> None:
         while len(self._engines) < size and self._fruitless < FRUITLESS_STARTS:
             handle, call = self._carrier.start()
-            self._engines.append(_Engine(handle, call, time.monotonic()))
+            self._engines.append(_Engine(handle, call))
 
     def _hand_out(self, share: int) -> None:
         """Fill up the engines that wait for a call; none gets more than its share of what is left."""
@@ -147,13 +159,13 @@ class EnginePool:
                     refuse_too_long(request, engine.facts["max_model_len"])
                 engine.held.update(new)
                 if engine.held:
-                    engine.call, engine.since = self._carrier.exchange(engine.handle, new), time.monotonic()
+                    engine.call, engine.silent = self._carrier.exchange(engine.handle, new), 0
 
     def _collect(self) -> list[tuple[Request, Finished]]:
         """Take the answers that are there."""
         calls = {engine.call: engine for engine in self._engines if engine.call is not None}
         finished = []
-        for call in self._carrier.wait(list(calls), LOOK_SECONDS):
+        for call in self._carrier.wait(list(calls), TURN_SECONDS):
             engine = calls.pop(call)
             engine.call = None
             try:
@@ -167,12 +179,30 @@ class EnginePool:
             finished += [(engine.held.pop(number), done) for number, done in answer]
             if answer and not engine.samples:
                 self._fruitless = 0
+                self._worked.append(engine)
             engine.samples += len(answer)
-        for engine in calls.values():
-            if engine.facts and time.monotonic() - engine.since > self._stall_seconds:
+        self._look(list(calls.values()))
+        return finished
+
+    def _look(self, silent: Sequence[_Engine]) -> None:
+        """Give up engines that have been silent for too long.
+
+        The clock also runs while this process is stopped, by Ctrl-Z or a scheduler, so a turn counts for no more than
+        it can have taken.
+        """
+        now = time.monotonic()
+        turn, self._turned = min(now - self._turned, 2 * TURN_SECONDS), now
+        for engine in silent:
+            before, engine.silent = engine.silent, engine.silent + turn
+            if engine.facts and engine.silent > self._stall_seconds:
                 told = f"An engine has not answered for {self._stall_seconds:.0f} seconds. {CONTINUE}"
                 self._lose(engine, EngineError(told))
-        return finished
+            elif not engine.facts and before <= LOAD_SECONDS < engine.silent:
+                print(
+                    f"mless: an engine has been starting for {LOAD_SECONDS / 60:.0f} minutes. Where a cluster has no "
+                    "free GPUs for it, it waits for them.",
+                    file=sys.stderr,
+                )
 
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back in their places.
@@ -182,12 +212,12 @@ class EnginePool:
         """
         self._drop([engine])
         self._waiting.extendleft(reversed(engine.held.items()))
-        self._fruitless += not engine.samples
+        self._fruitless = 0 if engine.samples else self._fruitless + 1
         given_up = self._fruitless >= FRUITLESS_STARTS
         if given_up and not self._engines:
             raise error
         follows = f"{len(self._engines)} go on without it" if given_up else "another is started in its place"
-        print(f"mless: an engine is lost; {follows}. {str(error).removesuffix(CONTINUE)}", file=sys.stderr)
+        print(f"mless: an engine is lost; {follows}. {str(error).replace(f' {CONTINUE}', '')}", file=sys.stderr)
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         for engine in list(engines):
@@ -199,7 +229,7 @@ def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
 
     Raises:
-        ConfigError: neither a number from 1 nor `auto`.
+        ConfigError: neither a number from 1 nor `auto`, or several with GPUs each that are no number.
         MissingDependencyError: more than one, and Ray is not installed.
     """
     name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
@@ -208,11 +238,27 @@ def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
         raise ConfigError(f"{name} is {text!r}. Expected auto, for as many engines as GPUs allow, or a number from 1.")
     if text == "1":
         return 1
+    _count_gpus(arguments)
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
             f"{name} is {text}, and several engines need the package 'ray'. Install `mless[ray]`, or run one engine."
         )
     return text if text == AUTO else int(text)
+
+
+def _count_gpus(arguments: Mapping[str, Any]) -> int:
+    """How many GPUs one engine takes.
+
+    Raises:
+        ConfigError: an argument that says so is no number from 1.
+    """
+    each = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        text = str(1 if arguments.get(name) is None else arguments[name])
+        if not (text.isascii() and text.isdigit() and int(text)):
+            raise ConfigError(f"{name} is {text!r}. Expected a number of GPUs from 1.")
+        each *= int(text)
+    return each
 
 
 def open_engines(
@@ -236,16 +282,18 @@ def open_engines(
         return VLLMEngine(arguments, sampled=sampled)
     from harness.engines.ray_carrier import RayCarrier
 
-    each = int(arguments.get("tensor_parallel_size") or 1) * int(arguments.get("pipeline_parallel_size") or 1)
+    each, step_seconds = _count_gpus(arguments), os.environ.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "300")
+    if not step_seconds.isdigit():
+        raise ConfigError(f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is {step_seconds!r}. Expected a number of seconds.")
     carrier = RayCarrier(arguments, sampled=sampled, gpus_each=each, log=log)
-    room = carrier.gpus // each if carrier.gpus else None
+    room = sum(gpus // each for gpus in carrier.gpus) if carrier.gpus else None
     if room is not None and (room == 0 or (engines != AUTO and int(engines) > room)):
         carrier.close()
         raise ConfigError(
-            f"The number of engines is {engines}, with {each} GPUs each, and there are {carrier.gpus} GPUs: expected "
-            f"at most {room}. Use --engines auto, or lower tensor_parallel_size."
+            f"The number of engines is {engines}, with {each} GPUs of one machine each, and there is room for {room}: "
+            f"the machines have {', '.join(map(str, carrier.gpus))} GPUs. Use --engines auto, or lower "
+            "tensor_parallel_size."
         )
     size = (room or 1) if engines == AUTO else int(engines)
-    step_seconds = float(os.environ.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300))
     # an engine's own watch knows more, so it comes first
-    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * step_seconds)
+    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * int(step_seconds))

@@ -70,7 +70,7 @@ class RayCarrier:
     """The `Carrier` of an `EnginePool`.
 
     Attributes:
-        gpus: How many there are for Ray to give.
+        gpus: How many each machine has, of those that have any; an engine's must be on one.
     """
 
     def __init__(
@@ -86,13 +86,14 @@ class RayCarrier:
             if isinstance(arguments.get(name), str) and Path(arguments[name]).is_dir()
         }
         self._arguments = {**arguments, **folders}
-        self._before = dict(os.environ)
+        self._before: dict[str, str | None] = {}
         self._folder: str | None = None
         self._ours = not ray.is_initialized()
-        atexit.register(self.close)  # whoever holds us may never come to it, as lm-eval's models do
+        atexit.register(self.close)  # lm-eval closes no model, and an interruption may come too early for us to
         if self._ours:
             self._connect()
-        self.gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        found = (int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"])
+        self.gpus = [gpus for gpus in found if gpus]
         # No CPUs are asked for: an engine is counted by its GPUs, and where there are none by the user.
         self._actor: Any = ray.remote(EngineActor).options(
             num_cpus=0,
@@ -104,19 +105,30 @@ class RayCarrier:
 
     def _connect(self) -> None:
         """Start Ray on this machine, or connect to the cluster that RAY_ADDRESS names."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
+        variables = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what it will do one day
+        }
         address = os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
-            os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would give our graders the engine's cores
-            self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir="/tmp")  # short: sockets lie in it
-            os.environ["RAY_TMPDIR"] = self._folder
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else it writes one into the home folder
+            # a short path, because sockets lie in it
+            self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
+            variables |= {
+                "RAY_TMPDIR": self._folder,
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the home folder
+                "RAY_worker_niceness": "0",  # Ray's 15 would give our graders the engine's cores
+            }
+        for name, value in variables.items():
+            if name == "RAY_TMPDIR" or name not in os.environ:
+                self._before[name] = os.environ.get(name)
+                os.environ[name] = value
         try:
             with _signals_kept():
                 self._ray.init(
                     address=address, logging_level="ERROR", log_to_driver=False, **(LOCAL if address == "local" else {})
                 )
+        except SystemExit:  # Ray's answer to SIGTERM while it starts
+            raise KeyboardInterrupt from None
         except Exception as error:
             self.close()
             where = "on this machine" if address == "local" else f"at {address}, which RAY_ADDRESS names"
@@ -127,18 +139,21 @@ class RayCarrier:
 
     def start(self) -> tuple[Any, Any]:
         """Start an actor; return it, and the call that loads the model."""
-        actor = self._actor.remote()
-        return actor, actor.load.remote(self._arguments, self._sampled, self._log)
+        with self._explained():
+            actor = self._actor.remote()
+            return actor, actor.load.remote(self._arguments, self._sampled, self._log)
 
     def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Any:
         """Send requests to an actor."""
-        return engine.exchange.remote(new)
+        with self._explained():
+            return engine.exchange.remote(new)
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
         """The calls that are answered."""
-        if calls:
-            self._ray.wait(list(calls), timeout=seconds)
-        return list(calls and self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
+        with self._explained():
+            if calls:
+                self._ray.wait(list(calls), timeout=seconds)
+            return list(calls and self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0])
 
     def answer(self, call: Any) -> Any:
         """The answer to a call.
@@ -147,17 +162,27 @@ class RayCarrier:
             HarnessError: the engine's own, with its message.
             EngineError: the actor's process is gone, or Ray has lost the answer.
         """
+        with self._explained():
+            try:
+                return self._ray.get(call)
+            except self._ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, HarnessError):
+                    raise error.cause from None
+                raise stopped("An engine", error.cause) from error
+            except self._ray.exceptions.ActorDiedError as error:
+                raise EngineError(
+                    f"The process of an engine is gone: it was killed, or its machine is lost. {CONTINUE}"
+                ) from error
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What Ray itself raises becomes one line, such as when its own processes are gone."""
         try:
-            return self._ray.get(call)
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, HarnessError):
-                raise error.cause from None
-            raise stopped("An engine", error.cause) from error
-        except self._ray.exceptions.RayError as error:
-            raise EngineError(
-                f"The process of an engine is gone ({type(error).__name__}): it was killed, or its machine is lost. "
-                f"{CONTINUE}"
-            ) from error
+            yield
+        except HarnessError:
+            raise
+        except Exception as error:
+            raise stopped("Ray", error) from error
 
     def kill(self, engine: Any) -> None:
         """Kill an actor; its engine's processes end with it."""
@@ -165,27 +190,24 @@ class RayCarrier:
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
-        atexit.unregister(self.close)
         if self._ours:
-            with _signals_kept():
-                self._ray.shutdown()
+            self._ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        for name in ("RAY_TMPDIR", "RAY_AUTH_TOKEN"):
-            if name in self._before:
-                os.environ[name] = self._before[name]
-            else:
+        for name, value in self._before.items():
+            if value is None:
                 os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        atexit.unregister(self.close)
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray answers SIGTERM by ending the process; within a run that is an interruption like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Ray ends the process on SIGTERM. Within a run that is an interruption like Ctrl-C; elsewhere Ray has its way."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if before is not signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

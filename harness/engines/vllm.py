@@ -224,7 +224,7 @@ class VLLMEngine:
 
     def close(self) -> None:
         """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
-        with _undisturbed():
+        with undisturbed():
             self._calls.close()
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
@@ -314,7 +314,7 @@ def sampling_parameters(request: Request) -> Any:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM within the context. Only the main thread ever gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -239,6 +239,7 @@ def _generate_and_grade(
         JournalError: the journal holds samples that the plan has no place for.
     """
     from harness.engines.backends import open_backend
+    from harness.engines.engine_pool import EnginePool
 
     setting = identity.hash_setting()
     keyed = [(request, sample_key(request, setting)) for request in make_requests(plan, sampling)]
@@ -317,6 +318,8 @@ def _generate_and_grade(
                 last = time.monotonic()
                 timing["generation_seconds"] = round(last - started, 2)
                 timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
+                if isinstance(backend, EnginePool):
+                    timing["engines"] = backend.describe_work()
                 for score in scorer.finish():
                     progress.score(tasks[score.key], score.verdict)
                 timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)

@@ -48,6 +48,7 @@ class FakeCarrier:
         load: The answers to loading, by the engine's number: None for silence, an error, or nothing for its facts.
         fail: What happens to the exchange with this ordinal number: None for silence, or an error.
         poison: A request that no engine survives.
+        slow: No call is answered for now.
     """
 
     sequences: int = 10
@@ -59,6 +60,7 @@ class FakeCarrier:
     calls: dict = field(default_factory=dict)
     exchanges: list = field(default_factory=list)
     closed: bool = False
+    slow: bool = False
 
     def start(self):
         """As the protocol says; so are the methods below."""
@@ -87,7 +89,7 @@ class FakeCarrier:
 
     def wait(self, calls, seconds):
         """All calls but the silent ones."""
-        return [call for call in calls if self.calls[call][1] is not None]
+        return [call for call in calls if self.calls[call][1] is not None and not self.slow]
 
     def answer(self, call):
         """Once."""
@@ -155,6 +157,45 @@ def test_the_requests_of_a_lost_engine_come_next_and_another_is_started(capsys):
     assert "mless: an engine is lost; another is started in its place. killed" in capsys.readouterr().err
 
 
+def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_started_again(capsys):
+    bad = {number: ModelError("no memory on GPU 1") for number in range(1, 5)}
+    carrier = FakeCarrier(sequences=2, at_once=1, load=bad, fail={20: EngineError("killed")})
+    assert sorted(generate(carrier, 40, 2)) == list(range(40))
+    assert carrier.engines[0].killed and len(carrier.engines) > 4
+    told = capsys.readouterr().err
+    assert "1 go on without it. no memory" in told and "another is started in its place. killed" in told
+
+
+def test_a_process_that_was_stopped_for_an_hour_loses_no_engine(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: clock[0])
+    carrier = FakeCarrier(at_once=1)
+    pool = EnginePool(carrier, 2, 30)
+    for turn, _ in enumerate(pool.stream(make_requests(40))):
+        carrier.slow = turn == 5  # nobody has answered when we look again
+        clock[0] += 3600 if turn == 5 else 1
+    assert len(carrier.engines) == 2
+
+
+def test_one_pool_serves_one_stream_after_the_other_and_says_who_worked():
+    carrier = FakeCarrier(at_once=3)
+    pool = EnginePool(carrier, 2, 1e9)
+    for _ in range(2):
+        finished = [request.problem_id for some in pool.stream(make_requests(30)) for request, _ in some]
+        assert sorted(finished, key=int) == [str(number) for number in range(30)]
+    work = pool.describe_work()
+    assert sum(one["samples"] for one in work) == 60 and {*work[0]["device_names"]} == {"fake"}
+    assert len(work) == len(carrier.engines) == 2
+
+
+def test_an_engine_that_takes_long_to_start_is_mentioned_once(monkeypatch, capsys):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
+    carrier = FakeCarrier(sequences=1, at_once=1, load={1: None})
+    generate(carrier, 900, 2)
+    assert capsys.readouterr().err.count("mless: an engine has been starting for 5 minutes.") == 1
+
+
 def test_an_engine_that_says_nothing_is_given_up(monkeypatch, capsys):
     clock = iter(range(10**6))
     monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
@@ -197,7 +238,7 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
         for some in pool.stream(make_requests(30)):
             finished += [int(done.text) for _, done in some]
     assert len(finished) == len(set(finished)) > 5, "what was finished before is there, once"
-    assert len(carrier.engines) <= 2 * engine_pool.FRUITLESS_STARTS
+    assert len(carrier.engines) <= 2 * (1 + engine_pool.FRUITLESS_STARTS)
 
 
 def test_nobody_waits_for_an_engine_that_is_not_needed_any_more():
@@ -240,6 +281,9 @@ def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
     assert parse_engines(None, {"data_parallel_size": 4}) == 4
     assert parse_engines("2", {"data_parallel_size": 4}) == 2
     assert parse_engines("auto", {}) == "auto"
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(ConfigError, match=f"{name} is 'two'. Expected a number of GPUs from 1"):
+            parse_engines("2", {name: "two"})
     monkeypatch.setattr(engine_pool.importlib.util, "find_spec", lambda name: None)
     assert parse_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`, or run one engine"):

@@ -238,14 +238,20 @@ TWO_ENGINES = ("--engines", "2", "--set", "model.arguments.max_num_seqs=8")
 """Few sequences at once, so that both engines generate for some seconds."""
 
 
+def ray_leaves():
+    """What Ray could leave behind: its folders, and a token in the home folder."""
+    return {*Path("/tmp").glob("mless-ray-*"), *Path.home().glob(".ray/*")}
+
+
 def actors(run):
     """The processes that hold an engine each."""
     return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
 
 
 def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our_run, tmp_path):
-    folder = tmp_path / "run"
-    run = start(folder, options=TWO_ENGINES)
+    folder, before = tmp_path / "run", ray_leaves()
+    launcher = {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0"}  # an engine that obeyed it would wait for the other rank
+    run = start(folder, options=TWO_ENGINES, environment=launcher)
     wait_for(run, folder, 1)
     victim = max(actors(run), key=lambda process: len(process.children(recursive=True)))
     victim.kill()
@@ -257,7 +263,10 @@ def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our
     assert verdicts(folder) == verdicts(our_run[0])
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
     assert session["engine"]["engines"] == 2
+    work = json.loads((folder / "run.json").read_text())["timing"]["engines"]
+    assert sum(one["samples"] for one in work) == samples(folder) and work[0]["device_names"] == ["cpu"]
     assert gone(family), "neither Ray nor an engine outlives the run"
+    assert ray_leaves() == before
 
 
 @pytest.mark.slow
@@ -304,6 +313,23 @@ def test_ctrl_c_stops_two_engines_cleanly(our_run, tmp_path):
     assert run.returncode == 130, told
     assert told.splitlines()[-1].startswith("mless: interrupted: ") and "Traceback" not in told
     assert gone(family)
+
+
+@pytest.mark.slow
+def test_sigterm_while_ray_starts_is_an_interruption_too(our_run, tmp_path):
+    before = ray_leaves()
+    run = start(tmp_path / "run", options=TWO_ENGINES)
+    deadline = time.monotonic() + 240
+    while ray_leaves() == before:  # Ray starts when its folder is there
+        assert time.monotonic() < deadline and run.poll() is None
+        time.sleep(0.01)
+    time.sleep(1)
+    family = descendants(run)
+    run.terminate()
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 130, told
+    assert told.splitlines()[-1].startswith("mless: interrupted: 0 of ") and "Traceback" not in told
+    assert gone(family, seconds=120) and ray_leaves() == before
 
 
 @pytest.mark.slow
