@@ -147,7 +147,7 @@ def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: 
 
     Returns:
         `naive`, the difference of the arm that is best on all problems; `honest` with `honest_low` and `honest_high`:
-        of an arm that is chosen so. All are shares.
+        of an arm that is chosen so. All are shares; the ends of the interval are NaN where no problem differs.
     """
     values = np.asarray(changes, dtype=float)
     count = len(values)
@@ -159,7 +159,8 @@ def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: 
         means.append(measured.mean())
         variances.append(measured.var(ddof=1))
     honest = float(np.mean(means))
-    reach = float(stdtrit(count - 1, (1 + level) / 2) * math.sqrt(np.mean(variances) / count))
+    spread = math.sqrt(np.mean(variances) / count) or math.nan  # where no problem differs no spread is known
+    reach = float(stdtrit(count - 1, (1 + level) / 2) * spread)
     naive = float(values.mean(axis=0).max())
     return {"naive": naive, "honest": honest, "honest_low": honest - reach, "honest_high": honest + reach}
 

@@ -48,15 +48,16 @@ def run(
         got = "both" if config else "neither"
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
     settings = config_of_model(str(model), overrides or ()) if config is None else load_config(config, overrides or ())
-    check_backend(settings, engines)
+    wanted = check_backend(settings, engines)
     if dry_run and settings.model.backend == "vllm":
         check_unusual(engine_arguments(settings.model_arguments()))
     plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
+    about = [describe_plan(plan), *([] if wanted == 1 else [f"engines   {wanted}, in Ray actors"])]
     if dry_run:
         folder = describe_folder(plan, output=output, fork=fork)
-        typer.echo("\n".join([describe_plan(plan), fold([f"folder    {folder}"], hyphens=False, indent=10)]))
+        typer.echo("\n".join([*about, fold([f"folder    {folder}"], hyphens=False, indent=10)]))
         return
-    typer.echo(describe_plan(plan), err=True)
+    typer.echo("\n".join(about), err=True)
     show_run(execute(plan, output=output, fork=fork, quiet=quiet, engines=engines))
 
 

@@ -52,6 +52,8 @@ def _speeds(config: RunConfig) -> Iterator[Speed]:
             if _asked(model["backend"], model["arguments"]) != _asked(config.model.backend, config.model.arguments):
                 continue
             engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")]
+            if engines and engines[-1].get("engines", 1) != 1:
+                continue  # how many the next run will have is not known here
             yield Speed(
                 tokens=int(timing["tokens"]),
                 tokens_per_second=float(timing["tokens_per_second"]),

@@ -22,6 +22,9 @@ LOG_SECONDS = 30.0
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
 
+_bars_shown = Event()
+"""They are a sign of life themselves."""
+
 
 @contextmanager
 def sign_of_life(doing: str = "working") -> Iterator[None]:
@@ -31,7 +34,8 @@ def sign_of_life(doing: str = "working") -> Iterator[None]:
     def tell() -> None:
         wait = 1.5
         while not done.wait(wait):
-            print(f"mless: {doing}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            if not _bars_shown.is_set():
+                print(f"mless: {doing}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             wait = 10
 
     if sys.stderr.isatty():
@@ -50,7 +54,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """
     with _bars(TimeRemainingColumn()) as bars:
         row = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(row, completed=done, total=total)
+        _bars_shown.set()
+        try:
+            yield lambda done, total: bars.update(row, completed=done, total=total)
+        finally:
+            _bars_shown.clear()
 
 
 class Progress:
@@ -106,25 +114,27 @@ class Progress:
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
         self._bars.start()
+        _bars_shown.set()
         return self
 
     def __exit__(self, *_: Any) -> None:
+        _bars_shown.clear()
         self._bars.stop()
         if self._bars.disable:
             self.line()
 
 
 class _Counted(ProgressColumn):
-    """Right so far, tokens a second, time left."""
+    """Right so far; of all tasks together tokens a second and the time left."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{_accuracy(task):>6} correct  {_speed(task)}")
+        return Text(_speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
 
 
 def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
     """Bars on stderr with these columns at the end; disabled if stderr is no terminal."""
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), *columns)
+    shown = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), *columns)
     return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
 
 

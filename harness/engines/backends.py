@@ -35,8 +35,11 @@ BATCH_SIZE = 8
 """lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
 
 
-def check_backend(config: RunConfig, engines: str | None = None) -> None:
+def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     """Refuse a config whose backend cannot be opened or obeyed. Use it before prompts are built.
+
+    Returns:
+        The number of engines, or `auto`.
 
     Raises:
         ConfigError: no such backend, an argument that it must not get, switches of a chat template without a chat, or
@@ -44,13 +47,14 @@ def check_backend(config: RunConfig, engines: str | None = None) -> None:
         MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
+    wanted: int | str = 1
     if backend == "vllm":
         engine_arguments(arguments)
-        parse_engines(engines, arguments)
+        wanted = parse_engines(engines, arguments)
     elif engines is not None:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own. Leave "
-            "--engines out; a server decides itself how many it runs."
+            "--engines out."
         )
     elif backend in served.PATHS:
         served.check_served(config)
@@ -61,6 +65,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> None:
             f"model.arguments sets {', '.join(switches)} of the chat template, and no layout uses one: expected chat "
             f"among the layouts, got [{', '.join(config.layouts)}]. Use `layouts: [chat]`, or remove the switches."
         )
+    return wanted
 
 
 def refuse_unknown_backend(backend: str) -> None:

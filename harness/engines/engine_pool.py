@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -229,7 +230,7 @@ def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
 
     Raises:
-        ConfigError: neither a number from 1 nor `auto`, or several with GPUs each that are no number.
+        ConfigError: neither a number from 1 nor `auto`, several with GPUs each that are no number, or no cluster.
         MissingDependencyError: more than one, and Ray is not installed.
     """
     name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
@@ -239,11 +240,30 @@ def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     if text == "1":
         return 1
     _count_gpus(arguments)
+    _check_cluster(os.environ.get("RAY_ADDRESS") or "local")
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
             f"{name} is {text}, and several engines need the package 'ray'. Install `mless[ray]`, or run one engine."
         )
     return text if text == AUTO else int(text)
+
+
+def _check_cluster(address: str) -> None:
+    """Ray itself would try for ten minutes, in silence.
+
+    Raises:
+        ConfigError: nobody answers at the address.
+    """
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS is {address!r}, and no Ray cluster answers there ({error}). Expected HOST:PORT of a running "
+            "one; unset it to have Ray started on this machine."
+        ) from None
 
 
 def _count_gpus(arguments: Mapping[str, Any]) -> int:

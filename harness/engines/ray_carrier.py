@@ -131,7 +131,7 @@ class RayCarrier:
             raise KeyboardInterrupt from None
         except Exception as error:
             self.close()
-            where = "on this machine" if address == "local" else f"at {address}, which RAY_ADDRESS names"
+            where = "on this machine" if address == "local" else f"at {address} (RAY_ADDRESS)"
             raise EngineError(
                 f"Ray {where} cannot be used: {' '.join(str(error).split())[:300]}. Expected it to start, or a "
                 "running cluster. Mend the cause, or run one engine: leave --engines out."

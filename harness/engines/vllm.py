@@ -217,6 +217,7 @@ class VLLMEngine:
             "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
         }
         return {
+            "engines": 1,
             **{name: known(fact) for name, fact in facts.items()},
             **{name: known(partial(attrgetter(path), config)) for name, path in ENGINE_FACTS.items()},
             **{name: first.get(name) for name in TOLD_BY_WORKERS},

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.display.progress import Progress, sign_of_life
+from harness.display.progress import Progress
 from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
@@ -290,9 +290,8 @@ def _generate_and_grade(
             )
             with ExitStack() as stack:
                 stack.enter_context(library_log(folder.path / LOG))
-                with sign_of_life("loading"):
-                    backend = stack.enter_context(opened)
-                    facts = backend.facts()
+                backend = stack.enter_context(opened)
+                facts = backend.facts()
                 stack.enter_context(progress)
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 _tell_other_device(folder, facts)

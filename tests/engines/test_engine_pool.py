@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 
 import pytest
@@ -274,6 +275,16 @@ def test_a_number_of_engines_that_is_none_is_refused(asked):
         parse_engines(asked, {})
     with pytest.raises(ConfigError, match="data_parallel_size is "):
         parse_engines(None, {"data_parallel_size": asked})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "nonsense", "host:99999999"])
+def test_a_cluster_that_does_not_answer_is_named_before_anything_is_done(address, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        monkeypatch.setenv("RAY_ADDRESS", address.format(port=free.getsockname()[1]))
+        with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '.*', and no Ray cluster answers there .*; unset it"):
+            parse_engines("2", {})
+        assert parse_engines("1", {}) == 1
 
 
 def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
