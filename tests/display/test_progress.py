@@ -51,9 +51,8 @@ def test_a_terminal_shows_each_task_and_all_together():
     assert list(rows) == ["wo", "mless", "all"]
     assert "3/4" in rows["wo"] and "50.0% correct" in rows["wo"]
     assert "1/2" in rows["mless"] and "100.0% correct" in rows["mless"]
-    assert "4/6" in rows["all"] and "tokens/s, 0:00:0" in rows["all"]
-    for row in rows.values():
-        assert re.search(r"[1-9][\d,]* tokens/s, 0:00:0\d left\s*$", row)
+    assert re.search(r" 4/6 [1-9][\d,]* tokens/s, 0:00:0\d left\s*$", rows["all"])
+    assert max(len(row.rstrip()) - len(row.split()[0]) for row in rows.values()) < 60, "80 with the name of a task"
 
 
 def test_quiet_shows_lines_in_a_terminal_too():
