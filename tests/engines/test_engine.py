@@ -169,9 +169,10 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
 
 
 @pytest.mark.slow
-def test_lm_eval_itself_can_use_the_engine(our_run, tmp_path):
+@pytest.mark.parametrize("engines", ["", ",data_parallel_size=2"])
+def test_lm_eval_itself_can_use_the_engine(engines, our_run, tmp_path):
     code = "import harness.engines.mless_vllm; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
-    command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE]
+    command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE + engines]
 
     def lm_eval(*arguments):
         return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=500)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -333,20 +335,31 @@ def test_sigterm_while_ray_starts_is_an_interruption_too(our_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_engines_of_a_cluster_are_used_and_left_running(our_run, tmp_path):
+def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    ray = [str(Path(sys.executable).with_name("ray")), "symmetric-run", "--address", address, "--"]
-    bin_first = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # it calls `ray` by name
-    run = start(
-        tmp_path / "run",
-        options=TWO_ENGINES,
-        program=(*ray, "env", f"RAY_ADDRESS={address}", MLESS),
-        environment=bin_first,
-    )
-    _, told = run.communicate(timeout=900)
-    assert run.returncode == 0, told
+        port = free.getsockname()[1]
+    temporary = tempfile.mkdtemp(dir="/tmp")  # short: sockets lie in it
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+    flags = ["--num-cpus=1", "--include-dashboard=false", f"--temp-dir={temporary}", "--node-ip-address=127.0.0.1"]
+    environment = {**os.environ, "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled"}
+    with subprocess.Popen([*ray, *flags], env=environment, stdout=subprocess.PIPE, start_new_session=True) as cluster:
+        try:
+            address = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_MODE": "disabled"}
+            deadline = time.monotonic() + 120
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                assert time.monotonic() < deadline and cluster.poll() is None
+                time.sleep(0.5)
+            run = start(tmp_path / "run", options=TWO_ENGINES, environment=address)
+            _, told = run.communicate(timeout=600)
+            assert run.returncode == 0, told
+            assert cluster.poll() is None, "it is not ours to stop"
+        finally:
+            family = descendants(cluster)
+            cluster.terminate()
+            cluster.wait(60)
+            shutil.rmtree(temporary, ignore_errors=True)
+    assert gone(family, seconds=120)
     assert verdicts(tmp_path / "run") == verdicts(our_run[0])
 
 
