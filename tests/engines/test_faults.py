@@ -245,6 +245,11 @@ def ray_leaves():
     return {*Path("/tmp").glob("mless-ray-*"), *Path.home().glob(".ray/*")}
 
 
+def answers(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def actors(run):
     """The processes that hold an engine each."""
     return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
@@ -347,7 +352,7 @@ def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, tmp_path):
         try:
             address = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_MODE": "disabled"}
             deadline = time.monotonic() + 120
-            while socket.socket().connect_ex(("127.0.0.1", port)):
+            while not answers(port):
                 assert time.monotonic() < deadline and cluster.poll() is None
                 time.sleep(0.5)
             run = start(tmp_path / "run", options=TWO_ENGINES, environment=address)
