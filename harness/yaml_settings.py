@@ -40,6 +40,10 @@ _EXPECTED = {
 _REFERENCE = "docs/config.md has all keys"
 
 
+class DoubledKeyError(yaml.MarkedYAMLError):
+    """A key stands twice in a mapping."""
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping; YAML's own reader would take the last one in silence."""
 
@@ -49,9 +53,18 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in seen:
                 problem = f"the key {key.value!r} stands there a second time"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                raise DoubledKeyError(problem=problem, problem_mark=key.start_mark)
             seen.add((key.tag, key.value))
         return node
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or a key stands twice in a mapping (DoubledKeyError).
+    """
+    return yaml.load(text, _Loader)
 
 
 class Strict(BaseModel):
@@ -81,7 +94,7 @@ def read_values(path: Path, kind: str, schema: type[BaseModel], overrides: Itera
             )
         path = shipped
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.MarkedYAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {_locate(error)}. Mend it there.") from None
     if not isinstance(values, dict) or path.suffix == ".jsonl":
@@ -105,7 +118,9 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: expected key=value, such as --set name=trial.")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
+    except DoubledKeyError as error:
+        raise ConfigError(f"--set {override!r}: {error.problem}. Expected each key once.") from None
     except yaml.YAMLError:
         value = text
     *parents, last = key.split(".")

@@ -168,8 +168,9 @@ def _draw_histogram(
     top = table.loc[(table["quantity"] == "histogram_top") & (table["condition"] == base), "mean"].item()
     below.set_xlabel(f"Activation |a|\n(1 = {100 * COVERED:g} % quantile {style.label(base)} = {top:.3g})")
     for axes in (above, below):
-        axes.set_xlim(0, _EDGES[-1] + 0.005)
-        axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.025], ["0", "0.2", "0.4", "0.6", "0.8", ">1"])
+        axes.set_xlim(0, _EDGES[-1])
+        axes.axvspan(1, _EDGES[-1], color=style.GRID, alpha=0.6, linewidth=0, zorder=0)
+        axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()], ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"])
         style.tidy(axes, grid="y")
     above.tick_params(labelbottom=False)
     rows = {f"near_zero_c{model.c:g}": "Near 0 (%)", "l1": "L1", "l2": "L2", "gini": "Gini"}
@@ -231,10 +232,11 @@ def _draw_token_classes(
     above.set_ylabel("Activations near zero (%)")
     _label_changes(below, base)
     tokens = table[table["condition"] == base].set_index("quantity")
-    said = [
-        f"{name}\n{tokens['mean'][f'tokens_{name}']:.1f} tokens\n{tokens['count'][quantity]} prompts"
-        for name, quantity in zip(CLASSES, names, strict=True)
-    ]
+    said = []
+    for name, quantity in zip(CLASSES, names, strict=True):
+        count = tokens["count"][quantity]
+        some = f"{tokens['mean'][f'tokens_{name}']:.1f} tokens\n{count} {plural('prompt', count)}"
+        said.append(f"{name}\n{some if count else 'none'}")
     above.set_xticks(places, [])
     below.set_xticks(places, said)
     for axes in panel:
@@ -264,14 +266,17 @@ def _note(config: ActivationsConfig, table: pandas.DataFrame, notes: Sequence[st
     factors = dict.fromkeys(f"{one.c:g}" for one in config.models)
     if len(factors) > 1:
         factors = dict.fromkeys(f"{one.c:g} ({one.name})" for one in config.models)
+    drawn = "Bands and brackets" if config.activations == _HISTOGRAM else "Error bars"
     said = [
         f"n = {', '.join(map(str, counts))} {plural('prompt', max(counts))} a panel.",
         "a: activations in the first layer's MLP after its non-linearity, over the problem's tokens.",
         f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {', '.join(factors)}.",
-        f"Bands and brackets: {LEVEL} bootstrap intervals over prompts. Changes are relative, of the same prompts.",
+        f"{drawn}: {LEVEL} bootstrap intervals over prompts. Changes are relative, of the same prompts.",
     ]
     if config.activations == _HISTOGRAM:
-        said.append(f"{BINS} equal bins from 0 to 1, and one for all that is larger; Gini: of these bins' counts.")
+        said.append(
+            f"{BINS} equal bins from 0 to 1, and on grey one for all that is larger; Gini: of these bins' counts."
+        )
     else:
         said.append("Tokens: the mean of a prompt; prompts: those that have any.")
     return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)), config.note or ""])

@@ -95,6 +95,13 @@ def _make_activations(
 ) -> list[Path]:
     """A figure of the first MLP; arguments as for `make_figure`."""
     tables, sessions, notes = [], [], []
+    if all(model.traces for model in config.models):
+        if random_weights:
+            raise ConfigError(
+                "--random-weights: expected a model to measure, and every model of the figure has `traces`, which are "
+                "drawn as they are. Leave it out, or name an `architecture` in place of `traces`."
+            )
+        config = config.model_copy(update={"prompts": None})  # the receipt must not name prompts that were not asked
     for model in config.models:
         path = model.traces
         if path is None:

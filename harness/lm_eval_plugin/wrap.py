@@ -19,11 +19,13 @@ from harness.experiment.condition_schema import as_condition, draw_sentences
 from harness.experiment.conditions import BASELINE, Condition, Placement, named_conditions
 from harness.experiment.fillers import RandomTokens, RepeatedProblem
 from harness.lm_eval_plugin.standalone import build_one_prompt, refuse_used, write_files
+from harness.yaml_settings import DoubledKeyError, parse_yaml
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 _HELPER = "with_filler.py"
+_GENERATES = "generate_until"
 _QUESTION = "Question"
 """Stands for the question while a filler's text is made."""
 
@@ -42,8 +44,8 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
         What to tell the user: the files, the fillers' tokens, and how to run the tasks.
 
     Raises:
-        ConfigError: the folder is not empty or cannot be written, the task is none that can be wrapped, or a condition
-            is none that can stand before a question of it.
+        ConfigError: the folder is not empty or cannot be written, the task cannot be wrapped, or a condition cannot
+            stand before its question.
         ModelError: the tokenizer cannot be had.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
@@ -75,7 +77,7 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
 
 def _task(name: str, what: str, condition: Condition, filler: str, settings: dict[str, Any]) -> str:
     keys = {
-        "output_type": "generate_until",
+        "output_type": _GENERATES,
         "stock_task": settings["task"],
         "stock_file": settings["file"],
         "condition": condition.name,
@@ -97,6 +99,12 @@ def _all_tasks() -> TaskManager:
     return TaskManager()
 
 
+def _find_type(name: str) -> str | None:
+    """The output type of one of lm-eval's tasks. None: it is written in Python, and does not say."""
+    settings = _all_tasks().task_index[name].cfg or {}
+    return None if "class" in settings else settings.get("output_type", _GENERATES)
+
+
 def _find_task(name: str) -> dict[str, Any]:
     """The task's name, its file within lm-eval's folder of tasks, and whether it runs code that a model writes.
 
@@ -110,9 +118,11 @@ def _find_task(name: str) -> dict[str, Any]:
         entry = manager.task_index[name]
         named = (one if isinstance(one, str) else one.get("task") for one in (entry.cfg or {}).get("task", ()))
         inside = sorted(entry.tags) if name in manager.all_tags else [one for one in named if isinstance(one, str)]
+        able = [one for one in manager.all_subtasks if _find_type(one) == _GENERATES]
+        likely = [one for one in inside if one in able] or [one for one in able if one.startswith(f"{name}_")]
         raise ConfigError(
-            f"{name} is a group of tasks of lm-eval. Expected one task, such as "
-            f"{list_first(inside) or list_near(name, manager.all_subtasks, 3)}."
+            f"{name} is a group of tasks of lm-eval. Expected one task that generates, such as "
+            f"{list_first(likely) or list_near(name, able, 3)}."
         )
     if name not in manager.all_subtasks:
         raise ConfigError(
@@ -121,13 +131,13 @@ def _find_task(name: str) -> dict[str, Any]:
         )
     entry = manager.task_index[name]
     settings = entry.cfg or {}
-    if "class" in settings:
+    kind = _find_type(name)
+    if kind is None:
         raise ConfigError(
             f"{name} is written in Python, and does not say beforehand whether it generates. Expected a task that its "
             "YAML describes."
         )
-    kind = settings.get("output_type", "generate_until")
-    if kind != "generate_until":
+    if kind != _GENERATES:
         raise ConfigError(
             f"{name} does not generate: it compares log-likelihoods of given answers (output_type {kind}). Expected a "
             "task with output_type generate_until, such as gsm8k; `lm_eval ls subtasks` shows the types."
@@ -146,7 +156,9 @@ def _read_conditions(text: str | None) -> list[Condition]:
     if text is None:
         return list(named_conditions().values())
     try:
-        values = yaml.safe_load(text if text.lstrip().startswith("[") else f"[{text}]")
+        values = parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]")
+    except DoubledKeyError as error:
+        raise ConfigError(f"--conditions {text!r}: {error.problem}. Expected each key once.") from None
     except yaml.YAMLError:
         values = None
     if not values:

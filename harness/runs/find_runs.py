@@ -21,7 +21,7 @@ def locate(runs: Sequence[str]) -> list[RunPath]:
             runs in it. `CONDITION=FILE` names a log's condition, and all that are named so are one run.
 
     Raises:
-        ConfigError: a condition is named twice, or a name is none that a file could have.
+        ConfigError: a condition is named twice, or a name is no file name.
     """
     named: dict[str, Path] = {}
     found: list[RunPath] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -12,6 +13,7 @@ import pandas
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import StepPatch
+from PIL import Image
 from typer.testing import CliRunner
 
 from attention_probe.figures.activations import draw_activations, read_activations
@@ -159,10 +161,23 @@ def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
     for condition, container in zip(("mless", "random"), below.containers, strict=True):
         change = 100 * (np.array(means[condition]) / means["wo"] - 1)
         assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
-    said = [label.get_text().split("\n") for label in below.get_xticklabels()]
-    for name, (shown, tokens, prompts) in zip(CLASSES, said, strict=True):
+    said = [label.get_text().split("\n", 1) for label in below.get_xticklabels()]
+    for name, (shown, about) in zip(CLASSES, said, strict=True):
         counts = recorded(traces, "wo", f"tokens_{name}")
-        assert (shown, tokens, prompts) == (name, f"{counts.mean():.1f} tokens", f"{(counts > 0).sum()} prompts")
+        having = (counts > 0).sum()
+        assert shown == name and about == (
+            f"{counts.mean():.1f} tokens\n{having} prompt{'s' if having > 1 else ''}" if having else "none"
+        )
+
+
+def test_a_class_of_which_no_prompt_has_a_token_is_said_to_be_none(traces):
+    config = load("token-classes-demo")
+    table = read(config, traces)
+    of_it = table["quantity"].str.contains("conjunctions")
+    table.loc[of_it, ["mean", "low", "high"]], table.loc[of_it, "count"] = np.nan, 0
+    figure = draw_activations(config, table)
+    said = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert said[CLASSES.index("conjunctions")] == "conjunctions\nnone" and sum("none" in one for one in said) == 1
 
 
 @pytest.mark.parametrize("width", ["page", "column"])
@@ -192,11 +207,15 @@ def test_the_note_says_whose_activations_which_threshold_and_how_many_prompts(tr
     assert note.startswith("n = 8 prompts a panel. a: activations in the first layer's MLP after its non-linearity")
     assert "c = 0.1 (Qwen2.5-Math-7B), 0.32 (Llama3.1-8B-Instruct), 0.1 (Gemma3-4b-it)." in note
     assert note.endswith("Said by the config.")
+    assert "Bands and brackets: 95 %" in note
+    classes = load("token-classes")
+    note = " ".join(draw_activations(classes, read(classes, traces)).get_supxlabel().split())
+    assert "Error bars: 95 %" in note and "Bands" not in note
 
 
 def test_traces_without_activations_are_refused_in_one_line(figure, tmp_path):
     path = write_traces(tmp_path / "x.traces", [make_trace("p0", condition) for condition in ("wo", "mless")])
-    result = figure("histogram-demo", "--set", f"models.0.traces={path}", "-o", tmp_path)
+    result = figure("histogram-demo", "--set", f"models=[{{name: x, traces: {path}}}]", "-o", tmp_path)
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception) == (
         f"{path} holds no activations: expected traces of `mless probe --activations`. Probe again with --activations "
@@ -209,7 +228,7 @@ def test_the_command_measures_once_for_both_figures_and_draws_the_same_from_give
     for name in FIGURES:
         assert figure(f"{name}-demo", *few).exit_code == 0
     (made,) = (tmp_path / "traces").iterdir()
-    given = ("--set", f"models.0.traces={made}", "--set", "name=again")
+    given = ("--set", f"models=[{{name: Bundled model, traces: {made}}}]", "--set", "name=again")
     assert figure("token-classes-demo", *few, *given).exit_code == 0
     one, other = (pandas.read_csv(tmp_path / f"{n}.csv") for n in ("activations-token-classes-demo", "again"))
     assert one.drop(columns="figure").equals(other.drop(columns="figure")) and set(one["prompts"]) == {2}
@@ -240,6 +259,11 @@ def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundl
         ("models.0.layer=1", r"unknown key 'models.0.layer'. Expected one of: "),
         ("models=[{name: x}]", r"needs `model`, `architecture` or `traces`"),
         ("models=[{name: x, model: a}, {name: x, model: b}]", r"models: expected another name for each panel"),
+        ("models.0.traces=x", r"'Bundled model' has `traces`, so expected no `model` and no `architecture`"),
+        (
+            "models=[{name: x, architecture: a.yaml, traces: x}]",
+            r"'x' has `traces`, so expected no `model` and no `architecture`",
+        ),
         ("prompts=null", r"needs `prompts`, or `traces` for every model"),
         ("prompts={run: x, flip: changed, controls: true}", r"prompts: .* expected no `flip`"),
         ("activations=bars", r"activations: expected 'histogram' or 'token_classes', got 'bars'"),
@@ -249,6 +273,23 @@ def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundl
 def test_what_a_config_may_not_say(override, message):
     with pytest.raises(ConfigError, match=message):
         load("histogram-demo", override)
+
+
+def test_what_traces_answer_is_neither_checked_nor_recorded(figure, path, tmp_path):
+    """Their conditions are their own, not those of the prompts; and nothing is measured, random weights or not."""
+    of_traces = f"models=[{{name: x, traces: {path}}}]"
+    assert load("histogram-demo", of_traces, "conditions=[wo, dots]").conditions == ("wo", "dots")
+    with pytest.raises(ConfigError, match="know the conditions wo, mless, mful, random, got dots"):
+        load(
+            "histogram-demo", f"models=[{{name: x, traces: {path}}}, {{name: y, model: demo}}]", "conditions=[wo, dots]"
+        )
+    given = ("--set", of_traces, "-o", tmp_path)
+    result = figure("histogram-demo", *given, "--random-weights")
+    assert isinstance(result.exception, ConfigError) and not list(tmp_path.iterdir())
+    assert "every model of the figure has `traces`, which are drawn as they are" in str(result.exception)
+    assert figure("histogram-demo", *given).exit_code == 0
+    receipt = json.loads(Image.open(tmp_path / "activations-histogram-demo.png").text["Description"])
+    assert receipt["figure"]["prompts"] is None and receipt["random_weights"] is False
 
 
 def test_random_weights_need_an_architecture(figure, tmp_path):

@@ -237,7 +237,7 @@ def test_prompts_chosen_on_the_command_line_are_checked_as_in_a_config():
 def appendix_commands():
     """The words of each `mless figure` command for the appendix's heads, as bash splits them."""
     text = (ROOT / "docs/reproduce.md").read_text()
-    (block,) = re.findall(r"```bash\n(qwen=.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"```bash\n(free=.*?)```", text, re.DOTALL)
     script = "mless() { printf '%s\\0' \"$@\"; printf '\\n'; }\n" + block
     said = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout
     return [line.split("\0")[:-1] for line in said.splitlines()]

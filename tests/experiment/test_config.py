@@ -262,6 +262,11 @@ def test_missing_and_broken_files(tmp_path):
         load_config(write(tmp_path, "- 1"))
 
 
+def test_a_key_that_stands_twice_in_an_override_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"--set 'sampling=\{.*\}': the key 'seed' stands there a second time\."):
+        load_config(write(tmp_path, MINIMAL), ["sampling={seed: 1, seed: 2}"])
+
+
 def test_the_example_that_a_bad_override_is_answered_with_works(tmp_path):
     path = write(tmp_path, MINIMAL)
     with pytest.raises(ConfigError, match=r"--set 'nonsense': expected key=value, such as --set \S+=\S+\.$") as caught:

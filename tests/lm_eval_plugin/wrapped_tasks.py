@@ -211,10 +211,15 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
             for own, ours, filled in zip(stock, wo, mless, strict=True):
                 equal[way] += own["prompt_hash"] == ours["prompt_hash"]
                 (text, settings), *others = (one["arguments"][0] for one in (own, ours, filled))
-                assert all(other == settings for _, other in others)
-                assert all(own[key] == ours[key] for key in own.keys() - {"arguments", "prompt_hash"}), (name, way)
-                before, after = others[1][0].split(filler)
-                assert before + after == text and after.startswith(own_tasks[name].doc_to_text(own["doc"])), name
+                where = f"{name}, {way}"
+                assert all(other == settings for _, other in others), f"{where}: other stop strings"
+                unlike = [key for key in own.keys() - {"arguments", "prompt_hash"} if own[key] != ours[key]]
+                assert not unlike, f"{where}: other {unlike}"
+                before, *rest = others[1][0].split(filler)
+                assert len(rest) == 1, f"{where}: the filler stands there {len(rest)} times"
+                (after,) = rest
+                assert before + after == text, f"{where}: more than the filler differs"
+                assert after.startswith(own_tasks[name].doc_to_text(own["doc"])), f"{where}: not before the question"
                 ends = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
                 _, spans = encode(others[1][0], model.tokenizer)
                 tokens.add(sum(ends[0] <= start < end <= ends[1] for start, end in spans))
