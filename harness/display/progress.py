@@ -27,7 +27,7 @@ _bars_shown = Event()
 
 
 @contextmanager
-def sign_of_life(doing: str = "working") -> Iterator[None]:
+def sign_of_life() -> Iterator[None]:
     """Say on a terminal after a second and a half, and then every ten seconds, that something is being done."""
     done, started = Event(), time.monotonic()
 
@@ -35,7 +35,7 @@ def sign_of_life(doing: str = "working") -> Iterator[None]:
         wait = 1.5
         while not done.wait(wait):
             if not _bars_shown.is_set():
-                print(f"mless: {doing}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+                print(f"mless: working, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             wait = 10
 
     if sys.stderr.isatty():
@@ -54,11 +54,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """
     with _bars(TimeRemainingColumn()) as bars:
         row = bars.add_task(title, total=None)
-        _bars_shown.set()
-        try:
-            yield lambda done, total: bars.update(row, completed=done, total=total)
-        finally:
-            _bars_shown.clear()
+        yield lambda done, total: bars.update(row, completed=done, total=total)
 
 
 class Progress:
@@ -114,11 +110,9 @@ class Progress:
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
         self._bars.start()
-        _bars_shown.set()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _bars_shown.clear()
         self._bars.stop()
         if self._bars.disable:
             self.line()
@@ -131,11 +125,24 @@ class _Counted(ProgressColumn):
         return Text(_speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
 
 
+class _LivingBars(Bars):
+    """Bars during which `sign_of_life` says nothing."""
+
+    def start(self) -> None:
+        super().start()
+        if not self.disable:
+            _bars_shown.set()
+
+    def stop(self) -> None:
+        _bars_shown.clear()
+        super().stop()
+
+
 def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
     """Bars on stderr with these columns at the end; disabled if stderr is no terminal."""
     console = Console(stderr=True)
     shown = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), *columns)
-    return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
+    return _LivingBars(*shown, console=console, disable=quiet or not console.is_terminal)
 
 
 def _done(task: Task) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import served
-from harness.engines.engine_pool import EnginePool, open_engines, parse_engines
+from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine
 from harness.engines.vllm_arguments import engine_arguments
@@ -50,7 +50,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     wanted: int | str = 1
     if backend == "vllm":
         engine_arguments(arguments)
-        wanted = parse_engines(engines, arguments)
+        wanted = check_engines(engines, arguments)
     elif engines is not None:
         raise ConfigError(
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own. Leave "
@@ -110,7 +110,7 @@ def open_backend(
     if name:
         refuse_missing_folder(name)
     if backend == "vllm":
-        wanted = parse_engines(engines, arguments)
+        wanted = check_engines(engines, arguments)
         with closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log)) as engine:
             yield engine
         return

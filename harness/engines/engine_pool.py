@@ -226,7 +226,7 @@ class EnginePool:
             self._carrier.kill(engine.handle)
 
 
-def parse_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
+def check_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
 
     Raises:

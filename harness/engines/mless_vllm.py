@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from harness.engines.engine_pool import open_engines, parse_engines
+from harness.engines.engine_pool import check_engines, open_engines
 from harness.errors import ConfigError
 from harness.experiment.chat_template import apply_chat_template
 from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer
@@ -66,7 +66,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
             raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name. Add it to --model_args.")
         self._model = model
         self._seed, self._max_gen_toks = int(seed), int(max_gen_toks)
-        engines = parse_engines(None, arguments)
+        engines = check_engines(None, arguments)
         self._engine = open_engines({"seed": self._seed, **arguments}, engines, sampled=sampled)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.engines.vllm import Finished, VLLMEngine
+from harness.engines.vllm import Finished, VLLMEngine, restore_environment
 from harness.engines.watchdog import CONTINUE, stopped
 from harness.errors import EngineError, HarnessError
 from harness.experiment.requests import Request
@@ -186,7 +186,8 @@ class RayCarrier:
 
     def kill(self, engine: Any) -> None:
         """Kill an actor; its engine's processes end with it."""
-        self._ray.kill(engine)
+        with self._explained():
+            self._ray.kill(engine)
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
@@ -194,11 +195,7 @@ class RayCarrier:
             self._ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        restore_environment(self._before)
         atexit.unregister(self.close)
 
 

@@ -229,11 +229,16 @@ class VLLMEngine:
             self._calls.close()
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
-        for name, value in self._before.items():  # another engine in this process may be asked for otherwise
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        restore_environment(self._before)  # another engine in this process may be asked for otherwise
+
+
+def restore_environment(before: Mapping[str, str | None]) -> None:
+    """Give environment variables the values that they had; None where they were not set."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def device_type() -> str | None:

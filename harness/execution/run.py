@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -288,40 +288,38 @@ def _generate_and_grade(
                 most=len(missing),
                 log=folder.path / LOG,
             )
-            with ExitStack() as stack:
-                stack.enter_context(library_log(folder.path / LOG))
-                backend = stack.enter_context(opened)
-                facts = backend.facts()
-                stack.enter_context(progress)
+            with library_log(folder.path / LOG), opened as backend:
+                facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 _tell_other_device(folder, facts)
                 folder.begin_session({**session, "engine": facts})
-                started = time.monotonic()
-                for finished in backend.stream(missing):
-                    for request, done in finished:
-                        sample = Sample.of(
-                            request,
-                            sample_key(request, setting),
-                            done.text,
-                            tokens=done.completion_tokens,
-                            reason=done.finish_reason,
-                        )
-                        folder.journal.append(sample)
-                        scorer.submit(sample)
-                        progress.sample(lines[request.task], done.completion_tokens)
-                        timing["samples"] += 1
-                        timing["tokens"] += done.completion_tokens or 0
-                    collect()
-                    folder.sync_if_due()
-                    progress.tick()
-                last = time.monotonic()
-                timing["generation_seconds"] = round(last - started, 2)
-                timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
-                if isinstance(backend, EnginePool):
-                    timing["engines"] = backend.describe_work()
-                for score in scorer.finish():
-                    progress.score(tasks[score.key], score.verdict)
-                timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
+                with progress:
+                    started = time.monotonic()
+                    for finished in backend.stream(missing):
+                        for request, done in finished:
+                            sample = Sample.of(
+                                request,
+                                sample_key(request, setting),
+                                done.text,
+                                tokens=done.completion_tokens,
+                                reason=done.finish_reason,
+                            )
+                            folder.journal.append(sample)
+                            scorer.submit(sample)
+                            progress.sample(lines[request.task], done.completion_tokens)
+                            timing["samples"] += 1
+                            timing["tokens"] += done.completion_tokens or 0
+                        collect()
+                        folder.sync_if_due()
+                        progress.tick()
+                    last = time.monotonic()
+                    timing["generation_seconds"] = round(last - started, 2)
+                    timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
+                    if isinstance(backend, EnginePool):
+                        timing["engines"] = backend.describe_work()
+                    for score in scorer.finish():
+                        progress.score(tasks[score.key], score.verdict)
+                    timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
         for score in scorer.finish():
             progress.score(tasks[score.key], score.verdict)
     folder.end_session(timing)

@@ -77,6 +77,9 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     (tmp_path / "verify-h200" / "demo" / "run").mkdir(parents=True)
     (tmp_path / "verify-h200" / "demo" / "run" / "run.json").write_text(json.dumps(receipt))
     assert find_speed(wanted).source.parts[-3:] == ("verify-h200", "demo", "run"), "the longest one"
+    receipt["sessions"][-1]["engine"]["engines"] = 2
+    (tmp_path / "verify-h200" / "demo" / "run" / "run.json").write_text(json.dumps(receipt))
+    assert find_speed(wanted).source.name == "earlier", "two engines say nothing of one"
     shutil.rmtree(tmp_path / "verify-h200")
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
     assert find_speed(wanted) is None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from harness.engines import engine_pool
-from harness.engines.engine_pool import EnginePool, parse_engines
+from harness.engines.engine_pool import EnginePool, check_engines
 from harness.engines.vllm import Finished
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
@@ -272,9 +272,9 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
 @pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5", "²"])
 def test_a_number_of_engines_that_is_none_is_refused(asked):
     with pytest.raises(ConfigError, match=r"--engines is .*Expected auto, for as many engines as GPUs allow, or a"):
-        parse_engines(asked, {})
+        check_engines(asked, {})
     with pytest.raises(ConfigError, match="data_parallel_size is "):
-        parse_engines(None, {"data_parallel_size": asked})
+        check_engines(None, {"data_parallel_size": asked})
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "nonsense", "host:99999999"])
@@ -283,19 +283,19 @@ def test_a_cluster_that_does_not_answer_is_named_before_anything_is_done(address
         free.bind(("127.0.0.1", 0))  # bound, and nobody listens
         monkeypatch.setenv("RAY_ADDRESS", address.format(port=free.getsockname()[1]))
         with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '.*', and no Ray cluster answers there .*; unset it"):
-            parse_engines("2", {})
-        assert parse_engines("1", {}) == 1
+            check_engines("2", {})
+        assert check_engines("1", {}) == 1
 
 
 def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
-    assert parse_engines(None, {}) == 1
-    assert parse_engines(None, {"data_parallel_size": 4}) == 4
-    assert parse_engines("2", {"data_parallel_size": 4}) == 2
-    assert parse_engines("auto", {}) == "auto"
+    assert check_engines(None, {}) == 1
+    assert check_engines(None, {"data_parallel_size": 4}) == 4
+    assert check_engines("2", {"data_parallel_size": 4}) == 2
+    assert check_engines("auto", {}) == "auto"
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         with pytest.raises(ConfigError, match=f"{name} is 'two'. Expected a number of GPUs from 1"):
-            parse_engines("2", {name: "two"})
+            check_engines("2", {name: "two"})
     monkeypatch.setattr(engine_pool.importlib.util, "find_spec", lambda name: None)
-    assert parse_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
+    assert check_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`, or run one engine"):
-        parse_engines("2", {})
+        check_engines("2", {})

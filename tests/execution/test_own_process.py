@@ -16,7 +16,7 @@ import harness, sys
 from pathlib import Path
 from harness.experiment.config import load_config
 config = load_config(Path(sys.argv[1]), [f"model.backend={sys.argv[3]}"])
-run = harness.run(config, limit=2, output=sys.argv[2])
+run = harness.run(config, limit=2, output=sys.argv[2], engines=1)
 print(run.facts["model"], len(run.frame))
 """
 CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
