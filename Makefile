@@ -46,14 +46,14 @@ example-anew:
 	rm -rf $(EXAMPLE) && mv $(EXAMPLE).part $(EXAMPLE)
 	$(MAKE) example
 
-# Two processes: one starts engines, the other does all the rest meanwhile.
-TWO = -n 2 --no-loadscope-reorder
+# Three processes: one starts engines, and often waits for them; the others do all the rest meanwhile.
+THREE = -n 3 --no-loadscope-reorder
 
 test: .venv/installed
-	.venv/bin/python -m pytest $(TWO) -m "not slow and not gpu"
+	.venv/bin/python -m pytest $(THREE) -m "not slow and not gpu"
 
 test-long: .venv/installed
-	.venv/bin/python -m pytest $(TWO) -m "not gpu"
+	.venv/bin/python -m pytest $(THREE) -m "not gpu"
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
 test-oldest: .venv-oldest/installed
