@@ -292,8 +292,11 @@ def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
     """Rows as mappings, with None for missing values."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in rows]
+    rows, missing = frame.to_dict("records"), frame.isna().to_dict("records")
+    return [
+        {str(name): None if gone[name] else value for name, value in row.items()}
+        for row, gone in zip(rows, missing, strict=True)
+    ]
 
 
 def _plain(value: Any) -> Any:

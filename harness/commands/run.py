@@ -43,6 +43,7 @@ def run(
     from harness.execution.run import describe_folder, execute
     from harness.experiment.config import config_of_model, load_config
     from harness.experiment.plan import Shard, make_plan
+    from harness.runs.folder import refuse_foreign
 
     if (config is None) == (model is None):
         got = "both" if config else "neither"
@@ -51,14 +52,19 @@ def run(
     wanted = check_backend(settings, engines)
     if dry_run and settings.model.backend == "vllm":
         check_unusual(engine_arguments(settings.model_arguments()))
-    plan = make_plan(settings, limit=limit, shard=Shard.parse(shard) if shard else None)
+    part = Shard.parse(shard) if shard else None
+    folder = output or settings.folder
+    if output is None and part is not None:
+        folder = folder.with_name(f"{folder.name}-shard-{part.index}-of-{part.count}")
+    refuse_foreign(folder)  # before the plan is built, which takes seconds
+    plan = make_plan(settings, limit=limit, shard=part)
     about = [describe_plan(plan), *([] if wanted == 1 else [f"engines   {wanted}, in Ray actors"])]
     if dry_run:
-        folder = describe_folder(plan, output=output, fork=fork)
-        typer.echo("\n".join([*about, fold([f"folder    {folder}"], hyphens=False, indent=10)]))
+        said = describe_folder(plan, output=folder, fork=fork)
+        typer.echo("\n".join([*about, fold([f"folder    {said}"], hyphens=False, indent=10)]))
         return
     typer.echo("\n".join(about), err=True)
-    show_run(execute(plan, output=output, fork=fork, quiet=quiet, engines=engines))
+    show_run(execute(plan, output=folder, fork=fork, quiet=quiet, engines=engines))
 
 
 def show_run(folder: Path) -> None:

@@ -43,7 +43,6 @@ from harness.runs.folder import (
     read_scored_by,
     read_scores,
     read_sessions,
-    refuse_foreign,
 )
 from harness.runs.records import (
     FORMAT,
@@ -66,7 +65,7 @@ LOG = "libraries.log"
 def execute(
     plan: Plan,
     *,
-    output: Path | None = None,
+    output: Path,
     fork: bool = False,
     quiet: bool = False,
     engines: str | None = None,
@@ -75,7 +74,7 @@ def execute(
 
     Args:
         plan: What to do.
-        output: The run folder; by default the config's, with the shard in its name.
+        output: The run folder.
         fork: Where the folder holds a run with other settings, use a new one beside it.
         quiet: Lines for a log instead of a live table.
         engines: How many engines generate: a number, `auto` for as many as the GPUs allow, or None for what the config
@@ -88,9 +87,7 @@ def execute(
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    path = _choose_folder(plan, output)
-    if fork and changes(path, identity):
-        path = next_free_folder(path, identity)
+    path = next_free_folder(output, identity) if fork and changes(output, identity) else output
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in folder.repairs:
             print(f"mless: {text}", file=sys.stderr)
@@ -109,30 +106,21 @@ def execute(
     return path
 
 
-def describe_folder(plan: Plan, *, output: Path | None = None, fork: bool = False) -> str:
+def describe_folder(plan: Plan, *, output: Path, fork: bool = False) -> str:
     """The folder that `execute` would use, and what is in it: for a dry run.
 
     Raises:
         HarnessError: the folder's journal, or the model's own settings, cannot be read.
     """
-    path = _choose_folder(plan, output)
-    refuse_foreign(path)
-    if not has_sample(path):
-        return f"{path}, new"
+    if not has_sample(output):
+        return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if changes(path, identity):
+    if changes(output, identity):
         if not fork:
-            return f"{path}, which holds a run with other settings: add --fork, or choose another --output"
-        path = next_free_folder(path, identity)
-    there = sum(1 for _ in read_samples(path)) if has_sample(path) else 0
-    return f"{path}, " + (f"{there:,} of {plan.size:,} samples are there" if there else "new")
-
-
-def _choose_folder(plan: Plan, output: Path | None) -> Path:
-    if output is not None:
-        return output
-    folder, shard = plan.config.folder, plan.shard
-    return folder if shard is None else folder.with_name(f"{folder.name}-shard-{shard.index}-of-{shard.count}")
+            return f"{output}, which holds a run with other settings: add --fork, or choose another --output"
+        output = next_free_folder(output, identity)
+    there = sum(1 for _ in read_samples(output)) if has_sample(output) else 0
+    return f"{output}, " + (f"{there:,} of {plan.size:,} samples are there" if there else "new")
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:

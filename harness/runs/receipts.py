@@ -162,6 +162,7 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
         "samples": _short(entry.get("journal_sha256")),
         "task": entry.get("task_version"),
         "grader": entry.get("grader_version") or entry.get("metric"),
+        "other filters": entry.get("other_filters"),
         "sampling": "greedy" if entry.get("greedy") else drawn,
         "seed": entry.get("seed"),
         "by": entry.get("engine") or entry.get("backend"),

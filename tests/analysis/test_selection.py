@@ -26,6 +26,8 @@ from harness.experiment.sample_key import sample_key
 from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
+from harness.runs.read_run import read_run
+from harness.runs.receipts import receipt_line
 from harness.runs.records import Sample
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.example_runs import GREEDY_RUN, drawn, evaluation
@@ -221,11 +223,20 @@ def test_a_log_of_another_task_does_not_name_its_condition(foreign):
         read_source(foreign / "raw")
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"), [(None, "boxed, other filters whole"), ("exact_match,whole", "whole, other filters boxed")]
+)
+def test_the_receipt_names_the_filters_that_were_not_read(foreign, metric, said):
+    files = logs(foreign / "raw", "samples_{}_*.jsonl", ("plain", "slashes"))
+    facts = read_run({"wo": files["plain"], "mless": files["slashes"]}, metric=metric).facts
+    assert f", grader exact_match,{said}, sampling greedy" in receipt_line({"name": "logs", **facts})
+
+
 def test_the_metric_is_there_and_decides(foreign, tmp_path):
     path = shutil.copy(next((foreign / "raw").glob("samples_plain_*.jsonl")), tmp_path / "log.jsonl")
     with pytest.raises(RunError, match=r"line 1: no metric 'acc' that says right or wrong; it has exact_match"):
         read_source({"wo": path}, metric="acc")
-    with pytest.raises(RunError, match=r"log.jsonl has no sample under the filter 'strict'"):
+    with pytest.raises(RunError, match=r"no sample under the filter 'strict': expected one of boxed, whole\."):
         read_source({"wo": path}, metric="exact_match,strict")
     rewrite(path, lambda line: line.update(exact_match=0.5))
     with pytest.raises(RunError, match=r"exact_match is 0\.5, neither 0 nor 1 .* Name another metric"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
@@ -31,6 +31,7 @@ def test_shares_and_the_split_by_hand():
     assert found.loc["wo", ["format_changed", "format_difference", "answer_difference"]].isna().all()
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 4), chances=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_the_two_parts_are_the_difference(seed, k, chances):
     one = evaluation(drawn(seed, 12, k, {"wo": chances[0], "mless": chances[1]}))

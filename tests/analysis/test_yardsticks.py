@@ -16,7 +16,7 @@ from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN, drawn, evaluation, small_run
 
 
-@pytest.mark.parametrize("freedom", [3, 10])
+@pytest.mark.parametrize("freedom", [3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("effect", "error"), [(0, 1.5), (1, 0.3), (3, 1.5)])
 def test_the_interval_of_an_effect_in_spreads_holds_the_true_ratio_in_95_of_100(freedom, effect, error):
     draw, experiments, held = np.random.default_rng(freedom), 600, 0

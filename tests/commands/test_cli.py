@@ -303,12 +303,11 @@ def test_chat_without_a_template_is_refused(config, tmp_path, capsys, monkeypatc
     refused(done, "has no chat template, and the layout `chat` needs one")
 
 
-def test_a_used_output_folder_is_refused(capsys, monkeypatch, config, tmp_path):
+def test_a_used_output_folder_is_refused_before_the_plan_is_built(capsys, monkeypatch, config, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("x")
-    refused_line = here(capsys, monkeypatch, "run", config(), "--limit", "1", "--output", str(tmp_path / "full"))
-    assert refused_line.returncode == 2
-    assert "already holds files" in refused_line.stderr.splitlines()[-1]
+    monkeypatch.setattr("harness.experiment.plan.make_plan", None)
+    refused(here(capsys, monkeypatch, "run", config(), "--output", str(tmp_path / "full")), "already holds files")
 
 
 def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsys, monkeypatch):

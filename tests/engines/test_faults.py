@@ -1,7 +1,6 @@
 """The real engine, killed in every way: what was finished stays, and the run goes on where it was.
 
-Five engine starts in `make test` (killed with a forked engine and finished; two engines, one killed and replaced), many
-more in `make test-long`.
+Three engine starts in `make test` (two engines, one killed and replaced), many more in `make test-long`.
 """
 
 from __future__ import annotations
@@ -99,6 +98,7 @@ def gone(processes, seconds=30):
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow
 def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path):
     folder = tmp_path / "run"
     total = samples(our_run[0])

@@ -14,6 +14,7 @@ from harness import resources
 from harness.engines.backends import open_backend
 from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
 from harness.errors import ConfigError
+from tests.commands.test_cli import here, refused
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
@@ -290,9 +291,9 @@ MISSPELT = (
 )
 
 
-def test_a_dry_run_tells_a_misspelt_engine_argument_the_nearest(mless):
-    done = mless("run", "demo.yaml", "--dry-run", "--set", "model.arguments.gpu_memory_utilisation=0.5")
-    assert done.returncode == 2 and done.stderr.startswith(f"mless: {MISSPELT}")
+def test_a_dry_run_tells_a_misspelt_engine_argument_the_nearest(capsys, monkeypatch):
+    flags = ("--dry-run", "--set", "model.arguments.gpu_memory_utilisation=0.5")
+    refused(here(capsys, monkeypatch, "run", "demo.yaml", *flags), MISSPELT)
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "task_version": version,
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for log in every if log.metric)),
+        "other_filters": ", ".join(dict.fromkeys(one for log in every for one in log.other_filters)),
         "prompts_sha256": hash_json([sample.sha256 for log in every for sample in log.samples]),
         "sampling": sampling,
         "settings": settings,

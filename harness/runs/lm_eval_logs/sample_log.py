@@ -56,12 +56,14 @@ class SampleLog:
     Attributes:
         path: The file.
         metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
+        other_filters: Those in the file that were not read.
         results: The results file beside it.
         samples: One per problem.
     """
 
     path: Path
     metric: str | None
+    other_filters: tuple[str, ...]
     results: TaskResults
     samples: tuple[RunPrompt, ...]
 
@@ -95,10 +97,12 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     results = read_results(path)
     chat = bool(results.file.chat_template)
     samples: dict[str, RunPrompt] = {}
-    chosen: str | None = None
+    filters: dict[str, None] = {}
     for where, line in _read_lines(path):
-        chosen = chosen or wanted or line.get("filter", "none")
-        if line.get("filter", "none") != chosen:
+        filter_name = line.get("filter", "none")
+        filters[filter_name] = None
+        chosen = wanted or next(iter(filters))
+        if filter_name != chosen:
             continue
         try:
             sample, found = _read_sample(where, line, name, results.condition, chat=chat)
@@ -108,8 +112,10 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         if sample.problem_id in samples:
             raise RunError(f"{where}: problem {sample.problem_id} again. Expected one line a problem and filter.")
         samples[sample.problem_id] = sample
+    if not filters:
+        raise RunError(f"{path} has no sample. Check the path.")
     if not samples:
-        raise RunError(f"{path} has no sample{f' under the filter {wanted!r}' if wanted else ''}. Check the path.")
+        raise RunError(f"{path} has no sample under the filter {wanted!r}: expected one of {', '.join(filters)}.")
     if results.counts is not None and len(samples) < results.counts.effective:
         raise RunError(
             f"{path}: samples are missing: expected {results.counts.effective}, as its results file says, got "
@@ -118,6 +124,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     return SampleLog(
         path=path,
         metric=f"{name},{chosen}" if name else None,
+        other_filters=tuple(one for one in filters if one != chosen),
         results=results,
         samples=tuple(samples.values()),
     )
