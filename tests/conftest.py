@@ -22,6 +22,8 @@ os.environ.setdefault("MATH500_PATH", "demo")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+PATIENCE = 1500
+"""Seconds after which a command hangs: one that takes a minute took four on a crowded machine."""
 
 SAMPLE = {
     "any_tokenizer": [("qwen2", False), ("sentencepiece", True), "tekken"],
@@ -217,7 +219,7 @@ def mless() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).with_name("mless")), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500, check=False
+            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE, check=False
         )
 
     return run
@@ -255,7 +257,7 @@ def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).with_name("lm_eval")), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=500, check=False
+            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE, check=False
         )
 
     return run

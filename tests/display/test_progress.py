@@ -79,12 +79,14 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
     progress = Progress({"wo": 1000})
     for _ in range(900):
         progress.known("wo")
+    started = time.monotonic()
     with progress:
         time.sleep(0.5)
         progress.sample("wo", 10)
         progress.line()
         shown, minutes, seconds = re.match(r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err).groups()
-    assert shown.startswith("901/1000 samples") and 49 <= 60 * int(minutes) + int(seconds) < 200, "99 at half a second"
+    left, one = 60 * int(minutes) + int(seconds), time.monotonic() - started
+    assert shown.startswith("901/1000 samples") and 49 <= left <= 99 * one + 1, "99 at half a second, or what it took"
 
 
 def test_a_bar_shows_what_is_done_of_all():

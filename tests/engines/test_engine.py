@@ -24,7 +24,7 @@ from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import PromptBuilder
 from harness.runs.folder import read_identity, read_prompts, read_samples
-from tests.conftest import BUDGET, LIMIT
+from tests.conftest import BUDGET, LIMIT, PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -175,7 +175,7 @@ def test_lm_eval_itself_can_use_the_engine(engines, our_run, tmp_path):
     command = [sys.executable, "-c", code, "run", "--model", "mless-vllm", "--model_args", ENGINE + engines]
 
     def lm_eval(*arguments):
-        return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=500)
+        return subprocess.run([*command[:3], *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
     theirs = stock(lm_eval, tmp_path, *command[4:])
     mine = ours(our_run[0], "raw")
@@ -206,7 +206,7 @@ def served(tmp_path_factory):
         command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     )
     try:
-        for _ in range(300):
+        for _ in range(PATIENCE):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
                 break

@@ -15,6 +15,7 @@ from harness.engines.backends import open_backend
 from harness.engines.start_errors import ChildErrors, explain_start_error, read_causes
 from harness.errors import ConfigError
 from tests.commands.test_cli import here, refused
+from tests.conftest import PATIENCE
 
 SEE_ABOVE = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 """All that the process which starts the engine is told."""
@@ -266,7 +267,7 @@ def engine_error(tmp_path):
         script.write_text(SCRIPT.format(guard=guard))
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
         command = [sys.executable, str(script), json.dumps(arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
         return done.stderr.splitlines()[-1]
 
     return start

@@ -10,6 +10,7 @@ import pytest
 import harness
 from harness import resources
 from harness.errors import ConfigError, RunError
+from tests.conftest import PATIENCE
 
 SCRIPT = """
 import harness, sys
@@ -27,9 +28,9 @@ CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
 def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(CONFIG), str(tmp_path / "run"), backend]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "mless-demo 8\n" and "8/8 samples" in done.stderr, done.stderr
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert again.stdout == done.stdout and "is finished, nothing was left to do" in again.stderr, again.stderr
 
 

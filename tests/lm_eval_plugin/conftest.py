@@ -11,6 +11,8 @@ from pathlib import Path
 import lm_eval
 import pytest
 
+from tests.conftest import PATIENCE
+
 
 @pytest.fixture(scope="session")
 def without_mless(tmp_path_factory):
@@ -31,7 +33,7 @@ def without_mless(tmp_path_factory):
             text=True,
             env={**own, "OMP_NUM_THREADS": "1"},  # of several threads most time is waiting on a busy machine
             cwd=place,
-            timeout=1500,
+            timeout=PATIENCE,
             check=False,
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.display.table_pages import make_table
+from tests.conftest import PATIENCE
 from tests.example_runs import GREEDY_RUN
 from tools import config_reference
 
@@ -52,7 +53,7 @@ def test_a_recipe_runs_as_it_stands(name, folder):
                 env={**os.environ, "PATH": path, "MPLBACKEND": "agg"},
                 capture_output=True,
                 text=True,
-                timeout=900,
+                timeout=PATIENCE,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             ran += 1
