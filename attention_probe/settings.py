@@ -74,7 +74,8 @@ class ProbeSettings:
         """The settings with the model and the conditions filled in from the source.
 
         Raises:
-            ConfigError: a condition or the baseline is not in the source, or nothing names a model.
+            ConfigError: a condition or the baseline is not in the source, a condition's filler stands in the answer, or
+                nothing names a model.
         """
         if BASELINE not in source.conditions:
             raise ConfigError(
@@ -86,6 +87,13 @@ class ProbeSettings:
         if absent := [name for name in conditions if name not in source.conditions]:
             raise ConfigError(
                 f"{source.name} has no condition {absent[0]!r}: expected one of {list_first(source.conditions, 6)}."
+            )
+        if hidden := [name for name in conditions if name in source.filled_answers]:
+            others = [name for name in usual if name not in (*source.filled_answers, BASELINE)]
+            raise ConfigError(
+                f"The prompts of {hidden[0]!r} begin the model's answer, and {source.name} does not record where in it "
+                "a filler stands: the probe would take it for the template's. Leave it out: --conditions "
+                f"{','.join(others) or BASELINE}."
             )
         model = self.model or (source.model if self.architecture is None else None)
         if model is None and self.architecture is None:

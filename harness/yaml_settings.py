@@ -57,14 +57,31 @@ class _Loader(yaml.SafeLoader):
             seen.add((key.tag, key.value))
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, int):
+                str(value)  # so many digits of 0xfff... that no message could print them
+            return value
+        except (ValueError, LookupError, AttributeError):  # PyYAML does not catch its own, such as of 2024-13-45
+            problem = f"{str(node.value)[:40]!r} is no valid {node.tag.rpartition(':')[2]}; text can stand in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
 
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or a key stands twice in a mapping (DoubledKeyError).
+        yaml.MarkedYAMLError: it is no YAML, or a key stands twice in a mapping (DoubledKeyError).
     """
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        problem = f"line {line}: the character U+{error.character:04X} is not allowed"
+    except RecursionError:
+        problem = "it is nested too deep"
+    raise yaml.MarkedYAMLError(problem=problem)
 
 
 class Strict(BaseModel):
@@ -177,4 +194,4 @@ def explain(
         fields = nested[key].model_fields
         form = ", ".join(f"{name}: {(field.examples or ['...'])[0]}" for name, field in fields.items())
         message += f", or a mapping {{{form}}}"
-    return f"{': '.join(filter(None, [where, key, message]))}, got {worst['input']!r}."
+    return f"{': '.join(filter(None, [where, key, message]))}, got {worst['input']!r:.200}."

@@ -105,7 +105,7 @@ def make_leaderboard(
     from harness.analysis.pooled import pool
     from harness.analysis.sample_counts import count_outcomes
     from harness.analysis.side_tables import audit_table, mediator_table
-    from harness.analysis.sweeps import group_lengths, sweep_table
+    from harness.analysis.sweeps import is_swept, sweep_table
 
     frame = join(runs)
     if by:
@@ -116,7 +116,7 @@ def make_leaderboard(
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     study = None if primary is None else _study(runs)
     factors = join_factors(runs)
-    swept = not by and any(len(lengths) > 1 for lengths in group_lengths(factors).values())
+    swept = not by and is_swept(factors)
     models = frame["model"].nunique()
     counted = count_outcomes(frame) if swept or (models > 1 and not by) else []
     pooled = pool(
@@ -155,7 +155,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """Filler, number of its tokens and placement of the conditions of all runs of ours; of logs nothing is known."""
+    """What can be swept of the conditions of all runs of ours, as of `describe_factors`; of logs nothing is known."""
     configs = [one.receipt["config"] for one in runs if one.facts.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 

@@ -15,7 +15,7 @@ from harness import resources
 from harness.analysis.power import ALPHA
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
-from harness.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict, explain, parse_yaml
 
 if TYPE_CHECKING:
     import pandas
@@ -94,8 +94,8 @@ def read_reference(name: str) -> Reference:
         trouble = "is a folder" if Path(name).is_dir() else "does not exist"
         raise ConfigError(f"Reference {name!r} {trouble}: expected a YAML file, or one of {known}.")
     try:
-        return Reference.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        return Reference.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         nested: dict[str, type[BaseModel]] = {"setup": Setup, "accuracies": ModelAccuracies}

@@ -37,6 +37,7 @@ COLUMNS = {
     "layout": "how instruction, filler and problem make a prompt",
     "filler": "the text that is repeated, or the kind of filler",
     "placement": "where it stands",
+    "words": "what else stands in the prompt that the baseline's lacks; empty for nothing",
     "lengths": "its numbers of tokens",
     "n": "problems",
     "difference": "mean over all lengths of the difference from the baseline, points",
@@ -62,11 +63,11 @@ def sweep_table(
     seed: int,
     alpha: float = ALPHA,
 ) -> pandas.DataFrame:
-    """A row for each filler and placement that was run in three lengths or more, by model and layout.
+    """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
         counted: As `sample_counts.count_outcomes` gives them, not split any further.
-        factors: Filler, number of tokens and placement of each condition.
+        factors: Of each condition, as of `condition_schema.describe_factors`.
         baseline: What the lengths are compared with.
         seed: Of the random halves.
         alpha: Level of the intervals, and of the shape that is named.
@@ -77,8 +78,12 @@ def sweep_table(
     first = {(one.setting, one.condition): one for one in counted if one.replicate == 0}
     for setting in dict.fromkeys(one.setting for one in counted):
         old = first.get((setting, baseline))
-        for (filler, placement), lengths in group_lengths(factors).items():
-            arms = {length: first[setting, name] for length, name in lengths.items() if (setting, name) in first}
+        for (filler, placement, words), lengths in group_lengths(factors).items():
+            arms = {
+                length: first[setting, name]
+                for length, name in lengths.items()
+                if length and name != baseline and (setting, name) in first
+            }
             if old is None or len(arms) < FEWEST:
                 continue
             changes = np.column_stack([arm.right / arm.samples - old.right / old.samples for arm in arms.values()])
@@ -88,6 +93,7 @@ def sweep_table(
                     **dict(setting),
                     "filler": filler,
                     "placement": placement,
+                    "words": words,
                     "lengths": " ".join(map(str, arms)),
                     "n": len(changes),
                     **_in_points(changes.mean(axis=1), alpha),
@@ -102,13 +108,27 @@ def sweep_table(
     return pandas.DataFrame(rows, columns=list(COLUMNS))
 
 
-def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], dict[int, str]]:
-    """The conditions by the length of their filler, for each filler and placement; shortest first."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
+def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, str]]:
+    """The conditions that differ in the length of their filler alone, by it, shortest first.
+
+    Under 0 stands the condition without a filler that is like them otherwise, if there is one. A condition that states
+    no number of tokens has no length, and is in no group.
+    """
+    found: dict[tuple[str, str, str], dict[int, str]] = {}
     for name, of in factors.items():
         if of["filler"] is not None and of["filler_tokens"]:
-            found.setdefault((of["filler"], of["placement"]), {}).setdefault(int(of["filler_tokens"]), name)
-    return {key: dict(sorted(lengths.items())) for key, lengths in found.items()}
+            key = (of["filler"], of["placement"], of["words"])
+            found.setdefault(key, {}).setdefault(int(of["filler_tokens"]), name)
+    without = {of["words"]: name for name, of in reversed(list(factors.items())) if of["filler"] is None}
+    return {
+        key: ({0: without[key[2]]} if key[2] in without else {}) | dict(sorted(lengths.items()))
+        for key, lengths in found.items()
+    }
+
+
+def is_swept(factors: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether some conditions differ in the length of their filler alone."""
+    return any(len(lengths.keys() - {0}) > 1 for lengths in group_lengths(factors).values())
 
 
 def trend(changes: npt.ArrayLike) -> tuple[str, float]:

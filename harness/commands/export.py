@@ -1,4 +1,4 @@
-"""`mless export`: a run as one Parquet file."""
+"""`mless export`: a run as one Parquet or CSV file."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Annotated
 
 import typer
 
-from harness.options import RunNames
-
 
 def export(
-    runs: RunNames,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file.")] = Path("samples.parquet"),
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file: CSV if its name ends in .csv, else Parquet.")
+    ] = Path("samples.parquet"),
 ) -> None:
-    """Write the samples of one run to a Parquet file: one row per sample, with the run's receipt in the file."""
+    """Write the samples of one run to a file, one row per sample. Parquet also holds the run's receipt."""
     from harness.runs.find_runs import locate_one
-    from harness.runs.parquet import export_parquet
+    from harness.runs.parquet import export_samples
     from harness.runs.read_run import read_run
 
-    typer.echo(f"{export_parquet(read_run(locate_one(runs)), output):,} samples  {output}")
+    typer.echo(f"{export_samples(read_run(locate_one(runs)), output):,} samples  {output}")

@@ -46,7 +46,7 @@ def describe_plan(plan: Plan) -> str:
         f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else ""),
         *describe_power(config, problems),
     ]
-    rows = [("condition", "layout", "filler", "span", "prompt tokens: least", "median", "most")]
+    rows = [("condition", "layout", "filler", "place", "prompt tokens: least", "median", "most")]
     total = 0
     for (name, layout), arms in _shown_together(plan.arms).items():
         reports = [report for arm in arms for report in arm.built.reports]
@@ -56,11 +56,12 @@ def describe_plan(plan: Plan) -> str:
         lengths = [len(report.prompt_token_ids) for report in reports]
         total += sum(lengths) * config.samples_per_problem * arms[0].replicates
         low, high = reports[0].filler_span or (0, 0)
+        least, most = min(one.filler_tokens for one in reports), max(one.filler_tokens for one in reports)
         rows.append(
             (
                 name,
                 layout,
-                str(max(report.filler_tokens for report in reports)),
+                str(most) if least == most else f"{least}-{most}",
                 f"{low}-{high}" if high else "-",
                 str(min(lengths)),
                 f"{statistics.median(lengths):.0f}",

@@ -11,10 +11,11 @@ import pandas
 from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, join_factors, make_leaderboard
+from harness.analysis.sweeps import is_swept
 from harness.choices import Kind, Width
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
-from harness.display.figures.dose import draw_dose, has_doses
+from harness.display.figures.dose import draw_dose
 from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
 from harness.display.figures.saving import write_figure
@@ -69,8 +70,8 @@ def make_plots(
     }
     files = []
     factors = join_factors(read)
-    chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or has_doses(factors))))
-    if "dose" in chosen and not has_doses(factors):
+    chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or is_swept(factors))))
+    if "dose" in chosen and not is_swept(factors):
         raise ComparisonError(
             f"{' '.join(runs)}: there is no sweep to draw: expected a filler in two lengths or more, in a run of ours. "
             "Run one with `sweep: {unit: ['/'], count: [10, 25, 40]}`."

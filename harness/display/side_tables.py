@@ -42,6 +42,7 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
     columns = [
         *(word_column(name) for name in ("model", "layout") if board.sweeps[name].nunique() > 1),
         *(word_column(name) for name in ("filler", "placement")),
+        *([word_column("words")] if board.sweeps["words"].any() else []),
         row_column(f"all lengths [{LEVEL}]", "difference", difference),
         number_column("p adj.", "p_adjusted", p_value),
         word_column("shape"),
@@ -58,7 +59,7 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
         columns,
         rows,
         (
-            f"all lengths: the mean over {', '.join(rows[0]['lengths'].split())} tokens, tested as one question in two "
+            f"all lengths: the mean over {_lengths(rows)} tokens, tested as one question in two "
             "shapes, plateau (all alike) and peak (middle lengths most), by Holm over these rows, a family of their "
             "own. none: no trend found. An effect of one length alone is found by its own row above.",
             "best: the length that did best, in tokens. naive: its difference on the problems that chose it, which is "
@@ -66,6 +67,13 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
             f"{SPLITS} random halves.",
         ),
     )
+
+
+def _lengths(rows: Sequence[Row]) -> str:
+    """The lengths of all rows, or of each filler if they differ."""
+    listed = {f"{row['filler']} {row['placement']}": str(row["lengths"]).replace(" ", ", ") for row in rows}
+    one, *others = dict.fromkeys(listed.values())
+    return "; ".join(f"{lengths} ({filler})" for filler, lengths in listed.items()) if others else one
 
 
 def mediator_grid(board: Leaderboard) -> Grid:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -102,6 +103,7 @@ class EnginePool:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
         self._worked: list[_Engine] = []
+        self._cause: HarnessError | None = None
         self._turned = time.monotonic()
 
     def facts(self) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class EnginePool:
         Requests of an engine that is lost go back to the head of the queue, and an engine is started in its place.
 
         Raises:
-            EngineError: a request does not fit, or three starts in a row made no sample and no engine is left.
+            EngineError: a request does not fit, or three starts in a row made no sample and no engine works.
             HarnessError: as `facts`.
         """
         self._waiting = deque(enumerate(requests))
@@ -198,6 +200,8 @@ class EnginePool:
             if engine.facts and engine.silent > self._stall_seconds:
                 told = f"An engine has not answered for {self._stall_seconds:.0f} seconds. {CONTINUE}"
                 self._lose(engine, EngineError(told))
+            elif not engine.facts and self._fruitless >= FRUITLESS_STARTS and engine.silent > LOAD_SECONDS:
+                self._end_if_hopeless()
             elif not engine.facts and before <= LOAD_SECONDS < engine.silent:
                 print(
                     f"mless: an engine has been starting for {LOAD_SECONDS / 60:.0f} minutes. Where a cluster has no "
@@ -209,16 +213,24 @@ class EnginePool:
         """Put the requests of an engine that failed back in their places.
 
         Raises:
-            HarnessError: the error, if no engine is left and none will be started.
+            HarnessError: the error, if no engine works and none will be started.
         """
         self._drop([engine])
         self._waiting.extendleft(reversed(engine.held.items()))
         self._fruitless = 0 if engine.samples else self._fruitless + 1
-        given_up = self._fruitless >= FRUITLESS_STARTS
-        if given_up and not self._engines:
-            raise error
-        follows = f"{len(self._engines)} go on without it" if given_up else "another is started in its place"
+        given_up, working = self._fruitless >= FRUITLESS_STARTS, sum(bool(one.facts) for one in self._engines)
+        if given_up and not working:
+            self._cause = error
+            self._end_if_hopeless()
+        left = f"{working} go on without it" if working else "others still load"
+        follows = left if given_up else "another is started in its place"
         print(f"mless: an engine is lost; {follows}. {str(error).replace(f' {CONTINUE}', '')}", file=sys.stderr)
+
+    def _end_if_hopeless(self) -> None:
+        """No engine works, none will be started, and those that load have had their time."""
+        if self._cause and not any(engine.facts or engine.silent <= LOAD_SECONDS for engine in self._engines):
+            self._drop(self._engines)
+            raise self._cause
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         for engine in list(engines):
@@ -230,13 +242,16 @@ def check_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
 
     Raises:
-        ConfigError: neither a number from 1 nor `auto`, several with GPUs each that are no number, or no cluster.
+        ConfigError: neither a number from 1 to 9999 nor `auto`; several, with GPUs each that are no number, or no
+            cluster.
         MissingDependencyError: more than one, and Ray is not installed.
     """
     name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
     text = str(1 if value is None else value)
-    if text != AUTO and not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError(f"{name} is {text!r}. Expected auto, for as many engines as GPUs allow, or a number from 1.")
+    if text != AUTO and not _is_count(text):
+        raise ConfigError(
+            f"{name} is {text!r:.40}. Expected auto, for as many engines as GPUs allow, or a number from 1 to 9999."
+        )
     if text == "1":
         return 1
     _count_gpus(arguments)
@@ -248,15 +263,25 @@ def check_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     return text if text == AUTO else int(text)
 
 
+def _is_count(text: str) -> bool:
+    """Whether it is a number from 1 to 9999. Python itself fails on thousands of digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 4 and int(text) > 0
+
+
 def _check_cluster(address: str) -> None:
     """Ray itself would try for ten minutes, in silence.
 
     Raises:
-        ConfigError: nobody answers at the address.
+        ConfigError: it is no address, or nobody answers there.
     """
     if address in ("local", "auto"):
         return
     host, _, port = address.rpartition(":")
+    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port):
+        raise ConfigError(
+            f"RAY_ADDRESS is {address!r}. Expected HOST:PORT of a running Ray cluster's head, such as 10.0.0.1:6379, "
+            "without ray://; unset it to have Ray started on this machine."
+        )
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
@@ -270,13 +295,13 @@ def _count_gpus(arguments: Mapping[str, Any]) -> int:
     """How many GPUs one engine takes.
 
     Raises:
-        ConfigError: an argument that says so is no number from 1.
+        ConfigError: an argument that says so is no number from 1 to 9999.
     """
     each = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         text = str(1 if arguments.get(name) is None else arguments[name])
-        if not (text.isascii() and text.isdigit() and int(text)):
-            raise ConfigError(f"{name} is {text!r}. Expected a number of GPUs from 1.")
+        if not _is_count(text):
+            raise ConfigError(f"{name} is {text!r:.40}. Expected a number of GPUs from 1 to 9999.")
         each *= int(text)
     return each
 
@@ -294,7 +319,7 @@ def open_engines(
         log: A file that takes what the libraries of several engines print, where an actor can write it.
 
     Raises:
-        ConfigError: there are not enough GPUs, or as `VLLMEngine`.
+        ConfigError: there are not enough GPUs or cores, or as `VLLMEngine`.
         EngineError: Ray does not start, or the cluster is not there.
         HarnessError: as `VLLMEngine`.
     """
@@ -313,6 +338,13 @@ def open_engines(
             f"The number of engines is {engines}, with {each} GPUs of one machine each, and there is room for {room}: "
             f"the machines have {', '.join(map(str, carrier.gpus))} GPUs. Use --engines auto, or lower "
             "tensor_parallel_size."
+        )
+    most_here = max(8, 4 * carrier.cores)  # nothing else would stop 9999 processes
+    if room is None and engines != AUTO and int(engines) > most_here:
+        carrier.close()
+        raise ConfigError(
+            f"The number of engines is {engines}, with no GPUs and {carrier.cores} CPU cores. Expected at most "
+            f"{most_here}. Lower --engines."
         )
     size = (room or 1) if engines == AUTO else int(engines)
     # an engine's own watch knows more, so it comes first

@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.engines.vllm import Finished, VLLMEngine, restore_environment
 from harness.engines.watchdog import CONTINUE, stopped
-from harness.errors import EngineError, HarnessError
+from harness.errors import ConfigError, EngineError, HarnessError
 from harness.experiment.requests import Request
 
 ENOUGH_SECONDS = 0.1
@@ -37,11 +37,12 @@ LOCAL: dict[str, Any] = {"include_dashboard": False, "num_cpus": 1, "object_stor
 class EngineActor:
     """One engine in a process of its own, which Ray starts. Its methods are called from `RayCarrier`."""
 
-    def load(self, arguments: Mapping[str, Any], sampled: bool, log: str | None) -> dict[str, Any]:
-        """Load the model; return the engine's facts."""
+    def load(self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None) -> dict[str, Any]:
+        """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]  # a launcher's, meant for its own ranks: vLLM would wait for the others
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, made of a number of CPUs that we do not ask for
+        # where nobody set it Ray did, from a number of CPUs that we do not ask for
+        restore_environment({"OMP_NUM_THREADS": threads})
         try:
             with open(log or os.devnull, "ab") as file:
                 os.dup2(file.fileno(), 1)
@@ -71,6 +72,7 @@ class RayCarrier:
 
     Attributes:
         gpus: How many each machine has, of those that have any; an engine's must be on one.
+        cores: How many CPU cores this process may use, or the cluster has where that is more.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class RayCarrier:
 
         self._ray: Any = ray
         self._sampled, self._log = sampled, log and str(log.absolute())
+        self._threads = os.environ.get("OMP_NUM_THREADS")
         folders = {  # an actor may be in another folder
             name: str(Path(arguments[name]).absolute())
             for name in ("pretrained", "tokenizer")
@@ -92,8 +95,9 @@ class RayCarrier:
         atexit.register(self.close)  # lm-eval closes no model, and an interruption may come too early for us to
         if self._ours:
             self._connect()
-        found = (int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"])
-        self.gpus = [gpus for gpus in found if gpus]
+        found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self.gpus = [int(node["GPU"]) for node in found if node.get("GPU", 0) >= 1]
+        self.cores = max(len(os.sched_getaffinity(0)), sum(int(node.get("CPU", 0)) for node in found))
         # No CPUs are asked for: an engine is counted by its GPUs, and where there are none by the user.
         self._actor: Any = ray.remote(EngineActor).options(
             num_cpus=0,
@@ -104,20 +108,34 @@ class RayCarrier:
         )
 
     def _connect(self) -> None:
-        """Start Ray on this machine, or connect to the cluster that RAY_ADDRESS names."""
+        """Start Ray on this machine, or connect to the cluster that RAY_ADDRESS names.
+
+        Raises:
+            ConfigError: RAY_TMPDIR is no folder for it.
+            EngineError: Ray does not start, or no cluster answers.
+        """
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what it will do one day
         }
         address = os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
-            # a short path, because sockets lie in it
-            self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
+            parent = os.environ.get("RAY_TMPDIR") or "/tmp"  # a short path, because sockets lie in it
+            try:
+                self._folder = tempfile.mkdtemp(prefix="mless-ray-", dir=parent)
+            except OSError as error:
+                self.close()
+                raise ConfigError(
+                    f"Ray's files cannot be made in {parent!r} ({error.strerror}). Expected RAY_TMPDIR to be a folder "
+                    "that can be written. Make it, or unset RAY_TMPDIR to use /tmp."
+                ) from None
             variables |= {
                 "RAY_TMPDIR": self._folder,
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the home folder
                 "RAY_worker_niceness": "0",  # Ray's 15 would give our graders the engine's cores
             }
+        else:
+            variables["RAY_gcs_server_port_wait_time_s"] = "1"  # one try of 40 seconds, where Ray makes twenty
         for name, value in variables.items():
             if name == "RAY_TMPDIR" or name not in os.environ:
                 self._before[name] = os.environ.get(name)
@@ -141,7 +159,7 @@ class RayCarrier:
         """Start an actor; return it, and the call that loads the model."""
         with self._explained():
             actor = self._actor.remote()
-            return actor, actor.load.remote(self._arguments, self._sampled, self._log)
+            return actor, actor.load.remote(self._arguments, self._sampled, self._log, self._threads)
 
     def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Any:
         """Send requests to an actor."""

@@ -25,6 +25,7 @@ from harness.experiment.fillers import (
     RandomTokens,
     RepeatedProblem,
     Sentence,
+    is_exact,
 )
 from harness.yaml_settings import Strict, explain
 
@@ -34,6 +35,8 @@ FILLERS = (*COUNTED, "text", "file", "count_to", "random_ids", "repeat_problem")
 """The keys that say what a condition's filler is; it has one of them at most."""
 _OTHERWISE = ("instruction", "cue", "answer_prefix")
 """What a condition without a filler can change."""
+MOST = 100_000
+"""More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
 
 
 class ConditionConfig(Strict):
@@ -50,7 +53,7 @@ class ConditionConfig(Strict):
         count_to: The numbers from 1 to this one.
         random_ids: So many tokens, drawn from the words of the model's vocabulary.
         repeat_problem: How often the problem stands in the prompt in all, instead of once.
-        fresh: Draw random ids anew for each sample of a problem, instead of once for the run.
+        fresh: Draw random ids anew for each sample of each problem, instead of once for the run.
         count: The tokens of a unit, token ids or a sentence. By default 55.
         separator: The text between two units. By default a blank, and nothing between blank units.
         placement: Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own `answer`.
@@ -67,11 +70,11 @@ class ConditionConfig(Strict):
     sentence: StrictInt | None = None
     text: str | None = None
     file: Path | None = None
-    count_to: StrictInt | None = Field(default=None, ge=1)
-    random_ids: StrictInt | None = None
-    repeat_problem: StrictInt | None = None
+    count_to: StrictInt | None = Field(default=None, ge=1, le=MOST)
+    random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST)
+    repeat_problem: StrictInt | None = Field(default=None, le=MOST)
     fresh: bool = False
-    count: StrictInt | None = None
+    count: StrictInt | None = Field(default=None, le=MOST)
     separator: str | None = None
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
@@ -87,6 +90,8 @@ class ConditionConfig(Strict):
         Raises:
             ConfigError: a value does not fit. The message names its key and what was expected.
         """
+        if halved := next((key for key, value in values.items() if isinstance(value, str) and not _is_text(value)), ""):
+            raise ConfigError(f"conditions: {halved}: expected Unicode text, got half a character: {values[halved]!r}.")
         try:
             given = cls.model_validate(dict(values))
         except ValidationError as error:
@@ -143,9 +148,19 @@ class ConditionConfig(Strict):
                 return RandomTokens(count=self.random_ids or 0, seed=self.seed, fresh=self.fresh)
             case "repeat_problem":
                 return RepeatedProblem(times=self.repeat_problem or 0)
-        blank = self.unit is not None and not self.unit.strip()
-        separator = ("" if blank else " ") if self.separator is None else self.separator
+        separator = _usual_separator(self.unit) if self.separator is None else self.separator
         return Filler(unit=self.unit, token_ids=self.token_ids, count=count, separator=separator)
+
+
+def _usual_separator(unit: str | None) -> str:
+    return "" if unit is not None and not unit.strip() else " "
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def _read_text(path: Path | None, where: str) -> str:
@@ -153,8 +168,9 @@ def _read_text(path: Path | None, where: str) -> str:
     assert path is not None
     try:
         return path.expanduser().read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # the last is said of ~NAME where nobody has that name
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        why = "there is no such home folder" if isinstance(error, RuntimeError) else why
         raise ConfigError(f"{where}: file {path} cannot be read: {why}. Expected a text file.") from None
 
 
@@ -195,7 +211,8 @@ def draw_sentences(values: Any) -> Any:
             raise ConfigError("conditions: expected `sentence` (one) or `sentences` (several), got both.")
         if not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
             raise ConfigError(f"conditions: sentences: expected 1 to {len(SENTENCES)}, got {count!r}.")
-        drawn = random.Random(rest.get("seed", DEFAULT_SEED)).sample(range(len(SENTENCES)), count)
+        seed = rest.get("seed", DEFAULT_SEED)  # if it is no number, each condition says so
+        drawn = random.Random(seed if isinstance(seed, int) else None).sample(range(len(SENTENCES)), count)
         for place, number in enumerate(drawn, start=1):
             expanded.append({**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1})
     return expanded
@@ -205,10 +222,10 @@ _SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "bl
 """Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
 
 
-def expand_sweep(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+def expand_sweep(sweep: Mapping[str, Any]) -> list[str | dict[str, Any]]:
     """A condition for each combination of the values that a sweep lists, named after them: `slash-25-end`.
 
-    A count of 0 is no condition: that is the baseline.
+    A count of 0 is the combination without its filler: the baseline, or a condition with the same words otherwise.
 
     Args:
         sweep: Keys of a condition, each with a value or a list of them. The first key varies slowest.
@@ -226,9 +243,17 @@ def expand_sweep(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
     lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
     if empty := next((key for key, values in lists.items() if not values), None):
         raise ConfigError(f"sweep: {empty} has no value: expected one or more. Add one, or remove the key.")
-    found = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
-    arms = [{"name": "-".join(map(_spell, one.values())), **one} for one in found if one.get("count") != 0]
-    names = [arm["name"] for arm in arms]
+    arms: list[str | dict[str, Any]] = []
+    for values in product(*lists.values()):
+        one = dict(zip(lists, values, strict=True))
+        without = type(one.get("count")) is int and one["count"] == 0
+        if without:
+            one = {key: one[key] for key in _OTHERWISE if one.get(key)}
+        name = "-".join(filter(None, (_spell(key, value) for key, value in one.items())))
+        arm = {"name": name, **one} if one else conditions.BASELINE
+        if not (without and arm in arms):
+            arms.append(arm)
+    names = [arm if isinstance(arm, str) else arm["name"] for arm in arms]
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(
             f"sweep: two conditions would be called {doubled!r}. Name one of them in `conditions` instead."
@@ -236,8 +261,10 @@ def expand_sweep(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
     return arms
 
 
-def _spell(value: Any) -> str:
-    """A value in letters, digits and hyphens."""
+def _spell(key: str, value: Any) -> str:
+    """A value in letters, digits and hyphens; a number with its key, unless that is the count."""
+    if isinstance(value, int) and key != "count":
+        return f"{key.replace('_', '-')}-{value}"
     spelt = [
         one if one.isascii() and one.isalnum() else f"-{_SPELT.get(one) or unicodedata.name(one, 'sign').lower()}-"
         for one in str(value)
@@ -246,18 +273,40 @@ def _spell(value: Any) -> str:
 
 
 def describe_factors(condition: Condition) -> dict[str, Any]:
-    """What a sweep can vary of a condition: its filler in a word or two, the number of its tokens, and its place."""
+    """What a sweep can vary of a condition: all of it but its name.
+
+    Returns:
+        `filler`: the repeated text, or the kind of filler, with what else makes it another one; None without one.
+        `filler_tokens`: how many it states, 0 without one, None if it states none. `placement`: None without one.
+        `words`: what else stands in the prompt; empty for the usual prompt.
+    """
     filler = condition.filler
-    kinds = {Sentence: "sentence", RandomTokens: "random tokens", OwnText: "own text", RepeatedProblem: "problem"}
     said: str | None = None
-    if isinstance(filler, Filler):
-        said = "token ids" if filler.unit is None else filler.unit
-    elif filler is not None:
-        said = kinds[type(filler)]
+    match filler:
+        case Filler(unit=None):
+            said = f"token ids {' '.join(map(str, filler.token_ids or ()))}"
+        case Filler():
+            said = filler.unit
+        case Sentence():
+            said = "sentence" if filler.number is None else f"sentence {filler.number + 1}"
+        case RandomTokens():
+            said = "fresh random tokens" if filler.fresh else "random tokens"
+        case OwnText():
+            said = "own text"
+        case RepeatedProblem():
+            said = "problem"
+    changed: dict[str, object] = {"label": condition.label} if condition.label else {}
+    if isinstance(filler, Filler) and filler.separator != _usual_separator(filler.unit):
+        changed["separator"] = filler.separator
+    if (isinstance(filler, RandomTokens) or condition.placement is Placement.RANDOM) and condition.seed != DEFAULT_SEED:
+        changed["seed"] = condition.seed
+    words = {"instruction": condition.edit and condition.edit.instruction}
+    words |= {key: getattr(condition, key) for key in ("cue", "answer_prefix")}
     return {
-        "filler": said,
-        "filler_tokens": filler.count if filler else 0,
+        "filler": said and said + "".join(f", {key} {value!r}" for key, value in changed.items()),
+        "filler_tokens": 0 if filler is None else filler.count if is_exact(filler) else None,
         "placement": str(condition.placement) if filler else None,
+        "words": ", ".join(f"{key} {value!r}" for key, value in words.items() if value),
     }
 
 

@@ -23,7 +23,16 @@ import yaml
 
 from harness import resources
 from harness.errors import ConfigError
-from harness.experiment.fillers import DEFAULT_SEED, LONGEST, SENTENCES, AnyFiller, Filler, RandomTokens, Sentence
+from harness.experiment.fillers import (
+    DEFAULT_SEED,
+    LONGEST,
+    SENTENCES,
+    AnyFiller,
+    Filler,
+    RandomTokens,
+    Sentence,
+    is_exact,
+)
 
 BASELINE = "wo"
 """The condition that all others are compared with."""
@@ -174,7 +183,7 @@ def other_fillers(number: int, like: Condition, own: Iterable[int] = ()) -> tupl
         like: The condition.
         own: Places in `SENTENCES` of those that the run's conditions have.
     """
-    count = like.filler.count if like.filler else None
+    count = like.filler.count if like.filler and is_exact(like.filler) else None
     if count is None:
         raise ConfigError(
             f"filler_null: other fillers have the length of {like.name!r}, and its tokens are not counted beforehand: "

@@ -256,8 +256,10 @@ class RunConfig(Strict):
         """The conditions of a sweep join the others."""
         if not isinstance(values, dict) or values.get("sweep") is None:
             return values
-        own = values.get("conditions", [BASELINE])
-        return {**values, "sweep": None, "conditions": [*own, *expand_sweep(values["sweep"])]}
+        own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
+        if isinstance(own, (list, tuple)):  # anything else is refused as it is
+            own = [*own, *(one for one in swept if one not in own)]
+        return {**values, "sweep": None, "conditions": own}
 
     @field_validator("contrasts")
     @classmethod

@@ -147,12 +147,12 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomTokens:
-    """A filler of tokens drawn at random from a model's vocabulary, each of them one word.
+    """A filler of words drawn at random from a model's vocabulary, each one token where it follows a blank.
 
     Attributes:
         count: Number of tokens that the filler must have.
         seed: Draws them.
-        fresh: Whether they are drawn anew for each sample of a problem.
+        fresh: Whether they are drawn anew for each sample of each problem.
 
     Raises:
         ConfigError: `count` is below 1.
@@ -166,18 +166,22 @@ class RandomTokens:
         _check_count(self.count)
 
     def text(
-        self, words: Sequence[str] = (), count_tokens: Callable[[str], int] = lambda text: len(text.split())
+        self,
+        words: Sequence[str] = (),
+        count_tokens: Callable[[str], int] = lambda text: len(text.split()),
+        key: str | None = None,
     ) -> str:
         """The filler as text.
 
         Args:
             words: The words that are one token each where they follow a blank.
             count_tokens: Counts a text's tokens as it will stand in the prompt; by default its words.
+            key: The problem, if each has a draw of its own.
 
         Raises:
             ConfigError: there are no such words, or none of many draws has the count.
         """
-        draw = random.Random(self.seed)
+        draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
         for _ in range(_DRAWS if words else 0):
             drawn = draw.choices(words, k=self.count)
             while drawn and (got := count_tokens(" ".join(drawn))) >= self.count:  # the first word follows no blank

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
 from harness.experiment.conditions import BASELINE, Condition, named_condition
-from harness.experiment.fillers import AnyFiller, Filler, is_exact
+from harness.experiment.fillers import AnyFiller, Filler, RandomTokens, is_exact
 from harness.experiment.prompt import SEPARATOR, Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
@@ -226,13 +226,14 @@ class PromptBuilder:
         return self._build_all(named_condition(BASELINE))
 
     def _build_all(self, condition: Condition) -> tuple[BuiltPrompt, ...]:
-        filler_text = fit_filler(condition, self._tokenizer)
+        anew = isinstance(condition.filler, RandomTokens) and condition.filler.fresh
+        filler_text = "" if anew else fit_filler(condition, self._tokenizer)
         prompts = []
         for problem_id, problem in self._problems.items():
             prompt = build_prompt(
                 problem,
                 condition,
-                filler_text=filler_text,
+                filler_text=fit_filler(condition, self._tokenizer, problem_id) if anew else filler_text,
                 layout=self._layout,
                 key=problem_id,
                 system_turn=self._system_turn,

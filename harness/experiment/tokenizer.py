@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +106,10 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ..
     return tuple(encoded["input_ids"]), [tuple(o) for o in encoded["offset_mapping"]]
 
 
-def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
+def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None) -> str:
     """The condition's filler as text: a sentence is cut to its exact count, and token ids are decoded.
+
+    Random tokens are drawn anew for each `key`, such as a problem's id, if one is given.
 
     Raises:
         ConfigError: the filler needs a tokenizer and none was given, or it has no such ids or no sentence so long.
@@ -124,7 +127,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
 
         if isinstance(filler, Sentence):
             return filler.text(count_tokens)
-        return filler.text(_words(tokenizer), count_tokens)
+        return filler.text(_words(tokenizer), count_tokens, key)
     if not isinstance(filler, Filler) or filler.token_ids is None:
         return filler.text()
     wanted, largest = filler.repeated_ids(), max(filler.token_ids)
@@ -143,6 +146,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
     return text
 
 
+@lru_cache(maxsize=1)
 def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The words of the vocabulary that are one token where they follow a blank, in the order of their ids."""
     tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])

@@ -71,7 +71,11 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
             "--confirm_run_unsafe_code, and for HF_ALLOW_CODE_EVAL=1 where the task needs it."
         )
     names = ",".join(f"{task}_{condition.name}" for condition in chosen)
-    told.append(f"lm_eval --include_path {folder} --tasks {names} --log_samples --output_path results ...")
+    told.append(
+        f"lm_eval --model vllm --model_args pretrained={resources.resolve_model(model or 'MODEL')} \\\n"
+        f"    --include_path {folder} --log_samples --output_path results \\\n"
+        f"    --tasks {names}"
+    )
     return [*map(str, paths), *told]
 
 
@@ -164,7 +168,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
     if not values:
         raise ConfigError(
             "--conditions: expected names or inline conditions, such as 'wo,mless' or 'wo, {name: dots, text: ...}', "
-            f"got {text!r}."
+            f"got {text[:60]!r}."
         )
     chosen = [as_condition(value) for value in draw_sentences(values)]
     names = [condition.name for condition in chosen]

@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "comparable": ["by_table", "join"],
         "sample_frame": ["load_run", "read_receipt"],
         "lm_eval_logs.sample_log": ["read_log"],
-        "parquet": ["export_parquet"],
+        "parquet": ["export_samples"],
         "prompt_source": ["Source", "read_source"],
     },
 )

@@ -125,7 +125,7 @@ def _disagreement(one: Run, other: Run) -> str | None:
 
 
 def _refusal(one: Run, other: Run, what: str, how: str, remedy: str) -> str:
-    return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or make two tables."
+    return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or give them to separate commands."
 
 
 def _other_versions(one: Run, other: Run, but: Sequence[str] = ()) -> str | None:

@@ -1,4 +1,7 @@
-"""A run as one Parquet file: one row per sample, every column described, the run's receipt in the file's metadata."""
+"""A run as one Parquet file: one row per sample, every column described, the run's receipt in the file's metadata.
+
+A file whose name ends in .csv becomes CSV, which has no place for descriptions and receipt.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.csv
 import pyarrow.parquet
 
 from harness.errors import ConfigError
@@ -22,7 +26,7 @@ RECEIPT_KEY = b"mless.receipt"
 _TYPES = {"category": pyarrow.dictionary(pyarrow.int8(), pyarrow.string(), ordered=True), "bool": pyarrow.bool_()}
 
 
-def export_parquet(run: Run, path: Path) -> int:
+def export_samples(run: Run, path: Path) -> int:
     """Write all samples of a run, replicates and rewordings included, and return how many there are.
 
     The columns are those of `records.COLUMNS`, each described by its field's metadata. The schema's metadata hold the
@@ -44,7 +48,10 @@ def export_parquet(run: Run, path: Path) -> int:
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     try:
         with write_atomic(path) as part:
-            pyarrow.parquet.write_table(table, part, compression="zstd")
+            if path.suffix.lower() == ".csv":
+                pyarrow.csv.write_csv(table, part)
+            else:
+                pyarrow.parquet.write_table(table, part, compression="zstd")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(f"{path} cannot be written: {why}. Choose another file.") from None
@@ -55,7 +62,7 @@ def read_receipt_of(path: Path) -> dict[str, Any]:
     """The receipt of the run that a Parquet file was made from.
 
     Raises:
-        ConfigError: the file is missing, is not Parquet, or was not written by `export_parquet`.
+        ConfigError: the file is missing, is not Parquet, or was not written by `export_samples`.
     """
     try:
         metadata = pyarrow.parquet.read_schema(path).metadata or {}

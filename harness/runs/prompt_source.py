@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
+from harness.experiment.condition_schema import as_condition
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset
@@ -36,6 +37,8 @@ class Source:
         layout: `raw`, `chat` or `as_published`.
         conditions: In the order in which tables show them.
         problems: In the source's order.
+        filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
+            Of logs also those that begin the answer without a filler: nothing there tells the two apart.
         metric: What the verdicts were read from; None where there are none.
         fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
 
@@ -49,6 +52,7 @@ class Source:
     layout: str
     conditions: tuple[str, ...]
     problems: tuple[Problem, ...]
+    filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,6 +112,9 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         )
     plain = {one.problem_id: one for one in asked if one.condition == baseline}
     facts = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
+    stated = run.receipt.get("config", {}).get("conditions", ())  # lm-eval's logs do not say what a condition is
+    unfilled = [condition.name for condition in map(as_condition, stated) if condition.filler is None]
+    problems = _problems(_with_segments(one, plain, baseline) for one in asked)
     logs = {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}
     return Source(
         name=run.name,
@@ -115,7 +122,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         model=run.model,
         layout=chosen,
         conditions=tuple(conditions),
-        problems=_problems(_with_segments(one, plain, baseline) for one in asked),
+        problems=problems,
+        filled_answers=_find_filled_answers(problems, baseline, unfilled),
         metric=run.metric,
         fingerprint={"logs": logs} if run.is_logs else facts,
     )
@@ -154,13 +162,16 @@ def build_source(
         for built in build_checked_prompts(dataset, conditions, chosen, model, instruction=instruction)
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
     ]
+    problems = _problems(prompts)
+    unfilled = [condition.name for condition in conditions if condition.filler is None]
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",
         model=tokenizer.name_or_path or None,
         layout=str(chosen),
         conditions=tuple(condition.name for condition in conditions),
-        problems=_problems(prompts),
+        problems=problems,
+        filled_answers=_find_filled_answers(problems, BASELINE, unfilled),
         fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )
 
@@ -221,3 +232,26 @@ def _problems(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:
         first = next(iter(by_condition.values()))
         problems.append(Problem(id=problem_id, subject=first.subject, level=first.level, prompts=by_condition))
     return tuple(problems)
+
+
+def _find_filled_answers(problems: Iterable[Problem], baseline: str, unfilled: Collection[str]) -> tuple[str, ...]:
+    """Conditions whose prompts go on after the baseline's last words, and whose filler is in none of their segments.
+
+    `unfilled` are known to have no filler, such as those that only begin the answer.
+    """
+    found: dict[str, None] = {}
+    for problem in problems:
+        for name, prompt in problem.prompts.items():
+            if name in (*unfilled, baseline, *found) or any(segment.role == "filler" for segment in prompt.segments):
+                continue
+            plain = _last_words(problem.prompts[baseline]) if baseline in problem.prompts else ""
+            words = _last_words(prompt)
+            if words != plain and words.startswith(plain):
+                found[name] = None
+    return tuple(found)
+
+
+def _last_words(prompt: RunPrompt) -> str:
+    """What the model got after the question: the end of a template, and the answer's beginning."""
+    role, text = prompt.parts[-1]
+    return text if role == "template" else ""

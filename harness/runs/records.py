@@ -338,9 +338,14 @@ _KINDS = {int: "int32", bool: "bool"}
 COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
-    "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),
+    "filler": (
+        "string",
+        "what is inserted: the repeated text, or the kind of filler, with its label or another separator; missing "
+        "without one",
+    ),
     "filler_tokens": ("int32", "how many tokens the condition says that it has; missing where it does not say"),
     "placement": ("string", "where it stands; missing without one"),
+    "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
     **_columns(ProblemDocument, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
     **_columns(ProblemDocument, "subject", "level"),

@@ -115,7 +115,7 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
 
 def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Filler, number of its tokens and placement of a run's conditions, by name; of yardsticks nothing is known."""
+    """What a sweep can vary of a run's conditions, by name (`describe_factors`); of yardsticks nothing is known."""
     conditions = map(as_condition, config["conditions"])
     return {condition.name: describe_factors(condition) for condition in conditions}
 
@@ -172,7 +172,7 @@ def read_frame(
     }
     if texts:
         factors = read_factors(receipt["config"])
-        for name in ("filler", "filler_tokens", "placement"):
+        for name in ("filler", "filler_tokens", "placement", "words"):
             said = [factors.get(row["condition"], {}).get(name) for row in prompts]
             columns[name] = pandas.array(said, dtype="Int32" if name == "filler_tokens" else "str")[place]
         columns["prompt_sha256"] = np.array([row["prompt_sha256"] for row in prompts], dtype=object)[place]

@@ -196,6 +196,7 @@ def test_bad_references_are_refused(tmp_path):
         (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: expected a number"),
         (whole.replace("source:", "source: ]"), "is not valid YAML"),
         ("[" * 100_000, "is not valid YAML"),
+        (whole.replace("source:", "source: 2024-13-45 #"), "is no valid timestamp"),
     ):
         path = tmp_path / "r.yaml"
         path.write_text(change)

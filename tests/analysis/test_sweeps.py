@@ -62,12 +62,12 @@ def test_in_simulation_it_errs_and_covers_as_promised():
 
 def test_the_table_has_a_row_for_each_filler_and_place():
     factors = {
-        "wo": {"filler": None, "filler_tokens": 0, "placement": None},
-        "own": {"filler": "own text", "filler_tokens": None, "placement": "between"},
-        **{f"s{n}": {"filler": "/", "filler_tokens": n, "placement": "end"} for n in (40, 10, 25)},
-        **{f"h{n}": {"filler": "he", "filler_tokens": n, "placement": "end"} for n in (10, 25)},
+        "wo": {"filler": None, "filler_tokens": 0, "placement": None, "words": ""},
+        "own": {"filler": "own text", "filler_tokens": None, "placement": "between", "words": ""},
+        **{f"s{n}": {"filler": "/", "filler_tokens": n, "placement": "end", "words": ""} for n in (40, 10, 25)},
+        **{f"h{n}": {"filler": "he", "filler_tokens": n, "placement": "end", "words": ""} for n in (10, 25)},
     }
-    assert list(group_lengths(factors)[("/", "end")].items()) == [(10, "s10"), (25, "s25"), (40, "s40")]
+    assert list(group_lengths(factors)[("/", "end", "")].items()) == [(0, "wo"), (10, "s10"), (25, "s25"), (40, "s40")]
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame(
         {
@@ -95,3 +95,6 @@ def test_the_table_has_a_row_for_each_filler_and_place():
     documented = (ROOT / "docs/tables.md").read_text().partition("`sweeps`, one row")[2].partition("\n`mediators`")[0]
     assert [name for name in COLUMNS if f"`{name}`" not in documented] == []
     assert sweep_table([], factors, baseline="wo", seed=1).empty
+    assert sweep_table(count_outcomes(frame), factors, baseline="s40", seed=1).empty, (
+        "the baseline is no length of its own"
+    )

@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
-from harness.errors import PromptMismatchError, RunError
+from attention_probe.settings import ProbeSettings
+from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.experiment.condition_schema import as_condition
 from harness.experiment.conditions import Condition, Placement, named_condition, named_conditions
 from harness.experiment.fillers import Filler
 from harness.experiment.problems import Dataset, load_demo, load_math500
@@ -19,13 +21,14 @@ from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import SEPARATOR as GAP
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode, hash_token_ids
-from harness.runs.prompt_source import build_source, read_source
+from harness.runs.prompt_source import build_source, read_source, source_of
+from harness.runs.run import Run
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.example_runs import GREEDY_RUN
 
 PLACES = [place for place in Placement if place is not Placement.ANSWER]
-"""Of a filler in the model's own answer the probe sees the text alone, which belongs to no part of the question."""
+"""A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
 
 WO = Condition(name="wo")
 PLACED = {
@@ -312,3 +315,41 @@ def test_no_token_is_common_where_nothing_is(demo_tokenizer):
     tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", "mless"])
     none = replace(tokenized["wo"], original_pos=np.full(len(tokenized["wo"]), ABSENT, np.int32))
     assert not any(mask.any() for mask in common_tokens({"wo": none, "mless": tokenized["mless"]}).values())
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
+    filled, begun = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
+    asked = [
+        "wo",
+        {"name": "at-once", **begun},
+        {"name": "dots", **filled, **begun, "placement": "answer"},
+        {"name": "bare", **filled, "placement": "answer"},
+        {"name": "last", **filled, **begun, "placement": "end"},
+    ]
+    few, conditions = replace(load_demo(), problems=load_demo().problems[:2]), [*map(as_condition, asked)]
+    built = build_source(few, conditions, demo_tokenizer, layout)
+    prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
+    facts = {"yardsticks": {}, "source": "run"}
+    run = Run(
+        name="RUN",
+        facts=facts,
+        model="demo",
+        receipt={"config": {"conditions": asked}},
+        read_frame=pytest.fail,
+        read_texts=pytest.fail,
+        read_prompts=lambda: prompts,
+    )
+    logs = source_of(replace(run, facts=facts | {"source": "lm-eval"}, receipt=facts))
+    assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")
+    assert logs.filled_answers == ("at-once", "dots", "bare"), "logs do not say which of them have a filler"
+    for chosen in ((), ("last", "dots")):
+        with pytest.raises(ConfigError) as caught:
+            ProbeSettings(conditions=chosen).fitted(source_of(run))
+        assert str(caught.value) == (
+            "The prompts of 'dots' begin the model's answer, and RUN does not record where in it a filler stands: the "
+            "probe would take it for the template's. Leave it out: --conditions at-once,last."
+        )
+    kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
+    tokenized = tokenize(built.problems[0], demo_tokenizer, conditions=kept)
+    assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]

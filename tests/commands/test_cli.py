@@ -285,6 +285,41 @@ def test_bad_input_is_one_line_and_exit_code_2(config, changes, arguments, messa
     refused(here(capsys, monkeypatch, "run", config(**changes), *arguments), message)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("2024-13-45", "line 2, column 7: '2024-13-45' is no valid timestamp; text can stand in quotes"),
+        ("9" * 5000, f"line 2, column 7: '{'9' * 40}' is no valid int; text can stand in quotes"),
+        ("0x" + "f" * 5000, f"line 2, column 7: '0x{'f' * 38}' is no valid int; text can stand in quotes"),
+        ("!!bool maybe", "line 2, column 7: 'maybe' is no valid bool; text can stand in quotes"),
+        ("[" * 3000, "it is nested too deep"),
+        ("a\x07", "line 2: the character U+0007 is not allowed"),
+    ],
+    ids=lambda one: one[:12],
+)
+def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkeypatch, name, why):
+    (tmp_path / "t.yaml").write_text(f"seed: 1\nname: {name}\n")
+    done = here(capsys, monkeypatch, "run", str(tmp_path / "t.yaml"), "--dry-run")
+    refused(done, f"t.yaml is not valid YAML: {why}. Mend it there.")
+
+
+@pytest.mark.parametrize("text", ["2024-13-45", "9" * 5000, "[" * 3000], ids=lambda one: one[:12])
+def test_an_override_that_has_no_value_in_yaml_is_text(config, capsys, monkeypatch, text):
+    done = here(capsys, monkeypatch, "run", config(), "--dry-run", "--set", f"samples_per_problem={text}")
+    refused(done, "samples_per_problem: expected ")
+    assert len(done.stderr) < 400
+
+
+def test_a_file_that_is_no_run_is_not_called_damaged(config, capsys, monkeypatch):
+    path = config()
+    for run in (path, f"wo={path}"):
+        done = here(capsys, monkeypatch, "table", run)
+        refused(
+            done, f"{path} is no run: expected a run folder or lm-eval's sample logs (.jsonl), got a .yaml file. Name"
+        )
+        assert "damaged" not in done.stderr
+
+
 def test_the_command_itself_refuses_in_one_line(mless, config):
     refused(mless("run", config(colour=1)), "unknown key 'colour'. Expected one of: layouts, ")
 

@@ -512,7 +512,10 @@ BAD = [
         {"dataset": {"name": "demo", "problems": 500, "sha256": "0" * 64}},
         r"another dataset .* expected 09e2316ab347..., got 000000000000...",
     ),
-    ({"model": {"name": "x"}}, r"the same model's label, but other weights, than .* Leave one out, or make two tables"),
+    (
+        {"model": {"name": "x"}},
+        r"the same model's label, but other weights, than .* out, or give them to separate commands",
+    ),
     ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
 ]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
-from harness.engines import engine_pool
-from harness.engines.engine_pool import EnginePool, check_engines
+from harness.engines import engine_pool, ray_carrier
+from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.vllm import Finished
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError
 from harness.experiment.requests import Request
@@ -223,6 +226,26 @@ def test_three_starts_without_a_sample_end_the_run_with_their_cause():
         EnginePool(carrier, 2, 1e9).facts()
 
 
+def test_three_failed_starts_end_the_run_though_another_engine_loads_for_ever(capsys, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(engine_pool.time, "monotonic", lambda: next(clock))
+    bad = {number: ModelError(f"no memory {number}") for number in range(3)}
+    carrier = FakeCarrier(load={**bad, 3: None, 4: None, 5: None})
+    with pytest.raises(ModelError, match="no memory 2"):
+        generate(carrier, 10, 4)
+    assert all(engine.killed for engine in carrier.engines)
+    told = capsys.readouterr().err
+    assert "go on without it" not in told and "an engine is lost; others still load. no memory 2" in told
+    assert next(clock) > engine_pool.LOAD_SECONDS, "they have their time, for their GPU may be the good one"
+
+
+def test_an_engine_that_still_loads_is_not_said_to_go_on(capsys):
+    bad = {number: ModelError("no memory") for number in (1, 2, 3)}
+    carrier = FakeCarrier(sequences=2, at_once=1, load={**bad, 4: None, 5: None})
+    assert sorted(generate(carrier, 40, 4)) == list(range(40))
+    assert "an engine is lost; 1 go on without it" in capsys.readouterr().err
+
+
 def test_where_one_gpu_is_bad_the_other_engine_makes_everything(capsys):
     bad = {number: ModelError("no memory on GPU 1") for number in range(1, 9)}
     carrier = FakeCarrier(sequences=2, at_once=1, load=bad)
@@ -269,15 +292,15 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     assert carrier.exchanges == []
 
 
-@pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5", "²"])
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "", "1.5", "²", "10000", "9" * 5000])
 def test_a_number_of_engines_that_is_none_is_refused(asked):
-    with pytest.raises(ConfigError, match=r"--engines is .*Expected auto, for as many engines as GPUs allow, or a"):
+    with pytest.raises(ConfigError, match=r"--engines is .{0,42}\. Expected auto, .*, or a number from 1 to 9999\."):
         check_engines(asked, {})
     with pytest.raises(ConfigError, match="data_parallel_size is "):
         check_engines(None, {"data_parallel_size": asked})
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "nonsense", "host:99999999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "127.0.0.1:99999"])
 def test_a_cluster_that_does_not_answer_is_named_before_anything_is_done(address, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, and nobody listens
@@ -287,15 +310,101 @@ def test_a_cluster_that_does_not_answer_is_named_before_anything_is_done(address
         assert check_engines("1", {}) == 1
 
 
+@pytest.mark.parametrize(
+    "address", ["nonsense", "ray://host:10001", "host:", ":6379", "host:six", "host:" + "9" * 5000]
+)
+def test_an_address_that_is_none_is_told_what_one_looks_like(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '.*'\. Expected HOST:PORT of .*, without ray://; unset it"):
+        check_engines("2", {})
+
+
 def test_the_command_is_asked_first_and_then_the_arguments(monkeypatch):
     assert check_engines(None, {}) == 1
     assert check_engines(None, {"data_parallel_size": 4}) == 4
     assert check_engines("2", {"data_parallel_size": 4}) == 2
     assert check_engines("auto", {}) == "auto"
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(ConfigError, match=f"{name} is 'two'. Expected a number of GPUs from 1"):
-            check_engines("2", {name: "two"})
+        for text in ("two", "9" * 5000):
+            with pytest.raises(ConfigError, match=f"{name} is '{text[:3]}.*. Expected a number of GPUs from 1 to 9999"):
+                check_engines("2", {name: text})
     monkeypatch.setattr(engine_pool.importlib.util, "find_spec", lambda name: None)
     assert check_engines("1", {"data_parallel_size": 4}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`, or run one engine"):
         check_engines("2", {})
+
+
+def test_without_gpus_the_cores_bound_the_engines(monkeypatch):
+    carrier = FakeCarrier()
+    carrier.gpus, carrier.cores = [], 3
+    monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
+    open_engines({}, 12, sampled=False)
+    open_engines({}, "auto", sampled=False)
+    assert not carrier.closed
+    with pytest.raises(ConfigError, match=r"engines is 13, with no GPUs and 3 CPU cores\. Expected at most 12\."):
+        open_engines({}, 13, sampled=False)
+    assert carrier.closed
+    carrier.cores = 1
+    open_engines({}, 8, sampled=False)
+
+
+@pytest.fixture
+def fake_ray(monkeypatch):
+    """What `RayCarrier` needs of Ray until it connects; its connection fails as Ray's does."""
+    ray = SimpleNamespace(is_initialized=lambda: False, shutdown=lambda: None, seen={})
+
+    def init(**options):
+        ray.seen = {**os.environ}
+        raise RuntimeError("Failed to connect\nto it")
+
+    ray.init = init
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_gcs_server_port_wait_time_s"):
+        monkeypatch.delenv(name, raising=False)
+    return ray
+
+
+def test_a_folder_for_ray_that_is_not_there_is_one_line(fake_ray, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"in '.*none' \(No such file or directory\)\. Expected RAY_TMPDIR to be a"):
+        ray_carrier.RayCarrier({}, sampled=False)
+    assert not fake_ray.seen and os.environ["RAY_TMPDIR"] == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("address", ["host:6379", "local"])
+def test_ray_tries_a_cluster_once(address, fake_ray, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(EngineError, match=r"cannot be used: Failed to connect to it\."):
+        ray_carrier.RayCarrier({}, sampled=False)
+    assert fake_ray.seen.get("RAY_gcs_server_port_wait_time_s") == ("1" if address != "local" else None)
+    assert "RAY_gcs_server_port_wait_time_s" not in os.environ
+
+
+@pytest.mark.parametrize("threads", ["4", None])
+def test_an_engine_has_the_number_of_threads_of_the_run_and_not_that_of_ray(threads, monkeypatch):
+    seen = []
+    engine = SimpleNamespace(facts=lambda: seen.append(os.environ.get("OMP_NUM_THREADS")) or {})
+    monkeypatch.setattr(ray_carrier, "VLLMEngine", lambda *_, **__: engine)
+    monkeypatch.setattr(ray_carrier.os, "dup2", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray's
+    ray_carrier.EngineActor().load({}, False, None, threads)
+    assert seen == [threads]
+
+
+@pytest.mark.parametrize("threads", ["4", None])
+def test_the_carrier_sends_the_number_of_threads_that_the_run_began_with(threads, fake_ray, monkeypatch):
+    sent = []
+    load = SimpleNamespace(remote=lambda *arguments: sent.append(arguments[-1]))
+    actor = SimpleNamespace(remote=lambda: SimpleNamespace(load=load))
+    fake_ray.is_initialized = lambda: True
+    fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 500.0}}, {"Alive": False, "Resources": {"GPU": 1.0}}]
+    fake_ray.remote = lambda _: SimpleNamespace(options=lambda **_: actor)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    else:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    carrier = ray_carrier.RayCarrier({}, sampled=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # a library's, later
+    carrier.start()
+    carrier.close()
+    assert sent == [threads] and carrier.gpus == [] and carrier.cores == 500

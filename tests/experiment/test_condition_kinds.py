@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.analysis.sweeps import group_lengths
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.run import execute
-from harness.experiment.condition_schema import as_condition, to_yaml
+from harness.experiment.condition_schema import as_condition, describe_factors, to_yaml
 from harness.experiment.config import RunConfig, load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import load_demo
@@ -109,6 +110,10 @@ def test_what_a_config_says_comes_back(tmp_path):
         ({"count_to": 0}, "condition 'x': count_to: expected 1 or more, got 0."),
         ({"repeat_problem": 1}, "repeat_problem: expected 2 times or more in all, got 1."),
         ({"text": ""}, "A filler's `text` is empty"),
+        ({"text": "\ud800"}, "text: expected Unicode text, got half a character: '\\ud800'."),
+        ({"random_ids": -3}, "random_ids: expected 1 or more, got -3."),
+        ({"unit": "/", "count": 10**9}, "count: expected 100000 or less, got 1000000000."),
+        ({"file": "~nobody-at-all/x"}, "cannot be read: there is no such home folder."),
         ({"file": "none.txt"}, "condition 'x': file none.txt cannot be read: No such file or directory."),
     ],
     ids=str,
@@ -218,6 +223,15 @@ def test_a_sample_has_the_draw_of_its_number():
     assert replace(one, filler=replace(one.filler, fresh=False)).for_samples(2) == []
 
 
+def test_a_fresh_draw_is_each_problems_own_too(demo_tokenizer):
+    builder = PromptBuilder({"a": "What is $2+2$?", "b": "What is $2+2$?"}, Layout.RAW, demo_tokenizer)
+    for fresh in (True, False):
+        built = builder.build(condition({"random_ids": 9, "fresh": fresh}))
+        one, other = (prompt.text for prompt in built.prompts)
+        assert (one != other) is fresh and not built.violations
+        assert [prompt.filler_tokens for prompt in built.prompts] == [9, 9]
+
+
 def test_a_sweep_is_a_condition_for_each_combination(config):
     sweep = {"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]}
     loaded = load_config(Path(config(sweep=sweep)))
@@ -230,6 +244,49 @@ def test_a_sweep_is_a_condition_for_each_combination(config):
     assert len(loaded.tested) == 8
     alone = {"name": "t", "model": {"arguments": {"pretrained": "demo"}}, "sweep": {"unit": "/", "count": [10]}}
     assert [one.name for one in RunConfig.model_validate(alone).conditions] == ["wo", "slash-10"]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "names"),
+    [
+        ({"unit": "/", "count": [0, 5]}, "mless wo slash-5"),
+        ({"unit": ["/", "he"], "count": [0, 5], "cue": "A"}, "mless A slash-5-A he-5-A"),
+        ({"unit": "/", "count": [0, 5], "cue": ["", "A"]}, "mless wo A slash-5 slash-5-A"),
+        ({"count_to": [10, 20]}, "mless count-to-10 count-to-20"),
+        ({"sentence": [1, 2], "count": 9}, "mless sentence-1-9 sentence-2-9"),
+    ],
+    ids=str,
+)
+def test_a_count_of_0_leaves_the_filler_out_and_no_more(config, sweep, names):
+    """The words around it stay, for else their effect would look like the filler's."""
+    loaded = load_config(Path(config(sweep=sweep, conditions=["mless"])))
+    assert [one.name for one in loaded.conditions] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("sweep", "lines"),
+    [
+        ({"unit": "/", "label": ["", "F:"]}, ["/", "/, label 'F:'"]),
+        ({"unit": "/", "separator": [" ", ""]}, ["/", "/, separator ''"]),
+        ({"sentence": [1, 2]}, ["sentence 1", "sentence 2"]),
+        ({"token_ids": [[13], [14, 15]]}, ["token ids 13", "token ids 14 15"]),
+        ({"unit": "/", "cue": ["", "A:"]}, ["/", "/"]),
+    ],
+    ids=str,
+)
+def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(config, sweep, lines):
+    loaded = load_config(Path(config(sweep={**sweep, "count": [0, 5, 9]})))
+    groups = group_lengths({one.name: describe_factors(one) for one in loaded.conditions})
+    assert [filler for filler, _, _ in groups] == lines
+    assert sorted(name for of in groups.values() for name in of.values() if name != "wo") == sorted(
+        one.name for one in loaded.conditions if one.name != "wo"
+    )
+    assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
+
+
+def test_a_filler_that_states_no_tokens_has_no_length():
+    for values in ({"unit": "\n", "count": 9}, {"count_to": 9}, {"repeat_problem": 2}, {"text": "a"}):
+        assert describe_factors(condition(values))["filler_tokens"] is None
 
 
 @pytest.mark.parametrize(
@@ -261,26 +318,22 @@ def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_
 
     model = {"backend": "dummy", "arguments": {"pretrained": "demo"}}
     swept = config(
-        sweep={"unit": ["/", "\n"], "count": [2, 5, 9], "placement": ["between"]}, model=model, prompt_null=2
+        sweep={"unit": ["/", "he"], "count": [2, 5, 9], "placement": ["between"]}, model=model, prompt_null=2
     )
     folder = execute(make_plan(load_config(Path(swept)), limit=3), output=tmp_path / "run", quiet=True)
     frame = read_run(folder).read_texts()
     found = frame[["condition", "filler", "filler_tokens", "placement"]].drop_duplicates().set_index("condition")
-    assert found.loc["break-5-between"].tolist() == ["\n", 5, "between"]
+    assert found.loc["he-5-between"].tolist() == ["he", 5, "between"]
     assert found.loc["wo", "filler_tokens"] == 0 and found.loc["wo", ["filler", "placement"]].isna().all()
     assert found.loc["edit-01"].isna().all()
     files = make_plots([str(folder)], tmp_path / "figures", kinds=["dose"])
     assert [file.name for file in files] == ["dose.png", "dose.svg", "dose.pdf", "dose.csv"]
     drawn = (tmp_path / "figures/dose.svg").read_text()
     page = make_table([str(folder)])
-    assert (
-        "Lengths of a filler" in page
-        and "<U+000A>" in page
-        and "the mean over 2, 5, 9 tokens" in " ".join(page.split())
-    )
+    assert "Lengths of a filler" in page and "the mean over 2, 5, 9 tokens" in " ".join(page.split())
     (row, _) = json.loads(make_table([str(folder)], form="json"))["sweeps"]
     assert (row["filler"], row["lengths"], row["n"], row["shape"]) == ("/", "2 5 9", 3, "none")
-    assert "Tokens of filler" in drawn and "U+000A" in drawn and "rewordings" in drawn
+    assert "Tokens of filler" in drawn and "rewordings" in drawn
     other = execute(make_plan(load_config(Path(config(model=model))), limit=3), output=tmp_path / "other", quiet=True)
     with pytest.raises(ComparisonError, match="there is nothing to compare with wo"):
         make_plots([str(other)], tmp_path / "figures", kinds=["dose"])

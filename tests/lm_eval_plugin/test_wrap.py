@@ -65,7 +65,9 @@ def test_the_files_hold_the_filler_and_need_nothing_of_ours(tmp_path):
     told = write_wrapped(tmp_path / "new", "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}')
     files = sorted((tmp_path / "new").iterdir())
     assert told[: len(files)] == [str(path) for path in files]
-    assert told[-1].startswith(f"lm_eval --include_path {tmp_path / 'new'} --tasks gsm8k_wo,gsm8k_dots ")
+    first, second, third = told[-1].split(" \\\n    ")  # as a shell reads it, in 80 columns
+    assert (first, third) == ("lm_eval --model vllm --model_args pretrained=MODEL", "--tasks gsm8k_wo,gsm8k_dots")
+    assert second == f"--include_path {tmp_path / 'new'} --log_samples --output_path results"
     assert settings(tmp_path / "new" / "gsm8k_wo.yaml")["filler"] == ""
     assert settings(tmp_path / "new" / "gsm8k_dots.yaml")["filler"] == f"Filler:{SEPARATOR}. . .{SEPARATOR}"
     for path in files:
@@ -137,6 +139,9 @@ def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
         ("gsm8k", "wo,mless,wo", "'wo' is named twice"),
         ("gsm8k", "", "expected names or inline conditions"),
         ("gsm8k", "{name: dots", "expected names or inline conditions"),
+        ("gsm8k", "2024-13-45", "expected names or inline conditions, .*, got '2024-13-45'"),
+        ("gsm8k", "9" * 5000, "expected names or inline conditions, .*, got '9{60}'"),
+        ("gsm8k", "[" * 3000, "expected names or inline conditions"),
         ("gsm8k", "{name: a, unit: '.', unit: '/'}", "the key 'unit' stands there a second time"),
         ("gsm8k", "{name: cot, unit: '.'}", "gsm8k_cot is lm-eval's own task. Give the condition 'cot' another name"),
         ("gsm8k", "{name: twice, repeat_problem: 2}", "it repeats the problem"),

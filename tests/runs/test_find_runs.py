@@ -137,7 +137,7 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
     with pytest.raises(ComparisonError, match=r"is given twice: expected every run once"):
         make_leaderboard_page([str(results), str(results / "demo")])
-    with pytest.raises(ComparisonError, match=r"other sampling, .* Leave one out, or make two tables"):
+    with pytest.raises(ComparisonError, match=r"other sampling, .* Leave one out, or give them to separate commands"):
         make_table([str(results / "demo"), str(results / "sampled")])
 
 

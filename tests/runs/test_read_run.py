@@ -340,7 +340,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
             ComparisonError, match=f"second has the same model's label, but other settings, .*{message}"
         ):
             join([ours, second(**change)])
-    with pytest.raises(ComparisonError, match=r"other sampling, .*\. Leave one out, or make two tables"):
+    with pytest.raises(ComparisonError, match=r"other sampling, .*\. Leave one out, or give them to separate commands"):
         add_stop(path.parent)
         join([ours, second()])
     shutil.copy(GREEDY_RUN / "journal.jsonl", path.parent)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from harness.analysis.sweeps import group_lengths
 from harness.choices import Width
 from harness.display.figures import style
+from harness.display.figures.style import without_yardsticks
 from harness.display.visible import name_character, visible
 from harness.display.words import LEVEL, PASSED
 
@@ -19,23 +20,18 @@ _OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
 """Fillers that have the look of a condition of the study, where they stand at one place only."""
 
 
-def has_doses(factors: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a filler stands at one place in two lengths or more, so that there is something to draw."""
-    return any(len(lengths) > 1 for lengths in group_lengths(factors).values())
-
-
 def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]], *, width: Width = "page") -> Figure:
-    """A panel for each model and layout, a line for each filler and placement that was run in several lengths.
+    """A panel for each model and layout, a line for conditions that differ in the length of their filler alone.
 
     Behind the lines: how far harmless rewordings lie from the baseline, and how far its second run does (A/A).
 
     Args:
         table: As of `harness.analysis.compare`, with the yardsticks.
-        factors: Filler, number of tokens and placement of each condition, as of `sample_frame.read_factors`.
+        factors: Of each condition, as of `sample_frame.read_factors`.
         width: `page` is 7 inches, `column` 3.3.
     """
-    doses = {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths) > 1}
-    places = {place for _, place in doses}
+    doses = {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
+    places = {key[1:] for key in doses}
     named = {key: _OFTEN.get(key[0], key[0]) if len(places) == 1 else " ".join(key) for key in doses}
     looks = style.looks(named.values())
     panels = style.split_settings(table)
@@ -51,13 +47,14 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
         for panel, (name, rows) in zip(axes, panels.items(), strict=True):
             panel.set_title(name)
             _draw_behind(panel, rows)
-            found = {row["condition"]: row for row in style.compared(rows).to_dict("records")}
+            arms = without_yardsticks(rows).fillna({"difference": 0.0})  # that of the baseline
+            found = {row["condition"]: row for row in arms.to_dict("records")}
             widest = max(count for lengths in doses.values() for count in lengths)
-            for number, ((filler, place), lengths) in enumerate(doses.items()):
+            for number, (key, lengths) in enumerate(doses.items()):
                 shift = 0.012 * widest * (number - (len(doses) - 1) / 2)
-                legend = f"{_spell(filler)}, {place}" if len(places) > 1 else _spell(filler)
+                legend = ", ".join(_spell(part) for part in (key if len(places) > 1 else key[:1]) if part)
                 there = {count: found[arm] for count, arm in lengths.items() if arm in found}
-                _draw_line(panel, there, shift, looks[named[filler, place]], legend, style.FONT[width])
+                _draw_line(panel, there, shift, looks[named[key]], legend, style.FONT[width])
             panel.set_xlabel("Tokens of filler")
             panel.tick_params(labelbottom=True)
             style.tidy(panel, grid="y")
@@ -86,15 +83,13 @@ def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
 def _draw_line(
     panel: Axes, rows: Mapping[int, Mapping[Any, Any]], shift: float, look: style.Look, name: str, size: float
 ) -> None:
-    where = [count + shift for count in rows]
-    panel.plot(
-        [0, *where],
-        [0, *(row["difference"] for row in rows.values())],
-        color=look.colour,
-        linestyle=look.dashes,
-        linewidth=1,
-    )
-    for place, row in zip(where, rows.values(), strict=True):
+    places = {count: count + shift if count else 0 for count in rows}
+    drawn = [row["difference"] for row in rows.values()]
+    panel.plot(list(places.values()), drawn, color=look.colour, linestyle=look.dashes, linewidth=1)
+    for count, row in rows.items():
+        if row["verdict"] == "baseline":
+            continue
+        place = places[count]
         panel.plot([place, place], [row["low"], row["high"]], color=look.colour, linewidth=0.9)
         panel.plot(
             place,

@@ -240,6 +240,11 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 line = parse(raw)
             except (ValueError, RecursionError):
+                if path.suffix != ".jsonl":
+                    raise RunError(
+                        f"{path} is no run: expected a run folder or lm-eval's sample logs (.jsonl), got "
+                        f"{f'a {path.suffix}' if path.suffix else 'another'} file. Name the run."
+                    ) from None
                 raise RunError(f"{where}: damaged, expected one JSON object. {_RESTORE}") from None
             if not isinstance(line, dict) or not {"doc_id", "doc", "arguments"} <= line.keys():
                 raise RunError(
