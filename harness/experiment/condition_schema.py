@@ -79,7 +79,7 @@ class ConditionConfig(Strict):
     placement: Placement = Placement.BETWEEN
     seed: int = DEFAULT_SEED
     label: str = ""
-    instruction: str | None = None
+    instruction: str | None = Field(default=None, min_length=1)
     cue: str = ""
     answer_prefix: str = ""
 
@@ -158,9 +158,10 @@ def _usual_separator(unit: str | None) -> str:
 
 def _is_text(value: str) -> bool:
     try:
-        return bool(value.encode() or True)
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _read_text(path: Path | None, where: str) -> str:
@@ -247,11 +248,11 @@ def expand_sweep(sweep: Mapping[str, Any]) -> list[str | dict[str, Any]]:
     for values in product(*lists.values()):
         one = dict(zip(lists, values, strict=True))
         without = type(one.get("count")) is int and one["count"] == 0
-        if without:
+        if without or all(value in ("", None) for value in one.values()):
             one = {key: one[key] for key in _OTHERWISE if one.get(key)}
         name = "-".join(filter(None, (_spell(key, value) for key, value in one.items())))
         arm = {"name": name, **one} if one else conditions.BASELINE
-        if not (without and arm in arms):
+        if arm not in arms or not without:
             arms.append(arm)
     names = [arm if isinstance(arm, str) else arm["name"] for arm in arms]
     if doubled := next((name for name in names if names.count(name) > 1), None):
