@@ -105,7 +105,7 @@ def make_leaderboard(
     from harness.analysis.pooled import pool
     from harness.analysis.sample_counts import count_outcomes
     from harness.analysis.side_tables import audit_table, mediator_table
-    from harness.analysis.sweeps import is_swept, sweep_table
+    from harness.analysis.sweeps import find_sweeps, sweep_table
 
     frame = join(runs)
     if by:
@@ -116,7 +116,7 @@ def make_leaderboard(
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     study = None if primary is None else _study(runs)
     factors = join_factors(runs)
-    swept = not by and is_swept(factors)
+    swept = not by and bool(find_sweeps(factors))
     models = frame["model"].nunique()
     counted = count_outcomes(frame) if swept or (models > 1 and not by) else []
     pooled = pool(

@@ -126,9 +126,9 @@ def group_lengths(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, s
     }
 
 
-def is_swept(factors: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether some conditions differ in the length of their filler alone."""
-    return any(len(lengths.keys() - {0}) > 1 for lengths in group_lengths(factors).values())
+def find_sweeps(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, str]]:
+    """The groups of `group_lengths` that have two lengths or more."""
+    return {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
 
 
 def trend(changes: npt.ArrayLike) -> tuple[str, float]:

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
+from harness.options import RunName
+
 
 def export(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
-        ),
-    ],
+    run: RunName,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file: CSV if its name ends in .csv, else Parquet.")
     ] = Path("samples.parquet"),
@@ -24,4 +21,4 @@ def export(
     from harness.runs.parquet import export_samples
     from harness.runs.read_run import read_run
 
-    typer.echo(f"{export_samples(read_run(locate_one(runs)), output):,} samples  {output}")
+    typer.echo(f"{export_samples(read_run(locate_one(run)), output):,} samples  {output}")

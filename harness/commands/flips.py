@@ -20,6 +20,7 @@ from harness.options import (
     Level,
     Metric,
     RightBy,
+    RunName,
     Subject,
 )
 
@@ -40,12 +41,7 @@ SHOWN = 1200
 
 
 def flips(
-    run: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
-        ),
-    ],
+    run: RunName,
     baseline: Baseline = "wo",
     condition: Condition = "mless",
     direction: Annotated[Choice, typer.Option(help="Outcome to show; `changed`: either direction.")] = "changed",

@@ -11,7 +11,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, join_factors, make_leaderboard
-from harness.analysis.sweeps import is_swept
+from harness.analysis.sweeps import find_sweeps
 from harness.choices import Kind, Width
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
@@ -70,8 +70,8 @@ def make_plots(
     }
     files = []
     factors = join_factors(read)
-    chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or is_swept(factors))))
-    if "dose" in chosen and not is_swept(factors):
+    chosen = dict.fromkeys(map(Kind, kinds or (kind for kind in Kind if kind != "dose" or find_sweeps(factors))))
+    if "dose" in chosen and not find_sweeps(factors):
         raise ComparisonError(
             f"{' '.join(runs)}: there is no sweep to draw: expected a filler in two lengths or more, in a run of ours. "
             "Run one with `sweep: {unit: ['/'], count: [10, 25, 40]}`."

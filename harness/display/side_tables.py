@@ -71,7 +71,8 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
 
 def _lengths(rows: Sequence[Row]) -> str:
     """The lengths of all rows, or of each filler if they differ."""
-    listed = {f"{row['filler']} {row['placement']}": str(row["lengths"]).replace(" ", ", ") for row in rows}
+    named = {" ".join(filter(None, (row[name] for name in ("filler", "placement", "words")))): row for row in rows}
+    listed = {name: str(row["lengths"]).replace(" ", ", ") for name, row in named.items()}
     one, *others = dict.fromkeys(listed.values())
     return "; ".join(f"{lengths} ({filler})" for filler, lengths in listed.items()) if others else one
 

@@ -9,10 +9,9 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.analysis.sweeps import group_lengths
+from harness.analysis.sweeps import find_sweeps
 from harness.choices import Width
 from harness.display.figures import style
-from harness.display.figures.style import without_yardsticks
 from harness.display.visible import name_character, visible
 from harness.display.words import LEVEL, PASSED
 
@@ -30,7 +29,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
         factors: Of each condition, as of `sample_frame.read_factors`.
         width: `page` is 7 inches, `column` 3.3.
     """
-    doses = {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
+    doses = find_sweeps(factors)
     places = {key[1:] for key in doses}
     named = {key: _OFTEN.get(key[0], key[0]) if len(places) == 1 else " ".join(key) for key in doses}
     looks = style.looks(named.values())
@@ -47,7 +46,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
         for panel, (name, rows) in zip(axes, panels.items(), strict=True):
             panel.set_title(name)
             _draw_behind(panel, rows)
-            arms = without_yardsticks(rows).fillna({"difference": 0.0})  # that of the baseline
+            arms = style.without_yardsticks(rows).fillna({"difference": 0.0})  # that of the baseline
             found = {row["condition"]: row for row in arms.to_dict("records")}
             widest = max(count for lengths in doses.values() for count in lengths)
             for number, (key, lengths) in enumerate(doses.items()):
