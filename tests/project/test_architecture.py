@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "errors faces resources choices options yaml_settings experiment engines grading runs analysis lm_eval_plugin "
+        "constants errors faces resources choices options yaml_settings experiment engines grading runs analysis lm_eval_plugin "
         "display execution check_installation verification commands cli"
     ).split(),
     "attention_probe": (
