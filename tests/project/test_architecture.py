@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors faces resources choices options yaml_settings experiment engines grading runs analysis lm_eval_plugin "
-        "display execution check_installation verification commands cli"
+        "constants errors faces resources choices options yaml_settings experiment engines grading runs analysis "
+        "lm_eval_plugin display execution check_installation verification commands cli"
     ).split(),
     "attention_probe": (
         "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
