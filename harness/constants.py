@@ -1,6 +1,7 @@
 """Values that the study or a method fixes, each with its reason.
 
-What a user may set is a `Field` of the schema instead. Nothing is imported here, so that every stage and the probe can import this file.
+What a user may set is a `Field` of the schema instead. Nothing is imported here, so that every stage and the probe can
+import this file.
 """
 
 from __future__ import annotations
