@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-oldest bench calibrate controls size lint lock demo-model wheel clean
+.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock demo-model wheel clean
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is results/demo-2
 # where results/demo holds a run with other settings.
@@ -50,14 +50,20 @@ example-anew:
 THREE = -n 3 --no-loadscope-reorder
 
 test: .venv/installed
-	.venv/bin/python -m pytest $(THREE) -m "not slow and not gpu"
+	.venv/bin/python -m pytest $(THREE) -m "not slow"
 
 test-long: .venv/installed
-	.venv/bin/python -m pytest $(THREE) -m "not gpu"
+	.venv/bin/python -m pytest $(THREE)
+
+# What is claimed of engines, on a GPU: with the Python of an environment into which '.[gpu,dev,ray]' is installed.
+GPU_PYTHON ?= python
+test-gpu:
+	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
+		then $(GPU_PYTHON) -m pytest -m gpu; else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.
 test-oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -m "engine and not slow and not gpu"
+	.venv-oldest/bin/python -m pytest -m "engine and not slow"
 
 # Benchmarks, each in a fresh process, into benchmarks/RESULTS.md. One of them: make bench BENCH=journal; a short
 # check of all, which leaves RESULTS.md alone: make bench BENCH=--small

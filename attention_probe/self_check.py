@@ -1,17 +1,10 @@
-"""Whether the probe's numbers can be believed: the same prompts computed in other ways.
-
-`mless probe` checks one prompt each time (`self_check`). `mless verify` compares several prompts with eager attention
-and keeps both sides: it runs `python -m attention_probe.self_check RUN OUT N LAYERS DEVICE [MODEL]` (`write_both`).
-"""
+"""Whether the probe's numbers can be believed: one prompt of each probe computed in other ways."""
 
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +16,9 @@ from attention_probe.measure.decomposition import inserted_tokens
 from attention_probe.model.capture import capture, takes_positions
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.model.reduce_attention import Capture
-from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
+from attention_probe.prompts.token_roles import TokenizedPrompt
 from attention_probe.settings import ProbeSettings
-from harness.analysis.flips import Criterion
-from harness.analysis.selection import select, selected_problems
 from harness.errors import ModelError
-from harness.runs.prompt_source import read_source
 
 CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
@@ -183,43 +173,3 @@ def largest_difference(one: Capture, other: Capture) -> float:
             )
         errors.append((first - second).masked_fill(undefined, 0).abs().max())
     return float(torch.stack(errors).max())
-
-
-def write_both(run: Path, path: Path, *, n: int, layers: tuple[int, ...], device: str, model: str | None) -> None:
-    """Run `n` drawn problems of a run, under its last condition, by our capture and by eager attention; keep both.
-
-    The NPZ file holds `ID/ours` and `ID/eager` [layer, head, key] of each problem: average attention weights, float32,
-    NaN where there is no later query. `seconds` [ours, eager] is the time of all forward passes together.
-
-    Raises:
-        HarnessError: the run or the model cannot be read, or the model gives no attention, or none but eager.
-    """
-    source = read_source(run)
-    settings = ProbeSettings(model=model, layers=layers, device=device).fitted(source)
-    tokenizer, condition = settings.load_tokenizer(), settings.conditions[-1]
-    loaded = settings.load_model()
-    arrays: dict[str, Any] = {}
-    seconds = np.zeros(2)
-    for problem in selected_problems(select(source, Criterion(n=n)), source):
-        prompt = tokenize(problem, tokenizer, conditions=settings.conditions)[condition]
-        token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))[None]
-        for side, name in enumerate(("ours", "eager")):
-            started = time.perf_counter()
-            found = capture(loaded, token_ids, eager=name == "eager")
-            if name == "ours" and found.eager:
-                raise ModelError(
-                    f"{loaded.name} has eager attention only, so there is nothing to compare with: expected a model "
-                    "whose attention our capture computes. Take another model."
-                )
-            # on a GPU this also waits for the pass to end
-            means = [found[layer].column_mean[0, 0].float().cpu().numpy() for layer in layers]
-            seconds[side] += time.perf_counter() - started
-            arrays[f"{problem.id}/{name}"] = np.stack(means)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, seconds=seconds, **arrays)
-
-
-if __name__ == "__main__":
-    run, out, count, layer_count, where, *name = sys.argv[1:]
-    layers = tuple(range(int(layer_count)))
-    write_both(Path(run), Path(out), n=int(count), layers=layers, device=where, model=name[0] if name else None)

@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.runs import ROOT, work_folder, write_json
-from harness.verification.processes import say
+from benchmarks.runs import ROOT, say, work_folder, write_json
 
 MINUTES = {"grading": 1, "journal": 1, "tables": 3, "probe": 24, "stock": 9, "engine": 13, "engines": 12}
 """In their order, with about how long each takes on two cores."""

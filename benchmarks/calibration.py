@@ -29,12 +29,11 @@ from scipy.special import ndtri
 from benchmarks import calibration_page, report
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
 from benchmarks.pooled_calibration import section, simulate_study, studies
-from benchmarks.runs import ROOT
+from benchmarks.runs import ROOT, say
 from harness.analysis.intervals import difference_bounds, score_statistic
 from harness.analysis.paired_tests import paired_test
 from harness.analysis.power import minimal_detectable_effect
 from harness.analysis.verdicts import equivalence_p, holm
-from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta", "skewed", "shared seeds", "blocks"]

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.runs import ROOT
+from benchmarks.runs import ROOT, say
 from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.side_tables import TESTED
 from harness.execution.regrade import regrade
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.read_run import read_run
 from harness.runs.stored_files import unpack_files
-from harness.verification.processes import say
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row, section
-from benchmarks.runs import (
-    CONFIG,
-    base_overrides,
-    mless_run,
-    repeated_problems,
-    work_folder,
-    write_json,
-)
-from harness.verification.processes import run_side, say
+from benchmarks.runs import CONFIG, base_overrides, repeated_problems, run_mless, run_raw, say, work_folder, write_json
 
 TARGET_CPU = 0.90
 LEAST_SECONDS = 60
@@ -83,8 +75,8 @@ def _one(side: str, overrides: Sequence[str], folder: Path, name: str) -> dict[s
     """One run of one side in a fresh process."""
     log = folder / f"{name}.log"
     if side != "raw":
-        return mless_run([*overrides, f"audit={json.dumps(side == 'audited')}"], folder / name, log)
-    return run_side("raw", CONFIG, folder / f"{name}.json", log, overrides)
+        return run_mless([*overrides, f"audit={json.dumps(side == 'audited')}"], folder / name, log)
+    return run_raw(CONFIG, folder / f"{name}.json", log, overrides)
 
 
 def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: int) -> Figures:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, row, section
-from benchmarks.runs import base_overrides, mless_run, repeated_problems, work_folder, write_json
-from harness.verification.comparisons import RAY_SHARE
-from harness.verification.processes import say
+from benchmarks.runs import base_overrides, repeated_problems, run_mless, say, work_folder, write_json
 
+RAY_SHARE = 0.9
+"""Least share of the tokens/s of an engine in the run's own process that one engine in a Ray actor has."""
 SIDES = {"own": "in the run's process", "ray": "in a Ray actor"}
 
 
@@ -50,7 +50,7 @@ def measure(*, pairs: int, copies: int, small: bool) -> Figures:
             say(f"engines: pair {number} of {pairs}, {SIDES[side]}")
             engines = ["model.arguments.data_parallel_size=auto"] if side == "ray" else []
             name = f"{side}-{number}"
-            done[side] = mless_run([*common, *engines], folder / name, folder / f"{name}.log")
+            done[side] = run_mless([*common, *engines], folder / name, folder / f"{name}.log")
         rounds.append(done)
     ratios = [one["ray"]["tokens_per_second"] / one["own"]["tokens_per_second"] for one in rounds]
     ratio = statistics.median(ratios)

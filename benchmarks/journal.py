@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 
 from benchmarks.report import Figures, row, section
-from benchmarks.runs import CONDITIONS, CONFIG, base_overrides, work_folder, write_json
+from benchmarks.runs import CONDITIONS, CONFIG, base_overrides, run_logged, say, work_folder, write_json
 from harness.experiment.sample_key import sample_key
-from harness.verification.processes import run_logged, say
 
 SIZES = (1_000, 10_000, 100_000)
 SMALL_SIZES = (100, 1_000, 5_000)

@@ -27,9 +27,8 @@ import yaml
 
 from benchmarks.attention import peak_memory
 from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import ROOT, work_folder, write_json
+from benchmarks.runs import ROOT, run_logged, say, work_folder, write_json
 from harness.experiment.problems import PATH_VARIABLE
-from harness.verification.processes import run_logged, say
 
 SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-1.5b.yaml"
 COMMAND_SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-7b.yaml"

@@ -1,21 +1,37 @@
-"""What the benchmarks share: the demo config, the bundled set repeated, and where figures go."""
+"""What the benchmarks share: commands in processes of their own, the demo config, the bundled set repeated, figures.
+
+python -m benchmarks.runs OUT CONFIG [KEY=VALUE ...]     one `vllm.LLM.generate` call over a run's requests
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness.errors import EngineError
+from harness.experiment.config import load_config
+from harness.experiment.plan import Plan, make_plan
 from harness.experiment.problems import load_demo
-from harness.verification.processes import run_mless
+from harness.experiment.requests import make_requests
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "runs" / "demo.yaml"
 CONDITIONS = ("wo", "mless", "mful")
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # for every process of every side
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+LOG_BYTES = 2000
+"""How much of a failed command's log is shown."""
+STOP_SECONDS = 20
+"""A command that is told to end may take this long; then it is killed."""
 
 
 def work_folder(small: bool) -> Path:
@@ -25,9 +41,16 @@ def work_folder(small: bool) -> Path:
     return folder
 
 
-def mless_run(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
-    """`mless run` on the demo config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command."""
-    return run_mless(CONFIG, output, log, overrides, limit)
+def run_mless(overrides: Sequence[str], output: Path, log: Path, *, limit: int | None = None) -> dict[str, Any]:
+    """`mless run` on the demo config in a fresh process; the receipt's `timing`, and `wall_seconds` of the command.
+
+    Raises:
+        EngineError: it failed.
+    """
+    command = [sys.executable, "-m", "harness.cli", "run", str(CONFIG), "--quiet", "--output", str(output)]
+    command += [part for override in overrides for part in ("--set", override)]
+    wall = run_logged(command + (["--limit", str(limit)] if limit else []), log)
+    return {**read_json(output / "run.json")["timing"], "wall_seconds": round(wall, 2)}
 
 
 def base_overrides() -> list[str]:
@@ -55,3 +78,98 @@ def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def say(text: str) -> None:
+    """Print what is going on, with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def run_logged(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> float:
+    """Run a command to its end; its output goes into a log file.
+
+    Returns:
+        Wall seconds.
+
+    Raises:
+        EngineError: the command failed; the message has the end of its log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **QUIET, **(environment or {})},
+            start_new_session=True,
+        )
+        try:
+            failed = process.wait()
+        finally:  # whatever stops us: an engine must not stay behind
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+    if failed:
+        end = log.read_text(encoding="utf-8", errors="replace")[-LOG_BYTES:].strip()
+        raise EngineError(f"`{' '.join(command[1:5])} ...` failed with exit code {failed}. {log} ends: {end}")
+    return time.monotonic() - started
+
+
+def run_raw(config: Path, written: Path, log: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """One `vllm.LLM.generate` call over a run's requests, in a fresh process; what it wrote, and its `wall_seconds`.
+
+    Raises:
+        EngineError: it failed.
+    """
+    wall = run_logged([sys.executable, "-m", "benchmarks.runs", str(written), str(config), *overrides], log)
+    return {**read_json(written), "wall_seconds": round(wall, 2)}
+
+
+def _generate_raw(plan: Plan) -> dict[str, Any]:
+    """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
+    from vllm import LLM, TokensPrompt
+
+    from harness.engines.vllm import device_type, sampling_parameters
+    from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu
+
+    sampling = plan.config.resolve_sampling(None)
+    requests = list(make_requests(plan, sampling))
+    given = engine_arguments(plan.config.model_arguments())
+    if device_type() == "cpu":
+        fit_to_cpu(given, sampled=not sampling.greedy)
+    llm = LLM(**given)
+    prompts = [TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests]
+    parameters = [sampling_parameters(request) for request in requests]
+    started = time.monotonic()
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
+    seconds = time.monotonic() - started
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    scheduler = llm.llm_engine.vllm_config.scheduler_config
+    return {
+        "samples": len(outputs),
+        "tokens": tokens,
+        "prompt_tokens": sum(len(request.prompt_token_ids or ()) for request in requests),
+        "generation_seconds": round(seconds, 2),
+        "tokens_per_second": round(tokens / seconds, 1),
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+    }
+
+
+def main() -> None:
+    """Measure raw vLLM, as the top of this file says."""
+    written, config, *overrides = sys.argv[1:]
+    write_json(Path(written), _generate_raw(make_plan(load_config(Path(config), overrides))))
+
+
+if __name__ == "__main__":
+    main()

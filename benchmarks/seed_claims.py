@@ -29,11 +29,10 @@ from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
-from benchmarks.runs import work_folder
+from benchmarks.runs import say, work_folder
 from harness.choices import Definition
 from harness.errors import DataError, HarnessError
 from harness.runs import receipts
-from harness.verification.processes import say
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")

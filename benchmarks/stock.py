@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import CONDITIONS, base_overrides, mless_run, work_folder, write_json
+from benchmarks.runs import CONDITIONS, base_overrides, read_json, run_logged, run_mless, say, work_folder, write_json
 from harness import resources
-from harness.verification.processes import read_json, run_logged, say
 
 TARGET_GENERATION = 12
 TARGET_WALL = 6
@@ -121,7 +120,7 @@ def measure(*, small: bool = False) -> Figures:
     folder.mkdir()
     limit = SMALL_LIMIT if small else None
     say("stock: one mless run of three conditions")
-    ours = mless_run(base_overrides(), folder / "mless", folder / "mless.log", limit=limit)
+    ours = run_mless(base_overrides(), folder / "mless", folder / "mless.log", limit=limit)
     say(f"stock: {ours['generation_seconds']} s of generation, {ours['wall_seconds']} s in all")
     calls = {}
     for name, conditions in {BEST: CONDITIONS, **{condition: (condition,) for condition in CONDITIONS}}.items():

@@ -18,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.runs import ROOT
+from benchmarks.runs import ROOT, say
 from harness.analysis.paired_tests import paired_test
 from harness.analysis.sweeps import best_arm, split_in_halves, trend
 from harness.analysis.verdicts import holm
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
-from harness.verification.processes import say
 
 Floats = npt.NDArray[np.float64]
 PROBLEMS, DISCORDANCE, ALPHA, SEED = 500, 0.1, 0.05, 20_264

@@ -41,7 +41,6 @@ GROUPS = {
     "Use lm-eval, check the installation": {
         "tasks": 'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
         "doctor": "mless doctor --model Qwen/Qwen2.5-Math-7B",
-        "verify": "mless verify --model demo --limit 20",
     },
 }
 """The commands in groups, as `--help` lists them, with an example each. Each is the function of that name in a module

@@ -38,14 +38,14 @@ class Speed:
 def find_speed(config: RunConfig) -> Speed | None:
     """The speed of the longest earlier run of the same model, backend and dtype in the config's output folder.
 
-    Runs of `mless verify` count too. Short runs are slower, because they pay for ramp-up and tail.
+    Short runs are slower, because they pay for ramp-up and tail.
     """
     return max(_speeds(config), key=lambda speed: speed.tokens, default=None)
 
 
 def _speeds(config: RunConfig) -> Iterator[Speed]:
     """The speed of each run of the same model. Files that are no receipts are skipped."""
-    for path in (*config.output.glob(f"*/{RECEIPT}"), *config.output.glob(f"verify*/*/run/{RECEIPT}")):
+    for path in config.output.glob(f"*/{RECEIPT}"):
         try:
             receipt = json.loads(path.read_text(encoding="utf-8"))
             model, timing = receipt["config"]["model"], receipt["timing"]

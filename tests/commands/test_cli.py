@@ -409,8 +409,6 @@ def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch,
         ),
         (("merge", str(GREEDY_RUN), str(GREEDY_RUN), "-o", "file"), "file is a file: expected a folder, or none yet."),
         (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be used: Not a directory. Choose another path."),
-        (("verify", "-o", "file"), "file is a file: expected a folder, or none yet."),
-        (("verify", "--model", "/nowhere"), "Model folder /nowhere does not exist."),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.conftest import ENGINE_FLAGS, PATIENCE
 
@@ -100,6 +101,7 @@ def gone(processes):
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our_run, tmp_path):
     folder = tmp_path / "run"
@@ -117,6 +119,7 @@ def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our
     finished(folder, our_run[0], sessions=2, left=total - first)
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 def test_its_engine_killed_and_finished_it_has_the_same_verdicts(our_run, tmp_path):
     folder = tmp_path / "run"
@@ -257,6 +260,8 @@ def actors(run):
     return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our_run, tmp_path):
     folder, before = tmp_path / "run", ray_leaves()
     launcher = {"VLLM_DP_SIZE": "2", "VLLM_DP_RANK": "0"}  # an engine that obeyed it would wait for the other rank
@@ -273,7 +278,9 @@ def test_one_of_two_engines_killed_the_run_goes_on_and_has_the_same_verdicts(our
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
     assert session["engine"]["engines"] == 2
     work = json.loads((folder / "run.json").read_text())["timing"]["engines"]
-    assert sum(one["samples"] for one in work) == samples(folder) and work[0]["device_names"] == ["cpu"]
+    assert sum(one["samples"] for one in work) == samples(folder) and (
+        torch.cuda.is_available() or work[0]["device_names"] == ["cpu"]
+    )
     assert gone(family), "neither Ray nor an engine outlives the run"
     assert ray_leaves() == before
 
@@ -292,7 +299,9 @@ def test_every_engine_process_of_two_killed_the_run_goes_on_with_new_ones(our_ru
     assert verdicts(folder) == verdicts(our_run[0])
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp_path):
     folder = tmp_path / "run"
     total = samples(our_run[0])
@@ -309,6 +318,24 @@ def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp
     finished(folder, our_run[0], sessions=2, left=total - first)
     sessions = json.loads((folder / "run.json").read_text())["sessions"]
     assert [session["engine"]["engines"] for session in sessions] == [2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="tensor parallel 2 needs two GPUs")
+def test_a_model_shared_by_two_gpus_has_the_same_verdicts_and_dies_with_its_run(our_run, tmp_path):
+    folder, total = tmp_path / "run", samples(our_run[0])
+    shared = ("--set", "model.arguments.tensor_parallel_size=2")
+    run = start(folder, options=shared)
+    wait_for(run, folder, 1)
+    family = descendants(run)
+    run.kill()
+    run.communicate(timeout=PATIENCE)
+    assert 0 < samples(folder) < total and gone(family)
+    again = start(folder, options=shared)
+    _, told = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, told
+    assert verdicts(folder) == verdicts(our_run[0])
 
 
 @pytest.mark.slow

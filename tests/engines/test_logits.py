@@ -1,4 +1,9 @@
-"""The engine computes what Hugging Face computes in float32: on a CPU here, on a GPU with the marker `gpu`."""
+"""The engine computes what Hugging Face computes in float32, on a CPU and on a GPU.
+
+First-token log-probabilities of 20 prompts, side by side. tf32 keeps 10 of float32's 23 bits of a factor, and nothing
+else shows that it was used. On the bundled model vLLM on a CPU is 1.2e-5 away from Hugging Face at most, 3.8e-6 in the
+mean; attention whose factors are rounded to tf32 is 4.4e-3 and 7.8e-4 away. The limits lie between the two.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,12 @@ from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import fit_filler
-from harness.verification.logit_check import LARGEST, MEAN, TOP, LogitCheck, read_logprobs
 
 DEMO = str(resources.demo_model())
+TOP = 20
+"""Tokens compared for each prompt: the engine's most likely ones. 20 is vLLM's own limit."""
+LARGEST, MEAN = 1e-3, 1e-4
+"""Under these differences, in nats, both compute in float32."""
 ARGUMENTS = {"pretrained": DEMO, "dtype": "float32", "max_model_len": 1024, "enforce_eager": True}
 
 
@@ -36,40 +44,32 @@ def prompts(demo_tokenizer):
 
 @pytest.fixture(scope="module")
 def checked(prompts):
-    """The prompts through the real engine, and what it ran on."""
+    """The real engine's facts, and its differences [prompt, token] from Hugging Face with the same first tokens."""
+    reference = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, attn_implementation="eager").eval()
+    differences, first = [], []
     with warnings.catch_warnings(action="ignore"):  # those of vLLM and torch are not ours
         engine = VLLMEngine(ARGUMENTS, sampled=False)
         try:
-            return engine.facts(), LogitCheck.of(read_logprobs(engine, DEMO, prompts))
+            for prompt in prompts:
+                found = engine.first_logprobs(prompt, TOP)
+                with torch.inference_mode():
+                    expected = reference(torch.tensor([list(prompt)])).logits[0, -1].double().log_softmax(dim=-1)
+                differences.append([abs(value - float(expected[token])) for token, value in found.items()])
+                first.append(max(found, key=found.get) == int(expected.argmax()))
+            return engine.facts(), torch.tensor(differences), all(first)
         finally:
             engine.close()
 
 
-@pytest.mark.slow
-@pytest.mark.engine
-def test_on_a_cpu_logits_agree_with_hugging_face(checked):
-    facts, check = checked
-    if facts["device"] != "cpu":
-        pytest.skip("the engine runs on a GPU here; the test with the marker gpu looks at that")
-    assert (check.prompts, check.same_first) == (20, 20)
-    assert check.largest < 1e-4 and check.mean < 1e-5
-    assert facts["dtype"] == "float32" and facts["attention_backends"] == ["CPU_ATTN"]
-
-
 @pytest.mark.gpu
-@pytest.mark.engine
-def test_on_a_gpu_float32_is_float32(checked):
-    facts, check = checked
-    assert facts["device"] == "cuda" and facts["triton_f32_default"] == "ieee"
-    assert (check.prompts, check.same_first) == (20, 20)
-    assert check.largest < LARGEST and check.mean < MEAN
-
-
 @pytest.mark.slow
 @pytest.mark.engine
-def test_the_engine_says_what_it_runs_on(checked):
-    facts, _ = checked
-    known = ("device", "device_names", "model_runner", "dtype", "max_num_seqs", "max_num_batched_tokens", "block_size")
+def test_first_token_log_probabilities_agree_with_hugging_face(checked):
+    facts, differences, same_first = checked
+    assert differences.shape == (20, TOP) and same_first and facts["dtype"] == "float32"
+    largest, mean = (1e-4, 1e-5) if facts["device"] == "cpu" else (LARGEST, MEAN)
+    assert differences.max() < largest and differences.mean() < mean
+    known = ("device", "device_names", "model_runner", "max_num_seqs", "max_num_batched_tokens", "block_size")
     assert all(facts[name] for name in (*known, "compute_capability", "attention_backends", "multiprocessing"))
     assert facts["max_model_len"] == 1024 and facts["triton_f32_default"] == "ieee"
 

@@ -20,7 +20,7 @@ HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
         "constants errors faces resources choices options yaml_settings experiment engines grading runs analysis "
-        "lm_eval_plugin display execution check_installation verification commands cli"
+        "lm_eval_plugin display execution check_installation commands cli"
     ).split(),
     "attention_probe": (
         "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
