@@ -35,7 +35,6 @@ example: .venv/installed $(EXAMPLE)/run.json
 	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/drawn.traces --traces $(EXAMPLE)/flipped.traces \
 		-o $(EXAMPLE)/report.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb
-	.venv/bin/mless pack $(EXAMPLE)
 
 $(EXAMPLE)/run.json: | .venv/installed
 	.venv/bin/mless run configs/runs/example.yaml --limit 200 --output $(@D)

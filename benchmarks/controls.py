@@ -28,7 +28,7 @@ from harness.analysis.side_tables import TESTED
 from harness.execution.regrade import regrade
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.read_run import read_run
-from harness.runs.stored_files import unpack_files
+from harness.runs.stored_files import expand
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
@@ -110,7 +110,7 @@ CONTROLS = (
 def plant(control: Control, folder: Path) -> int:
     """Copy the run into a folder, change it and grade it again; returns how many samples were changed."""
     shutil.copytree(RUN, folder, ignore=shutil.ignore_patterns("samples_*", "results_*", "accuracy.*"))
-    unpack_files(folder)
+    expand(folder)
     golds = {row["doc"]["id"]: row["doc"]["answer"] for row in read_prompts(folder)}
     verdicts = {key: score.verdict for key, score in read_scores(folder).items()}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,6 @@ from harness.errors import HarnessError, RunInterrupted
 GROUPS = {
     "Run": {
         "run": "mless run --model Qwen/Qwen2.5-Math-7B",
-        "merge": "mless merge results/mine-shard-*-of-4 -o results/mine",
         "regrade": "mless regrade results/mine",
         "fetch": "mless fetch configs/runs/qwen2.5-math-7b-published.yaml",
     },
@@ -29,8 +28,6 @@ GROUPS = {
         "flips": "mless flips results/example --baseline wo --condition mless",
         "plot": "mless plot results/example --kind forest -o figures",
         "report": "mless report results/example -o report.html",
-        "export": "mless export results/example -o samples.parquet",
-        "pack": "mless pack results/mine",
     },
     "Look into the model": {
         "probe": "mless probe results/example --flip changed --controls -o flipped.traces",

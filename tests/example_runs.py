@@ -24,7 +24,7 @@ from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.records import SESSION, Sample
 from harness.runs.run import Run
-from harness.runs.stored_files import hash_stored, unpack_files
+from harness.runs.stored_files import expand, hash_stored
 
 
 def passing_folder() -> Path:
@@ -38,7 +38,7 @@ def _unpacked(folder: Path) -> Path:
     """A copy of a committed run that tests may read as plain JSON lines."""
     copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
-    unpack_files(copy)
+    expand(copy)
     return copy
 
 
@@ -96,7 +96,9 @@ def write_run(
             text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)
             opened.journal.append(sample)
-    return execute(plan, output=folder, quiet=True)
+    execute(plan, output=folder, quiet=True)
+    expand(folder)  # for tests that read and change its lines
+    return folder
 
 
 def add_stop(run: Path) -> None:

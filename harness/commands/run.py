@@ -26,7 +26,6 @@ def run(
         str | None,
         typer.Option(metavar="auto|N", help="Run N engines, or one on each GPU that there is; default: one."),
     ] = None,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run only part I of N; see `mless merge`.")] = None,
     fork: Annotated[
         bool,
         typer.Option("--fork", help="If the folder holds a run with other settings, start a new folder beside it."),
@@ -42,7 +41,7 @@ def run(
     from harness.errors import ConfigError
     from harness.execution.run import describe_folder, execute
     from harness.experiment.config import config_of_model, load_config
-    from harness.experiment.plan import Shard, make_plan
+    from harness.experiment.plan import make_plan
     from harness.runs.folder import refuse_foreign
 
     if (config is None) == (model is None):
@@ -52,12 +51,9 @@ def run(
     wanted = check_backend(settings, engines)
     if dry_run and settings.model.backend == "vllm":
         check_unusual(engine_arguments(settings.model_arguments()))
-    part = Shard.parse(shard) if shard else None
     folder = output or settings.folder
-    if output is None and part is not None:
-        folder = folder.with_name(f"{folder.name}-shard-{part.index}-of-{part.count}")
     refuse_foreign(folder)  # before the plan is built, which takes seconds
-    plan = make_plan(settings, limit=limit, shard=part)
+    plan = make_plan(settings, limit=limit)
     about = [describe_plan(plan), *([] if wanted == 1 else [f"engines   {wanted}, in Ray actors"])]
     if dry_run:
         said = describe_folder(plan, output=folder, fork=fork)

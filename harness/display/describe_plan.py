@@ -31,7 +31,6 @@ def describe_plan(plan: Plan) -> str:
     """The plan as text: requests, what they can show, prompt lengths, tokens, time."""
     config, problems = plan.config, len(plan.whole.problems[: plan.limit])
     beyond = plan.limit is not None and plan.limit > problems
-    part = f", shard {plan.shard}" if plan.shard else ""
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
     extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
@@ -39,7 +38,7 @@ def describe_plan(plan: Plan) -> str:
     lines = [
         f"model     {config.model.display_name} through {config.model.backend}",
         *(f"template  {name}: {json.dumps(value)}" for name, value in switches.items()),
-        f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems{part}, {plan.dataset.source}",
+        f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems, {plan.dataset.source}",
         *describe_golds(plan.dataset.problems),
         *([f"note      --limit {plan.limit} is more than there are: all {problems} are asked"] if beyond else []),
         f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each",

@@ -1,4 +1,4 @@
-"""It is done: a plan is run or continued, shards are merged, a finished run is graded again."""
+"""It is done: a plan is run or continued, a finished run is graded again."""
 
 from harness.faces import lazy_face
 
@@ -6,7 +6,6 @@ __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
         "run": ["execute", "finish"],
-        "merge_shards": ["merge"],
         "regrade": ["regrade"],
     },
 )

@@ -10,10 +10,19 @@ from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
 from harness.grading import GRADER_VERSION
-from harness.runs.folder import SCORES, lock, read_prompts, read_samples, read_scores, scored_now, set_old_scores_aside
+from harness.runs.folder import (
+    SCORES,
+    compress_finished,
+    lock,
+    read_prompts,
+    read_samples,
+    read_scores,
+    scored_now,
+    set_old_scores_aside,
+)
 from harness.runs.journal import Journal, read_journal
 from harness.runs.records import as_json
-from harness.runs.stored_files import clear_messages, is_stored, unpack_files
+from harness.runs.stored_files import clear_messages, expand, is_stored
 
 NAMED = 20
 """Samples with a changed verdict that are named; all are counted."""
@@ -32,7 +41,7 @@ def regrade(path: Path) -> str:
     part = path / f"{SCORES}.part"
     try:
         with clear_messages(path):
-            unpack_files(path)
+            expand(path)
         old = iter(read_journal(path / SCORES) if is_stored(path / SCORES) else ())
         version = next(old, {}).get("grader_version")
         before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
@@ -56,6 +65,7 @@ def regrade(path: Path) -> str:
         finish(path)
     finally:
         part.unlink(missing_ok=True)
+        compress_finished(path)
         held.release()
     changed = [
         (f"{before[one.key]} -> {after[one.key].verdict}", f"{one.task} {one.problem_id} sample {one.sample_index}")

@@ -14,7 +14,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "token_checks": ["PromptBuilder"],
         "sampling": ["Sampling"],
         "config": ["RunConfig", "load_config"],
-        "plan": ["Plan", "Shard", "make_plan"],
+        "plan": ["Plan", "make_plan"],
         "requests": ["Request"],
     },
 )

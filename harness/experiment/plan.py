@@ -6,36 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE, group_name, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import hash_prompts
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One part of a run that several processes share: every `count`-th problem, so that conditions stay paired."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """`2/4` is the second of four.
-
-        Raises:
-            ConfigError: it is not of that form, or out of range.
-        """
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-            raise ConfigError(f"--shard expects I/N with I from 1 to N, such as 2/4, got {text!r}.")
-        return cls(index=int(index), count=int(count))
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +45,10 @@ class Plan:
     """All that a run will do.
 
     Attributes:
-        dataset: The problems, limit and shard taken into account.
+        dataset: The problems, the limit taken into account.
         whole: All problems that there are.
         model: What of the model the prompts depend on; None where its tokenizer is not known.
         limit: Only the first so many problems.
-        shard: Only this part of them.
     """
 
     config: RunConfig
@@ -82,7 +57,6 @@ class Plan:
     model: ModelTokenizer | None
     arms: tuple[Arm, ...]
     limit: int | None = None
-    shard: Shard | None = None
 
     @property
     def size(self) -> int:
@@ -137,19 +111,14 @@ class Plan:
         ]
 
 
-def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | None = None) -> Plan:
+def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     """Load data and tokenizer, build and check every prompt.
 
     Raises:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
     whole = config.load_dataset()
-    problems = whole.problems[:limit]
-    if shard is not None:
-        problems = problems[shard.index - 1 :: shard.count]
-        if not problems:
-            raise ConfigError(f"Shard {shard} holds no problem: there are fewer problems than shards. Use fewer.")
-    dataset = Dataset(name=whole.name, source=whole.source, problems=problems)
+    dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
     conditions = (*config.conditions, *config.yardsticks)
     samples = config.samples_per_problem
@@ -172,4 +141,4 @@ def make_plan(config: RunConfig, *, limit: int | None = None, shard: Shard | Non
             )
             for built in build(conditions)
         ]
-    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit, shard=shard)
+    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit)

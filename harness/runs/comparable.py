@@ -57,21 +57,14 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
 def by_table(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs in groups that may stand in one table and have no sample in common, in order.
 
-    A shard is left out where the merged run is there too.
-
     Raises:
         ComparisonError: one is given twice.
     """
     _refuse_twice(runs)
     samples = {one.name: _samples(one) for one in runs}
-    wholes = [one for one in runs if not one.facts.get("shard")]
     groups: list[list[Run]] = []
     for one in runs:
         mine = samples[one.name]
-        if one.facts.get("shard") and any(
-            mine <= samples[whole.name] and not _disagreement(whole, one) for whole in wholes
-        ):
-            continue
         fitting = (
             group
             for group in groups

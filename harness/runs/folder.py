@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +38,7 @@ from harness.runs.records import (
     fit,
     refuse_other_format,
 )
-from harness.runs.stored_files import clear_messages, is_stored, open_stored, pack_files, unpack_files, write_whole
+from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_stored, write_whole
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
 _KEPT = (JOURNAL, SCORES, PROMPTS, RECEIPT, "header.json")
@@ -66,11 +66,12 @@ class RunFolder:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             opened.callback(lock(path).release)
+            opened.callback(compress_finished, path)
             if has_sample(path):
                 refuse_other_format(read_header(path / JOURNAL), path / JOURNAL)
             if changed := changes(path, identity):
                 raise changed_settings(path / JOURNAL, changed)
-            unpack_files(path)
+            expand(path)
             if not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
@@ -111,6 +112,13 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+
+def compress_finished(path: Path) -> None:
+    """Compress the files of a finished run. On a full disk they stay as they are, and every command reads them so."""
+    if (path / RECEIPT).is_file():
+        with suppress(OSError):
+            compress(path, (JOURNAL, SCORES, PROMPTS))
 
 
 def lock(path: Path) -> FileLock:
@@ -374,17 +382,3 @@ def refuse_own_file(path: Path) -> None:
     """Raise ConfigError if the path is a file that a run or traces consist of, which an output must not replace."""
     if path.name in _KEPT and is_stored(path):
         raise ConfigError(f"{path} is a file of a run or of traces, and would be lost. Choose another name.")
-
-
-def pack(path: Path) -> None:
-    """Compress a folder's JSON lines.
-
-    Every command reads a packed run as it is. What writes to it (continuing, regrading) unpacks it first.
-
-    Raises:
-        JournalError: another process has the folder, there is no run, or it cannot be written.
-    """
-    if not is_stored(path / JOURNAL):
-        raise JournalError(f"{path} holds no run: expected {JOURNAL} in it. Check the path.")
-    with clear_messages(path), lock(path):
-        pack_files(path)

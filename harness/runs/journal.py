@@ -219,7 +219,7 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
 
     It names what the user changed; what follows from that (hashes, generation arguments) only if there is nothing else.
     """
-    users = ("config.", "limit", "shard", "contrasts", "primary")
+    users = ("config.", "limit", "contrasts", "primary")
     named = [change for change in changes if change.startswith(users)] or changes
     told = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
     return JournalError(

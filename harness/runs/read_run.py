@@ -74,7 +74,6 @@ def _read_folder(path: Path) -> Run:
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
-        "shard": receipt.get("shard"),
         "problems": receipt["problems"],
         "prompt_version": receipt["prompt_version"],
         "task_version": receipt["task_version"],

@@ -1,6 +1,6 @@
 """What is kept of a run: prompts, samples, scores, sessions, identity and receipt, each declared once.
 
-A declaration validates, serialises and names the columns of `harness.load_run` and `mless export`. What a declaration
+A declaration validates, serialises and names the columns of `harness.load_run`. What a declaration
 does not name may be anything. What does not fit is refused by file, line and field, never guessed at.
 """
 
@@ -250,7 +250,7 @@ class Identity(Struct, kw_only=True):
     Attributes:
         format: `FORMAT`.
         config: What of the run config can change a sample; see `RunConfig.identity`.
-        limit, shard: Which of the dataset's problems are asked; None for all.
+        limit: Only the dataset's first so many problems are asked; None for all.
         dataset: All its problems.
         prompt_version: `harness.experiment.prompt.PROMPT_VERSION` of the prompts.
         prompts_sha256: Hash of all prompts.
@@ -263,7 +263,6 @@ class Identity(Struct, kw_only=True):
     format: int
     config: dict[str, Any]
     limit: int | None
-    shard: str | None
     dataset: DatasetFacts
     prompt_version: int
     prompts_sha256: str
@@ -360,7 +359,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     **_columns(AuditColumns, *AuditColumns.__struct_fields__),
     **_columns(Graded, "audit_reason"),
 }
-"""Type and meaning of each column of `harness.load_run` and `mless export`, in their order."""
+"""Type and meaning of each column of `harness.load_run`, in their order."""
 
 
 def encode(record: Struct | Mapping[str, Any]) -> bytes:

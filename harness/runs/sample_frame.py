@@ -104,7 +104,7 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     if not (folder / RECEIPT).is_file() and find_stored(folder, "samples_*.jsonl"):
         raise RunError(
             f"{folder} holds lm-eval's logs, and load_run reads a folder of `mless run`. Use "
-            f"harness.read_run(Path({str(folder)!r})).read_texts(), or `mless export`."
+            f"harness.read_run(Path({str(folder)!r})).read_texts()."
         )
     frame = read_frame(folder, read_receipt(folder), read_prompts(folder), texts=True)
     if not replicates:

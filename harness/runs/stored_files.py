@@ -7,17 +7,18 @@ import hashlib
 import lzma
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from harness.constants import COMPRESSION
 from harness.errors import JournalError, RunError
 
 BUFFER = 1 << 20
 """Bytes that are read at once; lines are long, and the usual few thousand cost half of the time."""
 PACKED = ".xz"
-"""Ending of a file in packed form; `pack_files` makes it."""
+"""Ending of a file in packed form; `compress` makes it."""
 
 
 def is_stored(path: Path) -> bool:
@@ -44,6 +45,12 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
         with path.open("rb", buffering=BUFFER) as stream:
             yield stream
         return
+    with _open_packed(packed) as unpacked:
+        yield unpacked
+
+
+@contextmanager
+def _open_packed(packed: Path) -> Iterator[IO[bytes]]:
     try:
         with lzma.open(packed) as unpacked:
             yield unpacked
@@ -68,47 +75,43 @@ def hash_stored(path: Path, remedy: str = "Restore it from a copy.") -> str:
         raise RunError(f"{path} cannot be read: {error.strerror}. {remedy}") from None
 
 
-def pack_files(folder: Path) -> None:
-    """Compress a folder's JSON lines, to a tenth or less of their size.
+def compress(folder: Path, names: Iterable[str]) -> None:
+    """Keep files of a folder in packed form, about an eighth of their size.
 
-    Raises:
-        JournalError: a packed form is there already.
+    A kill leaves a file in one form, or whole in both.
     """
-    for file in sorted(folder.glob("*.jsonl")):
-        packed = _refuse_both(file)
-        with write_atomic(packed) as part, file.open("rb") as source:
-            with lzma.open(part, "wb", preset=9) as target:
-                shutil.copyfileobj(source, target)
-            _sync(part)
-        file.unlink()
+    for file in (folder / name for name in names):
+        packed = file.with_name(file.name + PACKED)
+        if file.is_file() and not packed.exists():  # of two, `expand` says whether they are the same
+            with write_atomic(packed) as part, file.open("rb") as source:
+                with lzma.open(part, "wb", preset=COMPRESSION) as target:
+                    shutil.copyfileobj(source, target)
+                _sync(part)
+            file.unlink()
 
 
-def unpack_files(folder: Path) -> None:
-    """Undo `pack_files`.
+def expand(folder: Path) -> None:
+    """Undo `compress`, for a process that will write to the files.
 
     Raises:
-        JournalError: a packed file is damaged, or lies beside its unpacked form.
+        JournalError: a packed file is damaged, or lies beside another file of its name.
     """
     for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
         file = packed.with_suffix("")
-        if file.exists():
-            _refuse_both(file)
-        with write_atomic(file) as part, open_stored(file) as source, part.open("wb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
+        if not file.exists():
+            with write_atomic(file) as part, open_stored(file) as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+        elif not _is_same(packed, file):  # a kill while compressing leaves two that are the same
+            raise JournalError(f"{file} and {packed.name} differ, and only one can be the run's. Delete the other one.")
         packed.unlink()
 
 
-def _refuse_both(file: Path) -> Path:
-    """The name of a file's packed form, which must not be there: one of the two is older, and nobody knows which."""
-    packed = file.with_name(file.name + PACKED)
-    if packed.exists():
-        raise JournalError(
-            f"{file} and {packed.name} are both there, and only one can be the run's. Every command reads the first; "
-            "delete the one that is not wanted."
-        )
-    return packed
+def _is_same(packed: Path, file: Path) -> bool:
+    with _open_packed(packed) as one, file.open("rb") as other:
+        hashes = [hashlib.file_digest(stream, "sha256").digest() for stream in (one, other)]  # type: ignore[arg-type]
+    return hashes[0] == hashes[1]
 
 
 def _sync(path: Path) -> None:

@@ -61,7 +61,7 @@ def refused(done, message):
 def test_help_lists_the_commands(mless):
     done = mless("--help")
     assert done.returncode == 0
-    assert {"run", "merge", "regrade", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
+    assert {"run", "regrade", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
 
 
 def test_every_command_stands_in_a_group_with_an_example_of_itself(built, capsys):
@@ -278,7 +278,6 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
         ),
         ({}, ["--set", "model.backend=vlm", "--dry-run"], "no such backend. Expected vllm, or one of lm-eval"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
-        ({}, ["--shard", "3/2"], "--shard expects I/N with I from 1 to N"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(config, changes, arguments, message, capsys, monkeypatch):
@@ -407,7 +406,6 @@ def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch,
             ("heads", "t.traces", "--condition", ""),
             "--baseline and --condition: expected a condition for each, got none.",
         ),
-        (("merge", str(GREEDY_RUN), str(GREEDY_RUN), "-o", "file"), "file is a file: expected a folder, or none yet."),
         (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be used: Not a directory. Choose another path."),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",

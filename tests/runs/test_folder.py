@@ -1,4 +1,4 @@
-"""A run folder: one writer, one run, clear refusals; shards, regrading and lm-eval's files, all without a model."""
+"""A run folder: one writer, one run, clear refusals; regrading and lm-eval's files, all without a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import lzma
 import os
 import random
 import re
@@ -24,12 +25,11 @@ from msgspec.structs import replace
 
 from harness import load_run, resources
 from harness.display.table_pages import make_table
-from harness.errors import ConfigError, HarnessError, JournalError, RunError
-from harness.execution.merge_shards import merge
+from harness.errors import ConfigError, JournalError, RunError
 from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
-from harness.experiment.plan import Shard, make_plan
+from harness.experiment.plan import make_plan
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
@@ -44,9 +44,9 @@ from harness.runs.folder import (
     PromptPlaces,
     RunFolder,
     changes,
+    compress_finished,
     count_expected,
     next_free_folder,
-    pack,
     read_identity,
     read_prompts,
     read_samples,
@@ -54,9 +54,8 @@ from harness.runs.folder import (
 )
 from harness.runs.journal import Journal
 from harness.runs.lm_eval_logs.sample_log import find_logs
-from harness.runs.read_run import read_run
 from harness.runs.records import Fingerprint, as_json
-from harness.runs.stored_files import write_atomic, write_whole
+from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
 from tests.example_runs import GREEDY_RUN, small_run
 
@@ -79,6 +78,7 @@ def regraded(tmp_path_factory):
     run = small_run(tmp_path_factory.mktemp("small") / "demo")
     same = f"{len(load_run(run))} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: 0 verdicts changed"
     assert regrade(run) == same
+    expand(run)
     return run
 
 
@@ -106,7 +106,7 @@ def begun(path, identity, plan):
 
 
 def filled(plan, folder):
-    """The run of a plan, its samples taken from the committed greedy run: keys do not depend on limit and shard."""
+    """The run of a plan, its samples taken from the committed greedy run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
@@ -119,7 +119,9 @@ def filled(plan, folder):
             sample = recorded[request.task, request.problem_id]
             assert sample.key == sample_key(request, setting), "the example was made with these very settings"
             opened.journal.append(sample)
-    return execute(plan, output=folder, quiet=True)
+    execute(plan, output=folder, quiet=True)
+    expand(folder)  # for tests that read and change its lines
+    return folder
 
 
 @needs_vllm
@@ -350,53 +352,54 @@ def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
         RunFolder(tmp_path / "file", identity, plan.prompts)
 
 
-def test_a_packed_run_is_read_as_it_is_and_unpacked_to_be_written(demo_run):
-    before, files = load_run(demo_run), {p.name for p in demo_run.glob("*.jsonl")}
-    pack(demo_run)
-    assert {p.name for p in demo_run.glob("*.jsonl*")} == {f"{name}.xz" for name in files}
+def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(demo_run):
+    before = load_run(demo_run)
+    compress_finished(demo_run)
+    assert {p.name for p in demo_run.glob("*.xz")} == {f"{name}.xz" for name in (JOURNAL, SCORES, PROMPTS)}
+    assert not any((demo_run / name).exists() for name in (JOURNAL, SCORES, PROMPTS))
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
-    logged = {"wo": next(demo_run.glob("samples_demo_wo_*.xz"))}
-    assert read_run(logged).frame["correct"].tolist() == before[before["condition"] == "wo"]["correct"].tolist()
     assert "0 verdicts changed" in regrade(demo_run)
-    assert {p.name for p in demo_run.glob("*.xz")} == set()
+    assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
     ours = [name for name in before if name not in GRADERS]  # on a busy machine another grader may take too long
     pandas.testing.assert_frame_equal(load_run(demo_run)[ours], before[ours])
 
 
-def test_a_damaged_packed_file_is_named(demo_run):
-    pack(demo_run)
+def test_a_compressed_run_is_continued_and_compressed_again(plan, identity, own_run):
+    compress_finished(own_run)
+    with RunFolder(own_run, identity, plan.prompts) as folder:
+        assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
+    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists()
+
+
+def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(plan, identity, own_run):
+    whole = (own_run / JOURNAL).read_bytes()
+    compress_finished(own_run)
+    (own_run / JOURNAL).write_bytes(whole)  # a kill after the compressed form is whole, before the other goes
+    with RunFolder(own_run, identity, plan.prompts) as folder:
+        assert len(folder.sample_keys) == plan.size
+    (own_run / JOURNAL).write_bytes(whole[: whole.index(b"\n") + 1])
+    for change in (regrade, lambda run: RunFolder(run, identity, plan.prompts)):
+        with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
+            change(own_run)
+    assert lzma.decompress((own_run / f"{JOURNAL}.xz").read_bytes()) == whole, "nothing is written over it"
+
+
+def test_a_damaged_compressed_file_is_named(demo_run):
+    compress_finished(demo_run)
     for name in (JOURNAL, SCORES):
         file = demo_run / f"{name}.xz"
         whole = file.read_bytes()
         for bad in (whole[: len(whole) // 2], b"no xz" + whole[5:]):
             file.write_bytes(bad)
-            for read in (load_run, lambda run: make_table([str(run)])):
+            for read in (load_run, lambda run: make_table([str(run)]), regrade):
                 with pytest.raises(JournalError, match=rf"{name}.xz is damaged \(.*\). Restore it from a copy"):
                     read(demo_run)
-        with pytest.raises(JournalError, match=rf"{name}.xz is damaged"):
-            regrade(demo_run)
-        assert not list(demo_run.glob("*.part"))
+            assert not list(demo_run.glob("*.part"))
         file.write_bytes(whole)
-        pack(demo_run)
-    (log,) = demo_run.glob("samples_demo_wo_*.jsonl.xz")
-    whole = log.read_bytes()
-    log.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(HarnessError, match=r"samples_demo_wo_.*.xz is damaged"):
-        read_run(log)
-    log.write_bytes(whole)
+        compress_finished(demo_run)
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)
-
-
-def test_a_file_beside_its_packed_form_is_refused(demo_run):
-    """A copy restored beside the other, or `xz -k`: which of the two is the run's, nobody but its owner can tell."""
-    pack(demo_run)
-    (demo_run / JOURNAL).write_text("older")
-    for change in (pack, regrade):
-        with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz are both there, .*delete the one"):
-            change(demo_run)
-    assert (demo_run / JOURNAL).read_text() == "older" and (demo_run / f"{JOURNAL}.xz").exists()
 
 
 def test_copies_beside_the_logs_are_no_logs(demo_run):
@@ -456,9 +459,11 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     assert changes(own_run, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
     assert regrade(own_run).endswith("0 verdicts changed")
     assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
+    expand(own_run)
     assert (own_run / JOURNAL).read_text() == before
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
     regrade(own_run)
+    expand(own_run)
     old = [json.loads((own_run / f"old-scores-{number}.jsonl").read_text().partition("\n")[0]) for number in (1, 2)]
     assert [header["task_version"] for header in old] == [4, 99], "no scores are lost"
 
@@ -552,6 +557,7 @@ def test_regrading_that_fails_leaves_nothing_half(demo_run):
     (demo_run / PROMPTS).write_bytes(before[PROMPTS][:-9])
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         regrade(demo_run)
+    expand(demo_run)
     assert {path.name for path in demo_run.iterdir()} == before.keys()
     assert (demo_run / SCORES).read_bytes() == before[SCORES]
 
@@ -562,67 +568,12 @@ def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
         load_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("text", "ok"), [("1/4", True), ("4/4", True), ("0/4", False), ("5/4", False), ("x", False)])
-def test_shards_are_parsed(text, ok):
-    if ok:
-        assert str(Shard.parse(text)) == text
-    else:
-        with pytest.raises(ConfigError, match=r"--shard expects I/N with I from 1 to N, such as 2/4, got"):
-            Shard.parse(text)
-
-
-def test_shards_hold_every_problem_once_with_all_conditions():
-    config = load_config(CONFIG)
-    shards = [make_plan(config, limit=7, shard=Shard(index=i, count=3)) for i in (1, 2, 3)]
-    problems = [row["doc"]["id"] for shard in shards for row in shard.prompts]
-    whole = [row["doc"]["id"] for row in make_plan(config, limit=7).prompts]
-    assert sorted(problems) == sorted(whole) and len(set(problems)) == 7
-    with pytest.raises(ConfigError, match=r"Shard 3/3 holds no problem"):
-        make_plan(config, limit=2, shard=Shard(index=3, count=3))
-
-
-def test_shards_of_other_data_or_unfinished_ones_are_not_merged(plan, tmp_path):
-    shards = [make_plan(plan.config, limit=4, shard=Shard(index=i, count=2)) for i in (1, 2)]
-    folders = [filled(shard, tmp_path / f"shard{shard.shard.index}") for shard in shards]
-    journal = folders[1] / JOURNAL
-    whole = journal.read_text()
-    data = json.loads(whole.split("\n")[0])["dataset"]["sha256"]
-    journal.write_text(whole.replace(data, "0" * 64, 1))
-    with pytest.raises(JournalError, match=r"is a shard of another run than .*dataset.sha256"):
-        merge(folders, tmp_path / "merged")
-    journal.write_text("\n".join(whole.split("\n")[:4]) + "\n")
-    with pytest.raises(JournalError, match=r"shard2 holds 2 of 8 samples: continue it with the command that began it"):
-        merge(folders, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
-
-
-def test_merged_shards_are_the_whole_run(plan, finished, tmp_path):
-    shards = []
-    for index in (1, 2):
-        part = make_plan(plan.config, limit=5, shard=Shard(index=index, count=2))
-        shards.append(filled(part, tmp_path / f"shard{index}"))
-    with pytest.raises(JournalError, match=r"merge needs all 2 shards of the run. Missing: 1/2"):
-        merge([shards[1]], tmp_path / "merged")
-    with pytest.raises(JournalError, match=r"Missing: none, but one is given twice"):
-        merge([*shards, shards[1]], tmp_path / "merged")
-    with pytest.raises(JournalError, match=r"is no shard. Expected folders that `mless run --shard I/N` made"):
-        merge([finished], tmp_path / "merged")
-    merge([shards[1], shards[0]], tmp_path / "merged")
-    merged = load_run(tmp_path / "merged")
-    assert merged.equals(load_run(finished))
-    assert read_identity(tmp_path / "merged") == read_identity(finished), "as if it had been run in one piece"
-    assert [s["shard"] for s in json.loads((tmp_path / "merged" / "run.json").read_text())["sessions"]] == [
-        *("1/2", "1/2", "2/2", "2/2")
-    ]
-    with pytest.raises(JournalError, match="already holds files"):
-        merge(shards, tmp_path / "merged")
-
-
 def test_a_finished_run_is_not_run_again(plan, own_run, capsys):
-    before = {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"}
+    compress_finished(own_run)
+    before = {p.name: hash_stored(p) for p in own_run.iterdir() if p.name != ".lock"}
     execute(plan, output=own_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err
-    assert {p.name: p.stat().st_mtime_ns for p in own_run.iterdir() if p.name != ".lock"} == before
+    assert {p.name: hash_stored(p) for p in own_run.iterdir() if p.name != ".lock"} == before
 
 
 def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):

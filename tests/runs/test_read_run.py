@@ -351,22 +351,6 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
     assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, "another label, another model"
 
 
-def test_a_shard_is_left_out_beside_its_merged_run():
-    def part(name, problems, **facts):
-        one = evaluation({"wo": [["correct"]] * 4, "mless": [["correct"]] * 4}, dataset="1" * 64, **facts)
-        object.__setattr__(one, "frame", one.frame[one.frame["problem_id"].isin(problems)])
-        object.__setattr__(one, "name", name)
-        return one
-
-    first, second = part("first", ["p0", "p2"], shard="1/2"), part("second", ["p1", "p3"], shard="2/2")
-    merged = part("merged", ["p0", "p1", "p2", "p3"])
-    assert by_table([first, merged, second]) == [[merged]]
-    assert by_table([first, second]) == [[first, second]], "nothing is asked twice"
-    other = part("other", ["p0", "p2"], shard="1/2", settings={"seed": 2})
-    settled = part("settled", ["p0", "p1", "p2", "p3"], settings={"seed": 1})
-    assert by_table([other, settled]) == [[other], [settled]], "a shard of another run"
-
-
 def test_one_dataset_is_the_same_problems():
     def of(name, problems=None, dataset=None):
         one = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
@@ -397,13 +381,13 @@ def test_a_metric_for_a_run_of_ours_is_refused(command, capsys, monkeypatch):
     assert read_run(GREEDY_RUN, metric="verdict").metric == "verdict"
 
 
-@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "flips", "export"])
+@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "flips"])
 def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, capsys, monkeypatch):
     from tests.commands.test_cli import here, refused
 
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    options = ["-o", str(tmp_path / "out")] if command in ("plot", "report", "export") else []
+    options = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
     (folder / "run.json").write_bytes(b'{"tasks":\xff}')
     refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged")
     (folder / "run.json").write_text('{"format": 1, "tasks": [1], "model": {}}')
@@ -413,8 +397,6 @@ def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, ca
     journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
     missing = "samples are missing: expected 2000, got 1996"
     refused(here(capsys, monkeypatch, command, str(folder), *options), missing)
-    if command == "export":
-        return
     logs = both(tmp_path / "logs", [line(i, f"Other {i}") for i in range(20)])
     named = [f"{name}={path}" for name, path in logs.items()]
     done = here(capsys, monkeypatch, command, *named, *options)

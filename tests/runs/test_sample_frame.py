@@ -16,6 +16,7 @@ from harness.runs.folder import JOURNAL, SCORES, read_prompts, read_scores
 from harness.runs.records import Score
 from harness.runs.repetition import LOOP_COUNT, LOOP_LENGTH, loops
 from harness.runs.sample_frame import load_run, read_frame, read_receipt
+from harness.runs.stored_files import expand
 from tests.example_runs import GREEDY_RUN, right, write_run
 
 
@@ -211,6 +212,7 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_
     for read in (load_run, read_outcomes, regrade):
         with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, occurs more than once. Delete"):
             read(demo_run)
+    expand(demo_run)
     journal.write_text(whole)
     for wrong in ({"verdict": "Correct"}, {"answer": ["x"]}):
         scores.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), **wrong}), *lines[2:]]) + "\n")
