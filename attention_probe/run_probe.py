@@ -16,7 +16,6 @@ import torch
 from attention_probe.measure.measure_prompts import Measurement, measure_group
 from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
 from attention_probe.model.load_first_layers import LoadedModel, check_indices
-from attention_probe.model.token_table import TokenTable
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
 from attention_probe.settings import ProbeSettings
@@ -80,7 +79,6 @@ def run_probe(
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     refuse_unknown_tokens(loaded, token_ids)
     loaded.keep_embeddings(token_ids)
-    loaded.table = TokenTable.of(loaded.model, loaded.decoder_layers[0], token_ids)
     checks = self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
@@ -183,7 +181,6 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
         queries="completion" if settings.record.completion else "prompt",
         dtype=settings.dtype,
         options=options | {"model_type": loaded.config.model_type},
-        random_weights=loaded.random_weights,
         on_outcome=selection.on_outcome,
     )
 
@@ -191,10 +188,9 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
 def _receipt(
     source: Source, selection: Selection, settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, checks: Any
 ) -> dict[str, Any]:
-    chosen = asdict(settings) | {"architecture": settings.architecture and str(settings.architecture)}
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": chosen,
+        "settings": asdict(settings),
         "tokenizer": resources.name_model(tokenizer.name_or_path),
         "source": {
             "name": source.name,

@@ -107,7 +107,6 @@ class TraceHeader:
         queries: `prompt`, or `completion` where the recorded completion was read too.
         dtype: What the model was run in.
         options: What else decides the numbers: decomposition, activation thresholds, windows.
-        random_weights: The weights are random, not trained.
         on_outcome: The problems were chosen by what became of them.
     """
 
@@ -121,7 +120,6 @@ class TraceHeader:
     queries: str = "prompt"
     dtype: str = "float32"
     options: Mapping[str, Any] = field(default_factory=dict)
-    random_weights: bool = False
     on_outcome: bool = False
 
     def __post_init__(self) -> None:
@@ -133,8 +131,7 @@ class TraceHeader:
     @property
     def stamps(self) -> tuple[str, ...]:
         """What must be said wherever numbers of these traces are shown."""
-        said = (("random weights", self.random_weights), ("selected on outcome", self.on_outcome))
-        return tuple(text for text, on in said if on)
+        return ("selected on outcome",) if self.on_outcome else ()
 
     def layer_index(self, layer: int) -> int:
         """Where a layer stands on the layer axis.

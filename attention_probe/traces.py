@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionTraces", "Trace", "TraceEntry", "TraceHeader"]
 
-HEADER, FORMAT = "header.json", 4
+HEADER, FORMAT = "header.json", 5
 
 _RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
 

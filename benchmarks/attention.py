@@ -32,7 +32,7 @@ def main() -> None:
     """Measure one way and write its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=WAYS)
-    parser.add_argument("--config", type=Path, required=True, help="keys of a config.json; for ours an ARCH.yaml")
+    parser.add_argument("--config", type=Path, required=True, help="keys of a config.json")
     parser.add_argument("--length", type=int, required=True, help="tokens of the prompt")
     parser.add_argument("--layers", type=int, required=True, help="how many of the first layers are asked for")
     parser.add_argument("--json", type=Path, required=True, help="write the figures here")
@@ -47,14 +47,27 @@ def main() -> None:
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def ours(architecture: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
+def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from transformers import AutoModel
+
     from attention_probe.measure.decomposition import REGIONS
     from attention_probe.model.capture import capture
-    from attention_probe.model.load_first_layers import random_model
+    from attention_probe.model.load_first_layers import LoadedModel
 
-    loaded = random_model(architecture, layers=range(layers), device=str(device))
+    config = _config(path)
+    cut: Any = AutoModel.from_config(
+        _config(path, num_hidden_layers=layers), dtype=torch.float32, attn_implementation="eager"
+    )
+    loaded = LoadedModel(
+        name=path.stem,
+        model=cut.eval().requires_grad_(False).to(device),
+        config=config,
+        layers=tuple(range(layers)),
+        layers_path="layers",
+        fingerprint={},
+    )
 
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)

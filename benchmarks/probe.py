@@ -23,15 +23,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.attention import peak_memory
 from benchmarks.report import Figures, Row, row, section
 from benchmarks.runs import ROOT, run_logged, say, work_folder, write_json
+from harness import resources
 from harness.experiment.problems import PATH_VARIABLE
 
-SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-1.5b.yaml"
-COMMAND_SHAPE = ROOT / "configs" / "architectures" / "qwen2.5-math-7b.yaml"
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000,
+    "tie_word_embeddings": True,
+}
+"""Of config.json of Qwen/Qwen2.5-Math-1.5B."""
+COMMAND_SHAPE = SHAPE | {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+"""Of config.json of Qwen/Qwen2.5-Math-7B."""
 TINY = {
     "hidden_size": 192,
     "intermediate_size": 256,
@@ -135,9 +154,8 @@ class _Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         longest = (SMALL_GROWTH if small else GROWTH)[-1]
-        self.architecture = self._shape(SHAPE, max_position_embeddings=longest)
-        facts = yaml.safe_load(self.architecture.read_text(encoding="utf-8"))["config"]
         self.config = self.folder / "config.json"
+        facts = SHAPE | {"max_position_embeddings": longest} | (TINY if small else {})
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any] | None:
@@ -146,10 +164,9 @@ class _Bench:
         if package and not _importable(self.python, package):
             return None
         python = self.python if package else sys.executable
-        config = self.architecture if way == "ours" else self.config
         written = self.folder / f"{way}-{length}-{layers}.json"
         say(f"probe: {way}, {length:,} tokens, {layers} of the layers")
-        command = [python, str(ROOT / "benchmarks" / "attention.py"), way, "--config", str(config)]
+        command = [python, str(ROOT / "benchmarks" / "attention.py"), way, "--config", str(self.config)]
         return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
 
     def limit(self, length: int, layers: int) -> dict[str, Any]:
@@ -164,7 +181,7 @@ class _Bench:
         dataset = "math500" if PATH_VARIABLE in os.environ else "demo"
         written, traces = self.folder / "command.json", self.folder / "layer-1.traces"
         say(f"probe: `mless probe --dataset {dataset}`, {CONDITIONS}")
-        arguments = ["probe", "--dataset", dataset, "--random-weights", str(self._shape(COMMAND_SHAPE))]
+        arguments = ["probe", "--dataset", dataset, "--model", str(self._save_model())]
         arguments += ["--conditions", CONDITIONS, "--layers", "0", "--output", str(traces)]
         arguments += ["--n", "8"] if self.small else []
         command = [sys.executable, "-m", "benchmarks.probe", "--command", str(written), *arguments]
@@ -175,13 +192,17 @@ class _Bench:
         shown = "MATH-500" if dataset == "math500" and os.environ[PATH_VARIABLE] != "demo" else "bundled problems"
         return figures | {"dataset": shown, "prompts": len(sizes), "tokens": sum(sizes), "bytes": size}
 
-    def _shape(self, path: Path, **changes: Any) -> Path:
-        """The architecture, tiny if --small."""
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        values["config"] |= changes | (TINY if self.small else {})
-        written = self.folder / path.name
-        written.write_text(yaml.safe_dump(values), encoding="utf-8")
-        return written
+    def _save_model(self) -> Path:
+        """The first layer of the command's model with random weights, and the bundled tokenizer; tiny if --small."""
+        from transformers import AutoConfig, AutoModel
+
+        folder = self.folder / "model"
+        facts = COMMAND_SHAPE | (TINY if self.small else {}) | {"num_hidden_layers": 1}
+        config = AutoConfig.for_model(facts.pop("model_type"), **facts)
+        AutoModel.from_config(config).save_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(resources.demo_model() / file, folder)
+        return folder
 
 
 def _step(command: list[str], written: Path, *, threads: int) -> dict[str, Any]:

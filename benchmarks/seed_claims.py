@@ -42,10 +42,9 @@ DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What stands in for a trained model: the bundled one, or an architecture with random weights; layers from 0."""
+    """What stands in for the study's models: the bundled one; layers from 0."""
 
     name: str
-    architecture: str | None = None
     layers: tuple[int, ...] = (0,)
     dataset: str = "math500"
     layout: str = "as_published"
@@ -53,12 +52,7 @@ class Model:
 
 
 BUNDLED = Model(name="bundled", layers=(0, 1, 2), dataset="demo", layout="raw", n=100)
-MODELS = (
-    Model(name="Qwen2.5-Math-7B, random weights", architecture="qwen2.5-math-7b", layers=(0, 1, 2)),
-    Model(name="Llama-3.1-8B-Instruct, random weights", architecture="llama-3.1-8b-instruct"),
-    Model(name="Gemma3-4b-it, random weights", architecture="gemma-3-4b-it"),
-    BUNDLED,
-)
+MODELS = (BUNDLED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,18 +98,16 @@ class StandIn:
         return Curves(means=averaged, x=np.flatnonzero(kept), roles=roles[0, kept])
 
 
-def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
-    """The model's traces; what is missing is measured first. `seed` is that of random weights.
+def load(model: Model, folder: Path) -> StandIn:
+    """The model's traces; what is missing is measured first.
 
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
     """
     settings = ProbeSettings(
-        model=None if model.architecture else "demo",
-        architecture=Path(model.architecture) if model.architecture else None,
+        model="demo",
         layers=model.layers,
         conditions=("wo", *FILLED),
-        seed=seed,
     )
     prompts = PromptsConfig.model_validate({"dataset": model.dataset, "layout": model.layout, "n": model.n})
     try:
@@ -125,8 +117,7 @@ def load(model: Model, folder: Path, *, seed: int = 0) -> StandIn:
         prompts = prompts.model_copy(update={"dataset": "demo"})
         source = open_source(prompts, FILLED, settings.load_tokenizer)
     selection = choose(prompts, source)
-    named = f"{model.architecture}-seed-{seed}" if model.architecture else "bundled"
-    path = folder / f"{named}-{source.prompts_sha256[:8]}.traces"
+    path = folder / f"bundled-{source.prompts_sha256[:8]}.traces"
     say(f"{model.name}: {path}")
     run_probe(source, selection, settings, path)
     ids = [problem.problem_id for problem in selection.problems]
@@ -257,9 +248,7 @@ def main() -> None:
     parser.parse_args()
     try:
         folder = work_folder(small=False) / "seed-claims"
-        stand_ins = [
-            [load(model, folder, seed=seed) for seed in range(DRAWS if model.architecture else 1)] for model in MODELS
-        ]
+        stand_ins = [[load(model, folder)] for model in MODELS]
     except HarnessError as error:
         raise SystemExit(f"error: {error}") from None
     about = [f"- {draws[0].model.name}: {draws[0].about}; draws: {len(draws)}" for draws in stand_ins]

@@ -31,7 +31,6 @@ GROUPS = {
     },
     "Look into the model": {
         "probe": "mless probe results/example --flip changed --controls -o flipped.traces",
-        "curves": "mless curves flipped.traces --layer 0 --head 11",
         "heads": "mless heads flipped.traces --measure mass_filler",
         "figure": "mless figure configs/figures/qwen-heads-12-13-14.yaml",
     },

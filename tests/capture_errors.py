@@ -99,7 +99,6 @@ def build(model_type: str, **changes: object) -> LoadedModel:
         config=model.config,
         layers=LAYERS,
         layers_path=path,
-        random_weights=True,
         fingerprint={},
     )
 

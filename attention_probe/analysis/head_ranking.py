@@ -1,12 +1,13 @@
 """Which heads differ between two conditions: every head of every recorded layer, none chosen.
 
 The prompt is the unit: a measure's paired difference between two conditions, averaged over prompts. If the conditions
-were exchangeable, each prompt's difference would be as likely with the other sign, in all heads at once. So the signs
-are flipped prompt by prompt, and each head's |t| is held against the largest |t| of *all* heads under the flips: the
-p-values are adjusted for having looked at every head, with the heads' dependence kept.
+were exchangeable, each prompt's difference would be as likely with the other sign, in all heads at once. So where every
+prompt has a filler of its own the signs are flipped prompt by prompt, and each head's |t| is held against the largest
+|t| of *all* heads under the flips: p is adjusted for having looked at every head, with the heads' dependence kept.
 
-One string against one other says nothing about fillers: whatever differs between the two differs. With several strings
-on either side the string is the unit: a measure's mean over prompts, and the strings' labels are permuted.
+One string against one other says nothing about fillers: whatever differs between the two differs. Heads are then only
+ordered, by t. With several strings on either side the string is the unit: a measure's mean over prompts, and the
+strings' labels are permuted.
 
 Source: Westfall and Young, "Resampling-Based Multiple Testing", 1993 (single-step max-T); Nichols and Holmes, 2002.
 """
@@ -15,12 +16,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
-import scipy.stats
 from numpy.typing import NDArray
 
 from attention_probe.analysis.averaging import chosen_problems, has_one_filler
@@ -29,8 +30,6 @@ from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
 
 DRAWS, SEED, ALPHA = 10_000, 1234, 0.05
-SKEWED = 0.5
-"""Sign flips take a difference for as likely with either sign. Beyond this skew p is too small."""
 _CHUNK = 500
 _TIE = 1e-9
 """Relative: sums of the same numbers in another order must count as equal."""
@@ -62,7 +61,8 @@ def rank_heads(
         One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (units), the mean
         difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides
         has no filler and the measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are
-        missing, and heads are ordered by the size of the mean difference. `attrs` has the number of heads and flips,
+        missing, and heads are ordered by the size of the mean difference. p_adjusted is also missing where a side is
+        one string, the same in all prompts. `attrs` has the number of heads and flips,
         whether the flips are all there are (`exact`), and a note for readers.
 
     Raises:
@@ -92,8 +92,11 @@ def rank_heads(
             f"{measure} has no value in any prompt under {' and '.join((*new, *old))}: without a filler it means "
             "nothing. Contrast conditions that have one."
         )
-    rank = _by_string if max(len(old), len(new)) > 1 else _by_prompt
-    found = rank(without, with_it, draws, seed)
+    if max(len(old), len(new)) > 1:
+        found = _by_string(without, with_it, draws, seed)
+    else:
+        one_string = any(_is_one_string(traces, name, chosen) for name in (*old, *new))
+        found = _by_prompt(without, with_it, 0 if one_string else draws, seed)
     header = traces.header
     frame = pandas.MultiIndex.from_product([header.layers, range(header.head_count)]).to_frame(False, ["layer", "head"])
     frame["label"] = [f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)]
@@ -127,6 +130,15 @@ def _flat(traces: AttentionTraces, measure: str, condition: str, chosen: Sequenc
     return traces.measure(measure, condition, chosen)[1].reshape(len(chosen), -1).astype(np.float64)
 
 
+def _is_one_string(traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> bool:
+    """Whether a condition has the same filler in most prompts: at its ends a tokenizer may merge other tokens."""
+    if not any(entry.filler_span for entry in traces.entries() if entry.condition == condition):
+        return False
+    records = (traces.get(problem_id, condition) for problem_id in chosen)
+    fillers = Counter(trace.token_ids[slice(*(trace.filler_span or (0, 0)))].tobytes() for trace in records)
+    return 2 * fillers.most_common(1)[0][1] > len(chosen)
+
+
 class _Contrast(NamedTuple):
     """A contrast of each head [head]; n is the number of units."""
 
@@ -141,24 +153,25 @@ class _Contrast(NamedTuple):
 
 
 def _by_prompt(without: NDArray[np.float64], with_it: NDArray[np.float64], draws: int, seed: int) -> _Contrast:
-    """One string against one: paired by prompt."""
+    """One condition against one, paired by prompt; with no draws, no p."""
     differences = with_it[0] - without[0]
     table = pandas.DataFrame(differences)
-    count, exact = _flip_count(len(differences), draws)
-    note = f"{len(differences)} prompts, {'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
-    if exact and 1 / count > ALPHA:
-        note += f"; no p below {1 / count:.2g} is possible, probe at least 6"
-    skew = np.nanmedian(np.abs(scipy.stats.skew(differences, axis=0, nan_policy="omit")))
-    note += f"; median |skew| of a head's differences {skew:.1f}"
-    if skew > SKEWED:
-        note += ", too much for these p (docs/probe.md)"
-    note += "; one string against one says nothing about others like them: name several"
+    count, exact = _flip_count(len(differences), draws) if draws else (0, False)
+    if draws:
+        p = max_t(differences, draws=draws, seed=seed)
+        how = f"{'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
+        if exact and 1 / count > ALPHA:
+            how += f"; no p below {1 / count:.2g} is possible, probe at least 6"
+    else:
+        p = np.full(differences.shape[1], np.nan)
+        how = "ordered by t, no p: one string says nothing about others like it, name several"
+    note = f"{len(differences)} prompts, {how}"
     return _Contrast(
         n=table.count().to_numpy(),
         mean=table.mean().to_numpy(),
         error=table.sem().to_numpy(),
         t=t_values(differences),
-        p=max_t(differences, draws=draws, seed=seed),
+        p=p,
         flips=count,
         exact=exact,
         note=note,

@@ -16,10 +16,6 @@ def figure(
         Path, typer.Argument(help="A figure config, e.g. configs/figures/qwen-heads-12-13-14-demo.yaml.")
     ],
     overrides: Overrides = None,
-    random_weights: Annotated[
-        bool,
-        typer.Option("--random-weights", help="Use the exact architecture with random weights, without a checkpoint."),
-    ] = False,
     width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default: the config's.")] = None,
@@ -32,7 +28,6 @@ def figure(
     with progress_bar("figure") as advance:
         files = make_figure(
             load_figure_config(config, overrides or ()),
-            random_weights=random_weights,
             width=width,
             device=device,
             folder=output,

@@ -38,9 +38,6 @@ def probe(
     metric: Metric = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
-    random_weights: Annotated[
-        Path | None, typer.Option("--random-weights", metavar="ARCH", help="An architecture's YAML: random weights.")
-    ] = None,
     layers: Annotated[str, typer.Option(help="Indices from 0, such as 0,1,2 or 0-2.")] = "0",
     heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
@@ -100,7 +97,6 @@ def probe(
     )
     settings = ProbeSettings(
         model=model,
-        architecture=random_weights,
         layers=parse_indices(layers, "--layers"),
         heads=None if heads is None else parse_indices(heads, "--heads"),
         conditions=split_words(conditions),

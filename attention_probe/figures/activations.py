@@ -81,7 +81,6 @@ def read_activations(model: ModelConfig, conditions: Sequence[str], traces: Atte
         panel=model.name,
         model=header.model,
         prompts=len(problems),
-        random_weights=header.random_weights,
         on_outcome=header.on_outcome,
     )
 
@@ -111,23 +110,20 @@ def _relative_change(table: NDArray[np.float64], without: NDArray[np.float64]) -
     return np.where(np.isfinite(change), change, np.nan)
 
 
-def draw_activations(
-    config: ActivationsConfig, table: pandas.DataFrame, *, width: Width = "page", notes: Sequence[str] = ()
-) -> Figure:
+def draw_activations(config: ActivationsConfig, table: pandas.DataFrame, *, width: Width = "page") -> Figure:
     """One panel for each model: levels above, below them the change from the prompt without filler.
 
     Args:
         config: What is shown.
         table: From `read_activations`, of all models.
         width: `page` is 7 inches, `column` 3.3.
-        notes: What else a reader must be told, such as another tokenizer than the model's own.
     """
     if config.activations == _HISTOGRAM:
         draw, heights = _draw_histogram, [2.0, 1.1, _LINE * (1 + 4 * (len(config.conditions) - 1))]
     else:
         draw, heights = _draw_token_classes, [1.6, 1.1]
     down, across = style.panel_grid(len(config.models), width)
-    with style.drawing(width, 0.6 + down * (sum(heights) + 0.6), _note(config, table, notes)) as figure:
+    with style.drawing(width, 0.6 + down * (sum(heights) + 0.6), _note(config, table)) as figure:
         grid = figure.subplots(down * len(heights), across, squeeze=False, height_ratios=heights * down)
         for place in range(down * across):
             row = place // across * len(heights)
@@ -260,7 +256,7 @@ def _label_changes(axes: Axes, base: str) -> None:
     axes.set_ylabel(f"Relative change\nfrom {style.label(base)} (%)")
 
 
-def _note(config: ActivationsConfig, table: pandas.DataFrame, notes: Sequence[str]) -> str:
+def _note(config: ActivationsConfig, table: pandas.DataFrame) -> str:
     """What the numbers stand on."""
     counts = dict.fromkeys(table.loc[table["panel"] == one.name, "prompts"].iloc[0] for one in config.models)
     factors = dict.fromkeys(f"{one.c:g}" for one in config.models)
@@ -279,4 +275,4 @@ def _note(config: ActivationsConfig, table: pandas.DataFrame, notes: Sequence[st
         )
     else:
         said.append("Tokens: the mean of a prompt; prompts: those that have any.")
-    return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(notes)), config.note or ""])
+    return " ".join([*said, config.note or ""])

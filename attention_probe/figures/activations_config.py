@@ -19,21 +19,19 @@ class ModelConfig(Strict):
     Attributes:
         name: The panel's title.
         model: A hub id, a folder or `demo`.
-        architecture: The file with the model's exact shape, for `--random-weights`.
         traces: Traces of `mless probe --activations`. They are drawn as they are, and nothing is measured.
         c: What is near zero: |a| below 1.4826 MAD c. The study's values are 0.1, 0.13 and 0.32.
     """
 
     name: str = Field(min_length=1)
     model: str | None = None
-    architecture: Path | None = None
     traces: Path | None = None
     c: float = FACTORS[0]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not (self.traces or self.model or self.architecture):
-            raise ValueError("needs `model`, `architecture` or `traces`")
+        if not (self.traces or self.model):
+            raise ValueError("needs `model` or `traces`")
         if self.c not in FACTORS:
             raise ValueError(f"c: expected one of {', '.join(map(str, FACTORS))}, got {self.c:g}")
         return self
@@ -73,8 +71,8 @@ class ActivationsConfig(Strict):
         if self.prompts is None and not all(one.traces for one in self.models):
             raise ValueError("needs `prompts`, or `traces` for every model")
         for one in self.models:
-            if one.traces and (one.model or one.architecture):
-                raise ValueError(f"models: {one.name!r} has `traces`, so expected no `model` and no `architecture`")
+            if one.traces and one.model:
+                raise ValueError(f"models: {one.name!r} has `traces`, so expected no `model`")
         if self.prompts is not None:
             if not all(one.traces for one in self.models):
                 self.prompts.check_conditions(self.conditions)

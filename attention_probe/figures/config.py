@@ -126,7 +126,6 @@ class HeadConfig(Strict):
         title: The panel's title. By default name and label.
         name: The model's name in the title. By default the figure's.
         model: Another model than the figure's.
-        architecture: Another file than the figure's.
         exclude_first_token: Another choice than the figure's.
         prompts: Other prompts than the figure's.
     """
@@ -137,7 +136,6 @@ class HeadConfig(Strict):
     title: str | None = None
     name: str | None = None
     model: str | None = None
-    architecture: Path | None = None
     exclude_first_token: bool | None = None
     prompts: PromptsConfig | None = None
 
@@ -221,7 +219,6 @@ class FigureConfig(Strict):
         seed_document: The figure of the study that it reproduces.
         model: A hub id, a folder or `demo`.
         model_name: What titles call it.
-        architecture: The file with the model's exact shape, for `--random-weights`.
         prompts: Which prompts are averaged.
         definition: Whose attention is averaged: of the tokens that the prompt without filler has too (`common`), or of
             all later ones, filler included (`published`).
@@ -239,7 +236,6 @@ class FigureConfig(Strict):
     seed_document: str | None = None
     model: str | None = None
     model_name: str | None = None
-    architecture: Path | None = None
     prompts: PromptsConfig | None = None
     definition: Definition = "common"
     y_label: str = "Average attention weight"
@@ -260,8 +256,8 @@ class FigureConfig(Strict):
                     f"got {len(row.y_limits)}"
                 )
         for place, head in enumerate(self._whole_heads):
-            if not (head.model or head.architecture):
-                raise ValueError(f"heads.{place}: needs `model` or `architecture`, here or for the whole figure")
+            if not head.model:
+                raise ValueError(f"heads.{place}: needs `model`, here or for the whole figure")
             if head.prompts is None:
                 raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
             if head.prompts.flip in (*CHANGES, CHANGED) and not head.prompts.controls:
@@ -304,14 +300,14 @@ class FigureConfig(Strict):
         """The panels of each model and set of prompts, which are measured together."""
         groups: dict[str, list[Panel]] = {}
         for panel in self.panels:
-            key = panel.head.model_dump_json(include={"model", "architecture", "prompts"})
+            key = panel.head.model_dump_json(include={"model", "prompts"})
             groups.setdefault(key, []).append(panel)
         return list(groups.values())
 
     @property
     def _whole_heads(self) -> list[HeadConfig]:
         """The heads with all that they take from the figure."""
-        shared = ("model", "architecture", "prompts", "exclude_first_token")
+        shared = ("model", "prompts", "exclude_first_token")
         return [
             head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
             for head in self.heads

@@ -56,8 +56,7 @@ def read_curves(panel: Panel, traces: AttentionTraces, *, problem: str | None = 
         panel=panel.title,
         row=panel.row,
         column=panel.column,
-        model=panel.head.model or str(panel.head.architecture),
-        random_weights=traces.header.random_weights,
+        model=panel.head.model,
         on_outcome=traces.header.on_outcome,
         problem=chosen[0] if len(chosen) == 1 else None,
     )

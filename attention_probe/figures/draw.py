@@ -1,8 +1,8 @@
 """Draws a figure of curves as its config says, at the width of a column or a page.
 
 Nothing here computes: what is drawn comes in as `Curve`s and a table of accuracies. Everything that qualifies the
-numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel (random
-weights, selected on outcome, reference numbers), counts and bands in the note below.
+numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel
+(selected on outcome, reference numbers), counts and bands in the note below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TIGHT = {
     "legend.labelspacing": 0.2,
 }
 """Less room for the text of panels that are smaller than other figures."""
-STAMPS = {"random_weights": "random weights", "on_outcome": "selected on outcome"}
+STAMPS = {"on_outcome": "selected on outcome"}
 """What stands in red above a panel, by the column that says whether it does."""
 _GLYPH = 0.56
 """Width of an average letter, in font sizes."""
@@ -57,7 +57,6 @@ def draw_figure(
     *,
     width: Width = "page",
     bars: pandas.DataFrame | None = None,
-    notes: Sequence[str] = (),
 ) -> Figure:
     """The figure: rows times heads as in the study at page width, turned to fit a column at column width.
 
@@ -66,7 +65,6 @@ def draw_figure(
         curves: The points of all panels, from `data.read_curves`.
         width: `page` is 7 inches, `column` 3.3.
         bars: Accuracies for the config's bars, from `data.read_bars`.
-        notes: What else a reader must be told, such as another tokenizer than the model's own.
 
     Raises:
         ConfigError: panels or bars of the config are missing from what is drawn.
@@ -101,7 +99,7 @@ def draw_figure(
             stamp(bar_axes, config.bars.title, stamps, size, above=1.35 * size)
             bar_axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3).set_in_layout(False)
             bar_axes.tick_params(axis="x", labelsize=size - 1)
-        add_note(figure, " ".join(_sentences(config, panels, bars, notes)), size)
+        add_note(figure, " ".join(_sentences(config, panels, bars)), size)
         make_room(figure, panels)
     return figure
 
@@ -202,9 +200,7 @@ def stamp(axes: Axes, title: str, stamps: Sequence[str], size: float, *, above: 
         )
 
 
-def _sentences(
-    config: FigureConfig, panels: Sequence[Drawn], bars: pandas.DataFrame | None, notes: Sequence[str]
-) -> Iterator[str]:
+def _sentences(config: FigureConfig, panels: Sequence[Drawn], bars: pandas.DataFrame | None) -> Iterator[str]:
     """What the numbers stand on."""
     counts = [drawn.curves["prompts"].max() for drawn in panels]
     if len(set(counts)) > 1:
@@ -227,7 +223,7 @@ def _sentences(
     if controls := [drawn.controls["prompts"].max() for drawn in panels if len(drawn.controls)]:
         yield f"Dashed: {min(controls)} matched {plural('problem', min(controls))} that did not flip."
     told = [note for drawn in panels for note in drawn.points["note"].dropna().unique()]
-    yield from (f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys([*notes, *told]))
+    yield from (f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(told))
     yield from (_EXPLAINED[definition] for definition in dict.fromkeys(drawn.panel.definition for drawn in panels))
     if bars is not None:
         fewest, most = bars["n"].min(), bars["n"].max()

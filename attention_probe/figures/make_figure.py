@@ -12,19 +12,17 @@ from typing import Any
 import pandas
 
 from attention_probe.figures.activations import draw_activations, read_activations
-from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
-from attention_probe.figures.config import FigureConfig, HeadConfig
+from attention_probe.figures.activations_config import ActivationsConfig
+from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.model.architectures import read_architecture
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness.choices import Width
 from harness.display.figures.saving import write_figure
-from harness.errors import ConfigError
 from harness.runs import receipts
 
 TRACES = "traces"
@@ -34,7 +32,6 @@ TRACES = "traces"
 def make_figure(
     config: FigureConfig | ActivationsConfig,
     *,
-    random_weights: bool = False,
     width: Width = "page",
     device: str = "cpu",
     folder: Path | None = None,
@@ -44,7 +41,6 @@ def make_figure(
 
     Args:
         config: The figure.
-        random_weights: Draw the weights of each panel's architecture instead of loading its model.
         width: `page` or `column`.
         device: Where the probe runs.
         folder: Where the figure goes; the config's by default.
@@ -55,14 +51,13 @@ def make_figure(
     """
     folder = folder or config.output
     if isinstance(config, ActivationsConfig):
-        return _make_activations(config, random_weights, width, device, folder, advance)
+        return _make_activations(config, width, device, folder, advance)
     names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]
     tables: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
     sessions: list[dict[str, Any]] = []
-    notes: list[str] = []
     for panels in config.groups:
         settings = ProbeSettings(
-            **_weights(panels[0].head, random_weights),
+            model=panels[0].head.model,
             layers=tuple(sorted({panel.head.layer for panel in panels})),
             heads=tuple(sorted({panel.head.head for panel in panels})),
             conditions=config.conditions,
@@ -71,43 +66,36 @@ def make_figure(
         path = _measure(settings, panels[0].prompts, folder / TRACES, advance)
         with AttentionTraces.open(path) as traces:
             sessions.append(traces.receipt)
-            notes += _notes(str(traces.receipt["tokenizer"]), settings)
             for name, found in tables.items():
                 one = None if name == config.name else choose_one_prompt(config, traces)
                 found += [read_curves(panel, traces, problem=one) for panel in panels]
-    receipt = _receipt(config, random_weights, sessions)
+    receipt = _receipt(config, sessions)
     bars = None if config.bars is None else read_bars(config.bars)
     files = []
     for name, found in tables.items():
         curves = pandas.concat(found, ignore_index=True)
-        figure = draw_figure(config, curves, width=width, bars=bars, notes=notes)
+        figure = draw_figure(config, curves, width=width, bars=bars)
         files += write_figure(figure, figure_table(config, curves, bars), folder, name, receipt, width=width)
     return files
 
 
 def _make_activations(
     config: ActivationsConfig,
-    random_weights: bool,
     width: Width,
     device: str,
     folder: Path,
     advance: Callable[[int, int], None],
 ) -> list[Path]:
     """A figure of the first MLP; arguments as for `make_figure`."""
-    tables, sessions, notes = [], [], []
+    tables, sessions = [], []
     if all(model.traces for model in config.models):
-        if random_weights:
-            raise ConfigError(
-                "--random-weights: expected a model to measure, and every model of the figure has `traces`, which are "
-                "drawn as they are. Leave it out, or name an `architecture` in place of `traces`."
-            )
         config = config.model_copy(update={"prompts": None})  # the receipt must not name prompts that were not asked
     for model in config.models:
         path = model.traces
         if path is None:
             assert config.prompts is not None  # the config has checked it
             settings = ProbeSettings(
-                **_weights(model, random_weights),
+                model=model.model,
                 conditions=config.conditions,
                 record=Record(activations=True),
                 device=device,
@@ -116,30 +104,14 @@ def _make_activations(
         with AttentionTraces.open(path) as traces:
             tables.append(read_activations(model, config.conditions, traces))
             sessions.append(traces.receipt)
-            if model.traces is None:
-                notes += _notes(str(traces.receipt["tokenizer"]), settings)
     table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
-    figure = draw_activations(config, table, width=width, notes=notes)
-    return write_figure(figure, table, folder, config.name, _receipt(config, random_weights, sessions), width=width)
+    figure = draw_activations(config, table, width=width)
+    return write_figure(figure, table, folder, config.name, _receipt(config, sessions), width=width)
 
 
-def _weights(shown: HeadConfig | ModelConfig, random_weights: bool) -> dict[str, Any]:
-    """The settings that say which weights are run."""
-    if random_weights and shown.architecture is None:
-        raise ConfigError(
-            f"--random-weights needs an architecture, and the figure names none for {shown.model}. Add "
-            "`architecture: configs/architectures/NAME.yaml` to its config, or leave out --random-weights."
-        )
-    model = None if random_weights else shown.model
-    return {"model": model, "architecture": shown.architecture if model is None else None}
-
-
-def _receipt(
-    config: FigureConfig | ActivationsConfig, random_weights: bool, sessions: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _receipt(config: FigureConfig | ActivationsConfig, sessions: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "figure": config.model_dump(mode="json"),
-        "random_weights": random_weights,
         "probes": sessions,
         "versions": receipts.versions(),
         "git_revision": receipts.git_revision(),
@@ -154,7 +126,6 @@ def _measure(
     selection = choose(prompts, source)
     parts = [
         settings.model,
-        str(settings.architecture),
         settings.layers,
         settings.conditions,
         source.prompts_sha256,
@@ -165,10 +136,3 @@ def _measure(
     path = folder / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.traces"
     run_probe(source, selection, settings, path, advance=advance)
     return path
-
-
-def _notes(used: str, settings: ProbeSettings) -> list[str]:
-    """A sentence on the tokenizer that read the prompts, where it is not the architecture's own."""
-    own = used if settings.architecture is None else read_architecture(settings.architecture).tokenizer
-    name = "the bundled tokenizer" if used == "demo" else Path(used).name
-    return [] if used == own else [f"Read by {name}, not {own}'s"]

@@ -83,8 +83,6 @@ def _notes(header: TraceHeader, curve: Curve, left_out: bool) -> Iterator[str]:
     if len(header.layers) > 1:
         recorded = ", ".join(str(number + 1) for number in header.layers)
         yield f"Recorded were the layers {recorded}; shown is Layer {curve.layer + 1}."
-    if header.random_weights:
-        yield "Random weights: these curves say nothing about a trained model."
     if header.on_outcome:
         yield "Selected on outcome: these problems were chosen by what became of them."
     yield "That inserted tokens take attention from the others is no finding: softmax guarantees it."

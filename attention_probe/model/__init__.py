@@ -5,9 +5,8 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "load_first_layers": ["LoadedModel", "load_model", "random_model"],
+        "load_first_layers": ["LoadedModel", "load_model"],
         "reduce_attention": ["Capture"],
         "capture": ["capture"],
-        "architectures": ["Architecture"],
     },
 )

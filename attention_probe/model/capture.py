@@ -10,18 +10,16 @@ from __future__ import annotations
 # ruff: noqa: F722
 import inspect
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
 from attention_probe.model.eager_attention import run_eager, softmax_layers
 from attention_probe.model.reduce_attention import Capture, Done, Readout
-from attention_probe.model.token_table import per_token
 from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """What architectures call the non-linearity of their MLP."""
+TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
+"""Model types whose capture the tests compare with eager attention."""
 
 
 def capture(
@@ -103,9 +103,7 @@ def capture(
         "use_cache": False,
     }
     found = Capture(asked=asked)
-    table = None if eager else loaded.table
-    looked_up = table.replacing_projections(loaded.decoder_layers[0], token_ids) if table else nullcontext()
-    with torch.inference_mode(), _recorded_activations(loaded, found), looked_up:
+    with torch.inference_mode(), _recorded_activations(loaded, found):
         found.eager = eager or not _run_registered(model, inputs, found)
         if found.eager:
             run_eager(loaded, inputs, found)
@@ -212,7 +210,13 @@ def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]
         return
 
     def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
-        found.activations = per_token(result, found.asked.real)
+        # some architectures lay all tokens in one row, or add an axis of one
+        if result.shape[:-1].numel() != found.asked.real.numel():
+            raise ModelError(
+                f"The first MLP gives {list(result.shape)} for {list(found.asked.real.shape)} tokens, expected one "
+                "vector for each. Leave out --activations for this model."
+            )
+        found.activations = result.reshape(*found.asked.real.shape, -1)
         found.stop_if_done()
 
     handle = _activation(loaded).register_forward_hook(record)

@@ -1,7 +1,7 @@
-"""A model's first layers and nothing else: read from a checkpoint, or with random weights.
+"""A model's first layers and nothing else, read from a checkpoint.
 
 transformers' own `from_pretrained` reads them, with a config cut to that many layers. Tensors of later layers are then
-never read. A layer must not depend on how many follow it, so each is compared with its place in the whole model.
+never read.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
-from attention_probe.model.architectures import read_architecture
 from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.errors import ConfigError, ModelError
@@ -28,13 +27,8 @@ from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folde
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from attention_probe.model.token_table import TokenTable
-
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """What older and newer multimodal checkpoints put before the names of their text model's tensors."""
-
-OF_LOADING = {"training", "padding_idx"}
-"""Attributes of a module that loading sets."""
 
 SAMPLED_VALUES = 4096
 """Values of each first-layer tensor that are hashed into the fingerprint."""
@@ -45,14 +39,12 @@ class LoadedModel:
     """The first layers of a model, ready to run.
 
     Attributes:
-        name: As asked for; for random weights the architecture's name.
+        name: As asked for.
         model: The base model cut after the deepest asked layer; eval mode, no gradients.
         config: The text config as in the checkpoint, with its full number of layers.
         layers: The asked layers' indices, ascending.
         layers_path: Where in `model` the list of decoder layers is.
-        random_weights: Whether the weights are random, so that nothing measured is about a trained model.
         fingerprint: What identifies the weights, whatever layers were asked for.
-        table: The first layer's projections of every token that will be run; None to compute them in each pass.
     """
 
     name: str
@@ -60,9 +52,7 @@ class LoadedModel:
     config: PretrainedConfig
     layers: tuple[int, ...]
     layers_path: str
-    random_weights: bool
     fingerprint: dict[str, Any]
-    table: TokenTable | None = None
 
     @property
     def head_count(self) -> int:
@@ -130,7 +120,7 @@ def load_model(
         raise ModelError(_explain_loading_error(name, error)) from error
     config = _text_config(whole_config, name)
     chosen = check_indices("layer", layers, config.num_hidden_layers, name)
-    whole, layers_path = _lay_out(config, name)
+    layers_path = _find_layers(config, name)
     cut = copy.deepcopy(config)
     cut.num_hidden_layers = max(chosen) + 1
     if getattr(cut, "layer_types", None):
@@ -152,58 +142,12 @@ def load_model(
     except Exception as error:  # the hub, safetensors, JSON and transformers have their own
         raise ModelError(_explain_loading_error(name, error)) from error
     _refuse_mismatch(name, model, layers_path, found)
-    _refuse_other_layers(name, model, whole)
     fingerprint = {
         "name": config_path.parent.name if is_folder else name,
         "revision": commit,
         "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
     }
-    return _finish(name, model, config, chosen, layers_path, device, fingerprint, random_weights=False)
-
-
-def random_model(
-    architecture: str | Path,
-    *,
-    layers: Iterable[int],
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-) -> LoadedModel:
-    """An exact architecture with random weights, drawn as its authors' code initialises them.
-
-    They are drawn from the first layer on, so a layer is the same however many follow it.
-
-    Args:
-        architecture: An ARCH.yaml, or the bare name of a bundled one.
-        layers: Indices from 0.
-        seed: Of all weights.
-        dtype: To compute in. The weights are drawn in float32 and rounded.
-        device: Where the model goes. The weights are drawn on the CPU, so they do not depend on it.
-
-    Raises:
-        ConfigError: the YAML is missing or not an architecture, or there is no such device.
-        ModelError: a layer lies outside of it.
-    """
-    _check_device(device)
-    facts = read_architecture(architecture)
-    model_type = facts.config["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        raise ConfigError(f"{architecture}: transformers knows no model_type {model_type!r}. Check the spelling.")
-    try:
-        config = CONFIG_MAPPING[model_type].from_dict(dict(facts.config)).get_text_config(decoder=True)
-    except Exception as error:  # each config class has its own
-        raise ConfigError(f"{architecture}: not a config of {model_type}: {' '.join(str(error).split())}") from error
-    chosen = check_indices("layer", layers, config.num_hidden_layers, facts.name)
-    model, layers_path = _lay_out(config, facts.name)
-    del model.get_submodule(layers_path)[max(chosen) + 1 :]
-    model.to_empty(device="cpu")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.init_weights()
-    for parameter in model.parameters():  # `model.to` would round computed buffers too
-        parameter.data = parameter.data.to(dtype)
-    fingerprint = {"name": facts.name, "architecture_sha256": facts.sha256, "seed": seed}
-    return _finish(facts.name, model, config, chosen, layers_path, device, fingerprint, random_weights=True)
+    return _finish(name, model, config, chosen, layers_path, device, fingerprint)
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -265,18 +209,15 @@ def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     return text
 
 
-def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]:
-    """The whole model on the meta device, which costs no memory, and the path of its list of decoder layers.
+def _find_layers(config: PretrainedConfig, name: str) -> str:
+    """The path of the list of decoder layers, in the whole model on the meta device, which costs no memory.
 
     Raises:
         ModelError: the architecture cannot be built or cut.
     """
-    own = copy.deepcopy(config)
-    # transformers sets the padding token's random embedding to zero, and another tokenizer may use that id for text
-    own.pad_token_id = None
     try:
         with torch.device("meta"):
-            model = AutoModel.from_config(own, dtype=torch.float32, attn_implementation="eager")
+            model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except ValueError as error:
         raise ModelError(
             f"{name} ({config.model_type}) is not a model that the probe can build: {str(error)[:200]}"
@@ -290,7 +231,7 @@ def _lay_out(config: PretrainedConfig, name: str) -> tuple[PreTrainedModel, str]
             f"{type(model).__name__} has {found}, so it cannot be cut. The probe reads decoders whose layers are one "
             "list."
         )
-    return model, outermost[0]
+    return str(outermost[0])
 
 
 def _explain_loading_error(name: str, error: Exception) -> str:
@@ -336,19 +277,6 @@ def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found:
             )
 
 
-def _refuse_other_layers(name: str, model: PreTrainedModel, whole: PreTrainedModel) -> None:
-    """Raise ModelError if a kept module has other settings than in the whole model: what it is depends on the cut."""
-    for path, module in model.named_modules():
-        theirs = vars(whole.get_submodule(path)) if path else {}
-        for key, value in vars(module).items():
-            is_setting = isinstance(value, bool | int | float | str) and key not in OF_LOADING and key[0] != "_"
-            if is_setting and value != theirs.get(key, value):
-                raise ModelError(
-                    f"{name} ({model.config.model_type}): {path} has another {key} in the model's first layers than in "
-                    "the whole model, so its first layers cannot be run alone. Choose another model."
-                )
-
-
 def _finish(
     name: str,
     model: PreTrainedModel,
@@ -357,8 +285,6 @@ def _finish(
     layers_path: str,
     device: str | torch.device,
     fingerprint: dict[str, Any],
-    *,
-    random_weights: bool,
 ) -> LoadedModel:
     """The model ready to run; its fingerprint with the start of each first-layer tensor."""
     digest = hashlib.sha256()
@@ -370,7 +296,6 @@ def _finish(
         config=config,
         layers=layers,
         layers_path=layers_path,
-        random_weights=random_weights,
         fingerprint=fingerprint
         | {
             "model_type": config.model_type,

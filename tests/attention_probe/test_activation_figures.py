@@ -21,7 +21,6 @@ from attention_probe.figures.config import load_figure_config
 from attention_probe.measure.activations import BINS, gini
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.measure.token_classes import CLASSES
-from attention_probe.model.architectures import read_architecture
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
@@ -184,7 +183,7 @@ def test_a_class_of_which_no_prompt_has_a_token_is_said_to_be_none(traces):
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(traces, name, width):
     config = load(name)
-    figure = draw_activations(config, read(config, traces).assign(random_weights=True), width=width)
+    figure = draw_activations(config, read(config, traces).assign(on_outcome=True), width=width)
     figure.draw_without_rendering()
     down = 3 if name == "histogram" else 2
     assert len(figure.axes) == down * len(config.models)
@@ -192,7 +191,7 @@ def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(trace
     words += [text for axes in figure.axes for text in axes.get_xticklabels()]
     words += [text for axes in figure.axes if axes.yaxis_inverted() for text in axes.get_yticklabels()]  # of the table
     boxes = {text: text.get_window_extent() for text in words if text.get_text() and text.get_visible()}
-    assert sum(text.get_text() == "random weights" for text in words) == len(config.models)
+    assert sum(text.get_text() == "selected on outcome" for text in words) == len(config.models)
     page = figure.bbox
     for text, box in boxes.items():
         assert box.x0 >= -1 and box.x1 <= page.x1 + 1 and box.y0 >= -1 and box.y1 <= page.y1 + 1, text
@@ -245,8 +244,6 @@ def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundl
     assert [one.model for one in twin.models] == ["demo"]
     for figure, stem in ((config, name), (twin, f"{name}-demo")):
         assert figure.name == f"activations-{stem}" and figure.activations == name.replace("-", "_")
-    for one in config.models:
-        assert read_architecture(ROOT / one.architecture).tokenizer == one.model
 
 
 @pytest.mark.parametrize(
@@ -257,13 +254,9 @@ def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundl
         ("conditions=[wo, dots]", r"know the conditions wo, mless, mful, random, got dots"),
         ("models.0.c=0.2", r"models.0: c: expected one of 0.1, 0.13, 0.32, got 0.2"),
         ("models.0.layer=1", r"unknown key 'models.0.layer'. Expected one of: "),
-        ("models=[{name: x}]", r"needs `model`, `architecture` or `traces`"),
+        ("models=[{name: x}]", r"needs `model` or `traces`"),
         ("models=[{name: x, model: a}, {name: x, model: b}]", r"models: expected another name for each panel"),
-        ("models.0.traces=x", r"'Bundled model' has `traces`, so expected no `model` and no `architecture`"),
-        (
-            "models=[{name: x, architecture: a.yaml, traces: x}]",
-            r"'x' has `traces`, so expected no `model` and no `architecture`",
-        ),
+        ("models.0.traces=x", r"'Bundled model' has `traces`, so expected no `model`"),
         ("prompts=null", r"needs `prompts`, or `traces` for every model"),
         ("prompts={run: x, flip: changed, controls: true}", r"prompts: .* expected no `flip`"),
         ("activations=bars", r"activations: expected 'histogram' or 'token_classes', got 'bars'"),
@@ -276,7 +269,7 @@ def test_what_a_config_may_not_say(override, message):
 
 
 def test_what_traces_answer_is_neither_checked_nor_recorded(figure, path, tmp_path):
-    """Their conditions are their own, not those of the prompts; and nothing is measured, random weights or not."""
+    """Their conditions are their own, not those of the prompts; and nothing is measured."""
     of_traces = f"models=[{{name: x, traces: {path}}}]"
     assert load("histogram-demo", of_traces, "conditions=[wo, dots]").conditions == ("wo", "dots")
     with pytest.raises(ConfigError, match="know the conditions wo, mless, mful, random, got dots"):
@@ -284,18 +277,9 @@ def test_what_traces_answer_is_neither_checked_nor_recorded(figure, path, tmp_pa
             "histogram-demo", f"models=[{{name: x, traces: {path}}}, {{name: y, model: demo}}]", "conditions=[wo, dots]"
         )
     given = ("--set", of_traces, "-o", tmp_path)
-    result = figure("histogram-demo", *given, "--random-weights")
-    assert isinstance(result.exception, ConfigError) and not list(tmp_path.iterdir())
-    assert "every model of the figure has `traces`, which are drawn as they are" in str(result.exception)
     assert figure("histogram-demo", *given).exit_code == 0
     receipt = json.loads(Image.open(tmp_path / "activations-histogram-demo.png").text["Description"])
-    assert receipt["figure"]["prompts"] is None and receipt["random_weights"] is False
-
-
-def test_random_weights_need_an_architecture(figure, tmp_path):
-    result = figure("histogram-demo", "--random-weights", "-o", tmp_path)
-    assert isinstance(result.exception, ConfigError)
-    assert "--random-weights needs an architecture" in str(result.exception)
+    assert receipt["figure"]["prompts"] is None
 
 
 def test_without_bins_nothing_is_drawn_and_the_numbers_are_dashes(traces, tmp_path):

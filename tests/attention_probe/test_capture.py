@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModel
 
-from attention_probe.model.architectures import TESTED
 from attention_probe.model.attention_function import ATTENTION
-from attention_probe.model.capture import capture
+from attention_probe.model.capture import TESTED, capture
 from attention_probe.model.load_first_layers import load_model
 from attention_probe.self_check import eager_error, identity_error, largest_difference
 from harness.errors import ModelError, PromptMismatchError

@@ -27,14 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 
 
-def write_traces(path, *, controls=0, problems=5, random_weights=False, filler=FILLER, family="qwen2"):
+def write_traces(path, *, controls=0, problems=5, filler=FILLER, family="qwen2"):
     """Traces of a few prompts, open: spiky over the problem, low within the filler."""
     header = TraceHeader(
         model="m",
         layers=tuple(range(LAYERS)),
         head_count=HEADS,
         conditions=("wo", "mless", "mful", "random"),
-        random_weights=random_weights,
         on_outcome=bool(controls),
         options={"model_type": family},
     )
@@ -96,7 +95,7 @@ def llama_traces(tmp_path_factory):
 @pytest.fixture(scope="module")
 def flipped(tmp_path_factory):
     path = tmp_path_factory.mktemp("traces") / "flipped.traces"
-    with write_traces(path, controls=4, random_weights=True) as traces:
+    with write_traces(path, controls=4) as traces:
         yield traces
 
 
@@ -321,19 +320,19 @@ def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
     assert figure.get_supxlabel().startswith("One prompt: 1. Published definition")
 
 
-def test_random_weights_and_selection_on_outcome_are_stamped_on_every_panel(flipped, traces):
+def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
     config = load("flipped-demo")
     drawn = draw_of(config, flipped)
     figure = draw_figure(config, drawn)
     for axes in figure.axes:
-        assert "random weights selected on outcome" in texts(axes)
+        assert "selected on outcome" in texts(axes)
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
         solid = named(axes).values()
         assert len(dashed) == len(solid) > 0
         assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
     assert "Selected on outcome: changed. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
     table = figure_table(config, drawn)
-    assert set(table["kind"]) == {"curve", "control"} and table["random_weights"].all() and table["on_outcome"].all()
+    assert set(table["kind"]) == {"curve", "control"} and table["on_outcome"].all()
     assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces)).axes[:3])
 
 

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-import yaml
 from safetensors.torch import load_file, save_file
 
-from attention_probe.model.architectures import read_architecture
-from attention_probe.model.load_first_layers import check_indices, load_model, random_model
+from attention_probe.model.load_first_layers import check_indices, load_model
 from harness import resources
-from harness.errors import ConfigError, ModelError
+from harness.errors import ModelError
 
 VOCABULARY = 97
 PAD = 5
@@ -215,7 +213,6 @@ def test_the_model_is_ready_to_run(checkpoint):
     loaded = load_model(str(checkpoint("gemma3")), layers=[1])
     assert not loaded.model.training
     assert not any(p.requires_grad or p.is_meta for p in loaded.model.parameters())
-    assert not loaded.random_weights
     assert loaded.head_count == 4
     loaded.model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -444,15 +441,6 @@ def test_layers_spread_over_several_lists_are_refused(qwen2):
         load_model(str(qwen2), layers=[0])
 
 
-def test_layers_that_depend_on_how_many_there_are_are_refused(tmp_path):
-    types = ["full_attention", "linear_attention", "full_attention"]
-    shape = SHAPE | {"num_hidden_layers": 3, "layer_types": types, "num_local_experts": 2, "head_dim": 8}
-    build(hf.MiniMaxConfig(**shape)).save_pretrained(tmp_path)
-    load_model(str(tmp_path), layers=[0, 2])
-    with pytest.raises(ModelError, match=r"layers\.1\.self_attn has another num_hidden_layers .* cannot be run alone"):
-        load_model(str(tmp_path), layers=[0, 1])
-
-
 @pytest.mark.parametrize("layer", [5, -1])
 def test_layers_out_of_range_name_the_range_both_ways(checkpoint, layer):
     message = (
@@ -573,130 +561,3 @@ def test_a_hub_model_without_safetensors_is_refused_without_fetching_weights(hub
     said, sent = hub(qwen2)
     assert "org/tiny has no safetensors" in said and "Convert it" in said
     assert "pytorch_model.bin" not in sent
-
-
-# ---- random weights -----------------------------------------------------------------------------------------------
-
-FACTS = {  # layers, query heads, key-value heads, hidden size, vocabulary, parameters of one layer
-    "mless-demo": (4, 6, 3, 192, 1178, 480_000),
-    "qwen2.5-math-1.5b": (28, 12, 2, 1536, 151936, 46_797_824),
-    "qwen2.5-math-7b": (28, 28, 4, 3584, 152064, 233_057_792),
-    "llama-3.1-8b-instruct": (32, 32, 8, 4096, 128256, 218_112_000),
-    "gemma-3-4b-it": (34, 8, 4, 2560, 262208, 94_382_592),
-}
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """An architecture file small enough to draw all of it."""
-    path = tmp_path_factory.mktemp("architectures") / "small.yaml"
-    config = {"model_type": "gemma3_text", **GEMMA3, "hidden_size": 128}
-    path.write_text(yaml.safe_dump({"name": "Small", "source": "this test", "tokenizer": "demo", "config": config}))
-    return path
-
-
-def test_every_bundled_architecture_is_tested():
-    folder = resources.folder("configs") / "architectures"
-    assert {p.stem for p in folder.glob("*.yaml")} == set(FACTS)
-
-
-@pytest.mark.parametrize("name", FACTS)
-def test_bundled_architectures_have_the_published_shape(name):
-    facts = read_architecture(name)
-    config = hf.CONFIG_MAPPING[facts.config["model_type"]].from_dict(dict(facts.config))
-    with torch.device("meta"):
-        model = hf.AutoModel.from_config(config)
-    layers, heads, kv_heads, hidden, vocabulary, parameters = FACTS[name]
-    assert len(model.layers) == layers
-    assert (config.num_attention_heads, config.num_key_value_heads) == (heads, kv_heads)
-    assert model.embed_tokens.weight.shape == (vocabulary, hidden)
-    assert sum(p.numel() for p in model.layers[0].parameters()) == parameters
-    assert set(facts.config) <= set(config.to_dict()) | {"rope_theta", "rope_scaling", "rope_local_base_freq"} | {
-        "sliding_window_pattern"
-    }
-
-
-def test_gemma3s_layers_alternate_as_published():
-    facts = read_architecture("gemma-3-4b-it")
-    types = hf.Gemma3TextConfig.from_dict(dict(facts.config)).layer_types
-    assert [i for i, t in enumerate(types) if t == "full_attention"] == [5, 11, 17, 23, 29]
-
-
-def test_llama31s_slow_rotations_are_slowed_eightfold_and_its_fast_ones_are_not(tmp_path):
-    facts = read_architecture("llama-3.1-8b-instruct")
-    path = tmp_path / "narrow.yaml"
-    config = dict(facts.config) | {"intermediate_size": 8}
-    path.write_text(yaml.safe_dump({"name": "Narrow", "source": "this test", "tokenizer": "demo", "config": config}))
-    got = random_model(path, layers=[0]).model.rotary_emb.inv_freq.double()
-    plain = 500000.0 ** -(torch.arange(0, 128, 2).double() / 128)
-    wavelength = 2 * torch.pi / plain
-    assert torch.allclose(got[wavelength < 8192 / 4], plain[wavelength < 8192 / 4], rtol=1e-6)
-    assert torch.allclose(got[wavelength > 8192], plain[wavelength > 8192] / 8, rtol=1e-6)
-    between = (wavelength >= 8192 / 4) & (wavelength <= 8192)
-    assert between.any() and ((got < plain) & (got > plain / 8))[between].all()
-
-
-def test_a_layer_does_not_depend_on_how_many_are_asked(small):
-    one, three = (random_model(small, layers=[n]) for n in (0, 2))
-    first, same = one.decoder_layers[0].state_dict(), three.decoder_layers[0].state_dict()
-    assert all(torch.equal(first[n], same[n]) for n in first)
-    assert not torch.equal(first["mlp.up_proj.weight"], three.decoder_layers[1].mlp.up_proj.weight)
-    assert one.fingerprint == three.fingerprint
-    assert one.random_weights and one.name == "Small"
-
-
-def test_random_weights_are_the_seeds_and_leave_the_global_generator_alone(small):
-    state = torch.get_rng_state()
-    one, same, other = (random_model(small, layers=[0], seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), state)
-    outputs = [m.model(TOKENS)[0] for m in (one, same, other)]
-    assert torch.equal(outputs[0], outputs[1])
-    assert not torch.allclose(outputs[0], outputs[2])
-    assert one.fingerprint != other.fingerprint
-
-
-def test_random_weights_are_drawn_as_the_architecture_initialises_them(small):
-    loaded = random_model(small, layers=[0])
-    layer = loaded.decoder_layers[0]
-    for weight in (layer.self_attn.q_proj.weight, layer.mlp.down_proj.weight, loaded.model.embed_tokens.weight):
-        assert abs(weight.std() - 0.02) < 0.001 and abs(weight.mean()) < 0.001
-    assert not layer.input_layernorm.weight.any()  # Gemma's norms are centred on one: zero is the identity
-    assert float(loaded.model.embed_tokens.embed_scale) == pytest.approx(128**0.5)
-
-
-def test_gpt2_shaped_random_weights_have_positions_and_scaled_residuals(tmp_path):
-    path = tmp_path / "gpt2.yaml"
-    config = {"model_type": "gpt2", "vocab_size": 97, "n_embd": 64, "n_layer": 8, "n_head": 4, "n_positions": 64}
-    path.write_text(yaml.safe_dump({"name": "GPT", "source": "this test", "tokenizer": "demo", "config": config}))
-    model = random_model(path, layers=[0]).model
-    assert model.wpe.weight.shape == (64, 64) and abs(model.wpe.weight.std() - 0.02) < 0.001
-    assert abs(model.h[0].mlp.c_proj.weight.std() - 0.02 / 4) < 0.001  # as in the whole model of 8 layers
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("name: [", "is not valid YAML"),
-        ("name: x", "the key 'source' is missing"),
-        (
-            "{name: x, source: y, tokenizer: z, config: {}, heads: 3}",
-            "unknown key 'heads'. Expected one of: name, source",
-        ),
-        ("{name: x, source: y, tokenizer: z, config: {}}", "`config` has no model_type"),
-        ("{name: x, source: y, tokenizer: z, config: {model_type: qwenn}}", "knows no model_type 'qwenn'"),
-        (
-            "{name: x, source: y, tokenizer: z, config: {model_type: qwen2, hidden_size: many}}",
-            "not a config of qwen2: .*hidden_size",
-        ),
-    ],
-)
-def test_bad_architecture_files_say_what_is_wrong(tmp_path, content, message):
-    path = tmp_path / "bad.yaml"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        random_model(path, layers=[0])
-
-
-def test_an_unknown_architecture_names_the_bundled_ones():
-    with pytest.raises(ConfigError, match=r"no architecture qwen9\. Give a YAML file, or one of gemma-3-4b-it, llama"):
-        random_model("qwen9", layers=[0])

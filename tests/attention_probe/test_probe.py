@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -36,7 +35,6 @@ from tests.example_runs import GREEDY_RUN
 from tests.example_traces import make_trace, write_traces
 
 LAYERS = (0, 2)
-ARCHITECTURE = Path("qwen2.5-math-1.5b")
 BUILT = ("probe", "--dataset", "demo")
 
 
@@ -268,26 +266,9 @@ def test_another_dtype_reports_its_difference_from_float32(source, selection, tm
     assert "dtype" in describe_checks(receipt["self_check"])
 
 
-def test_random_weights_are_stamped_and_seeded(source, tmp_path):
-    chosen = select(source, Criterion(n=2))
-    settings = ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",))
-    for name in ("a", "b"):
-        run_probe(source, chosen, settings, tmp_path / name)
-    with AttentionTraces.open(tmp_path / "a") as one, AttentionTraces.open(tmp_path / "b") as other:
-        assert one.header.random_weights and one.header.head_count == 12
-        assert "random weights" in summary(one)
-        for trace in one:
-            assert (other.get(trace.problem_id, trace.condition).mean_all[..., :-1] == trace.mean_all[..., :-1]).all()
-
-
-def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see(source, tmp_path):
-    facts = yaml.safe_load(Path("configs/architectures/gemma-3-4b-it.yaml").read_text(encoding="utf-8"))
-    facts["config"] |= {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 6, "sliding_window": 16}
-    architecture = tmp_path / "narrow.yaml"
-    architecture.write_text(yaml.safe_dump(facts), encoding="utf-8")
-    settings = ProbeSettings(
-        architecture=architecture, layers=(4, 5), conditions=("mless",), record=Record(visible=True)
-    )
+def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see(source, model_of, tmp_path):
+    model = model_of("gemma3_text", num_hidden_layers=6, sliding_window=16, layer_types=None, sliding_window_pattern=6)
+    settings = ProbeSettings(model=str(model), layers=(4, 5), conditions=("mless",), record=Record(visible=True))
     run_probe(source, select(source, Criterion(n=1)), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         (trace,) = traces.select("mless")
@@ -296,11 +277,11 @@ def test_with_visible_each_layer_counts_the_queries_that_its_own_window_lets_see
     assert (trace.count_all[1] == later).all()  # every sixth sees everything
 
 
-def test_traces_of_another_model_are_not_mixed(source, selection, settings, tmp_path):
+def test_traces_of_another_model_are_not_mixed(source, selection, model_of, tmp_path):
     path = tmp_path / "t.traces"
     run_probe(source, selection, ProbeSettings(conditions=("mless",)), path)
     with pytest.raises(JournalError, match=r"traces of another kind, nothing was added\. Changed: "):
-        run_probe(source, selection, ProbeSettings(architecture=ARCHITECTURE, conditions=("mless",)), path)
+        run_probe(source, selection, ProbeSettings(model=str(model_of("qwen2")), conditions=("mless",)), path)
 
 
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
@@ -462,26 +443,13 @@ def test_another_tokenizer_is_refused(source, selection, tmp_path):
         run_probe(source, selection, settings, tmp_path / "t.traces")
 
 
-def test_probe_curves_and_heads_from_the_command_line(command, tmp_path):
+def test_probe_and_heads_from_the_command_line(command, tmp_path):
     traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
     flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5")
     select(read_source(GREEDY_RUN), Criterion(flip="both_right", n=3)).save(chosen)
     printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
     assert "selected on outcome" in printed and "Head 6" in printed
     assert command("probe", GREEDY_RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
-    rows = json.loads(command("curves", traces, "--head", "2", "--conditions", "wo,mless", "--format", "json"))
-    assert {row["label"] for row in rows} == {"Layer 1 Head 3"} and {row["condition"] for row in rows} == {
-        "wo",
-        "mless",
-    }
-    weighted = json.loads(command("curves", traces, "--head", "2", "--weighted", "--format", "json"))
-    plain = [row for row in rows if row["condition"] == "wo"]
-    ratios = [one["mean"] / other["mean"] for one, other in zip(weighted, plain, strict=False)]
-    assert "length of the value" in weighted[0]["unit"] and len({round(ratio, 6) for ratio in ratios}) > 5
-    paired = json.loads(command("curves", traces, "--head", "2", "--view", "difference", "--format", "json"))
-    assert paired[0]["condition"] == "mless - wo"
-    first = next(row for row in rows if row["condition"] == "mless")["mean"] - plain[0]["mean"]
-    assert paired[0]["mean"] == pytest.approx(first) and paired[0]["low"] <= first <= paired[0]["high"]
     assert "p_adjusted" in command("heads", traces)
 
 
@@ -517,8 +485,6 @@ def test_controls_are_averaged_with_nothing(command, tmp_path):
     flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
     printed = " ".join(command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces").split())
     assert ", 1 problems;" in printed and "1 controls were traced and are left out here" in printed
-    rows = json.loads(command("curves", tmp_path / "t.traces", "--head", "0", "--format", "json"))
-    assert {row["prompts"] for row in rows} == {1} and all(row["on_outcome"] for row in rows)
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
@@ -552,7 +518,7 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
             ["probe", GREEDY_RUN, "--layers", "0,3-1"],
             r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
         ),
-        (["curves", "none.traces"], "none.traces does not exist"),
+        (["heads", "none.traces"], "none.traces does not exist"),
         (["probe", "nowhere"], "nowhere"),
     ],
 )
@@ -564,6 +530,6 @@ def test_bad_options_are_told_in_one_line(command, arguments, message, tmp_path,
 
 
 def test_mless_itself_has_the_commands_and_exits_with_2(tmp_path):
-    command = [str(Path(sys.executable).with_name("mless")), "curves", str(tmp_path / "none.traces")]
+    command = [str(Path(sys.executable).with_name("mless")), "heads", str(tmp_path / "none.traces")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("mless: ") and "does not exist" in done.stderr

@@ -130,7 +130,7 @@ def test_continuing_knows_what_is_there_and_keeps_both_receipts(tmp_path):
         ({"queries": "completion"}, 'queries: "prompt" -> "completion"'),
         ({"fingerprint": {"revision": "b"}}, 'fingerprint.revision: null -> "b"'),
         ({"options": {"c": 0.1}}, "options.c: null -> 0.1"),
-        ({"random_weights": True}, "random_weights: false -> true"),
+        ({"on_outcome": True}, "on_outcome: false -> true"),
     ],
 )
 def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, written, change, told):
@@ -294,7 +294,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path, written, other):
     about = json.loads((path / "header.json").read_text())
     (path / "header.json").write_text(json.dumps(about | {"mless_traces": other}))
     for attempt in (AttentionTraces.open, begin):
-        with pytest.raises(JournalError, match=f"is of trace format {other}, this mless reads format 4"):
+        with pytest.raises(JournalError, match=f"is of trace format {other}, this mless reads format 5"):
             attempt(path)
 
 

@@ -183,8 +183,6 @@ FIXED = {
     ("probe", "--queries"): "prompt completion",
     ("probe", "--definition"): "common published",
     ("probe", "--dtype"): "float32 bfloat16 float16",
-    ("curves", "--view"): "aligned full difference",
-    ("curves", "--format"): "csv json",
     ("heads", "--format"): "text csv json",
     ("figure", "--width"): "page column",
     ("flips", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
