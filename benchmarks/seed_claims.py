@@ -36,7 +36,6 @@ from harness.runs import receipts
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")
-DRAWS = 5
 DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 
