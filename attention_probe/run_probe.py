@@ -22,6 +22,7 @@ from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
 from harness.analysis.selection import SelectedProblem, Selection, selected_problems
+from harness.constants import GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD
 from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import receipts
@@ -29,12 +30,6 @@ from harness.runs.prompt_source import BASELINE, Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""From glibc's malloc.h."""
-
-GROUP_TOKENS = 1024
-"""Tokens in one forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
 
 
 def run_probe(

@@ -18,12 +18,8 @@ from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.model.reduce_attention import Capture
 from attention_probe.prompts.token_roles import TokenizedPrompt
 from attention_probe.settings import ProbeSettings
+from harness.constants import CHECKED_TOKENS, SAMPLED_QUERIES
 from harness.errors import ModelError
-
-CHECKED_TOKENS = 2048
-"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
-
-SAMPLED_QUERIES = 64
 
 
 def self_check(

@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from attention_probe.trace_record import FACTS, Trace, TraceEntry, TraceHeader
+from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
 from harness.runs.journal import differences
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionTraces", "Trace", "TraceEntry", "TraceHeader"]
 
-HEADER, FORMAT = "header.json", 5
+HEADER = "header.json"
 
 _RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
 
@@ -88,7 +89,12 @@ class AttentionTraces:
             session = json.loads(json.dumps(dict(receipt)))
             if not sessions or session | {"created": None} != sessions[-1] | {"created": None}:  # else nothing is new
                 sessions = (*sessions, session)
-            about = {"mless_traces": FORMAT, "header": asdict(joined), "receipts": sessions, "arrays": _AXES_AND_UNITS}
+            about = {
+                "mless_traces": TRACES_FORMAT,
+                "header": asdict(joined),
+                "receipts": sessions,
+                "arrays": _AXES_AND_UNITS,
+            }
             with _clear_messages(path):
                 write_whole(path / HEADER, json.dumps(about, indent=1))
                 for left_over in path.glob("*.part"):  # of a killed session
@@ -302,10 +308,10 @@ def _read_header(path: Path) -> tuple[TraceHeader, tuple[dict[str, Any], ...]] |
             )
         try:
             about = json.loads(content)
-            if about["mless_traces"] != FORMAT:
+            if about["mless_traces"] != TRACES_FORMAT:
                 raise JournalError(
-                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {FORMAT}. Probe "
-                    "again, or use the mless that wrote it."
+                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}. "
+                    "Probe again, or use the mless that wrote it."
                 )
             facts = about["header"]
             header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})

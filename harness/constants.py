@@ -25,3 +25,44 @@ COMPRESSION = 3
 # lm-eval and the installation
 
 # The probe: model, measures, analysis, figures
+GROUP_TOKENS = 1024
+"""Tokens in one forward pass, padding included: on a CPU more only take memory, and fall out of the caches."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""From glibc's malloc.h."""
+CHECKED_TOKENS = 2048
+"""The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
+SAMPLED_QUERIES = 64
+"""Queries on which the self-check compares the Layer 1 identity."""
+EAGER_QUERIES = 64
+"""Queries in one block of a whole attention matrix."""
+BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+"""How large a block of weights may get before it takes fewer queries."""
+FINGERPRINT_VALUES = 4096
+"""Values of each first-layer tensor that are hashed into the fingerprint."""
+TRACES_FORMAT = 5
+"""Of a folder of traces; another one is not read."""
+NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
+"""The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
+NORMAL_CONSISTENCY = 1.4826
+"""Makes the median absolute deviation of normal values their standard deviation."""
+ACTIVATION_BINS = 100
+"""Equal bins of the histogram of |a|, up to its COVERED quantile: the largest of millions of values is an outlier."""
+COVERED = 0.99
+BAND_DRAWS = 2000
+"""Bootstrap draws of a curve's band."""
+BAND = 0.95
+"""Level of a curve's band."""
+RANKING_DRAWS = 10_000
+"""Sign flips or permutations of labels; where there are no more than these, all are taken."""
+PROBE_SEED = 1234
+"""Of bootstrap draws, flips and permutations."""
+HEADS_ALPHA = 0.05
+"""Heads with a smaller adjusted p are counted."""
+FLIPS_AT_ONCE = 500
+"""Rows of flips that are in memory at a time."""
+TIE = 1e-9
+"""Relative: sums of the same numbers in another order must count as equal."""
+GLYPH = 0.56
+"""Width of an average letter, in font sizes."""
+NUMBERS_LINE = 0.16
+"""Height of a line of the numbers below a histogram, in inches."""

@@ -24,9 +24,8 @@ from attention_probe.measure.definitions import SHARE, WEIGHTED
 from attention_probe.trace_record import Trace
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
+from harness.constants import BAND, BAND_DRAWS, PROBE_SEED
 from harness.errors import ConfigError
-
-DRAWS, SEED, BAND = 2000, 1234, 0.95
 
 _OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
 
@@ -77,8 +76,8 @@ def average_curves(
     weighted: bool = False,
     exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
+    draws: int = BAND_DRAWS,
+    seed: int = PROBE_SEED,
 ) -> list[Curve]:
     """Curves of several heads under several conditions, head by head. Every trace is read only once.
 
@@ -259,7 +258,7 @@ def _sharing_one_region(
 
 
 def bootstrap_band(
-    table: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED
+    table: NDArray[np.float64], *, draws: int = BAND_DRAWS, seed: int = PROBE_SEED
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Percentile bootstrap band of the columns' means, rows (prompts) resampled whole.
 

@@ -27,12 +27,8 @@ from numpy.typing import NDArray
 from attention_probe.analysis.averaging import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
+from harness.constants import FLIPS_AT_ONCE, HEADS_ALPHA, PROBE_SEED, RANKING_DRAWS, TIE
 from harness.errors import ConfigError
-
-DRAWS, SEED, ALPHA = 10_000, 1234, 0.05
-_CHUNK = 500
-_TIE = 1e-9
-"""Relative: sums of the same numbers in another order must count as equal."""
 
 
 def rank_heads(
@@ -42,8 +38,8 @@ def rank_heads(
     condition: str | Sequence[str],
     *,
     problem_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = SEED,
+    draws: int = RANKING_DRAWS,
+    seed: int = PROBE_SEED,
 ) -> pandas.DataFrame:
     """All heads by how far a measure differs between two conditions, `condition` minus `baseline`.
 
@@ -117,7 +113,7 @@ def rank_heads(
         )
     frame.attrs = {
         "heads": len(frame),
-        "found": int((frame["p_adjusted"] < ALPHA).sum()),
+        "found": int((frame["p_adjusted"] < HEADS_ALPHA).sum()),
         "flips": 0 if guaranteed else found.flips,
         "exact": found.exact,
         "note": "; ".join([note, *header.stamps]),
@@ -160,7 +156,7 @@ def _by_prompt(without: NDArray[np.float64], with_it: NDArray[np.float64], draws
     if draws:
         p = max_t(differences, draws=draws, seed=seed)
         how = f"{'all ' if exact else ''}{count} sign flips; p adjusted for all heads (max-T)"
-        if exact and 1 / count > ALPHA:
+        if exact and 1 / count > HEADS_ALPHA:
             how += f"; no p below {1 / count:.2g} is possible, probe at least 6"
     else:
         p = np.full(differences.shape[1], np.nan)
@@ -188,7 +184,7 @@ def _by_string(without: NDArray[np.float64], with_it: NDArray[np.float64], draws
         f"{count} permutations of their labels; p adjusted for all heads (max-T)"
     )
     least = (1 + (len(without) == len(with_it))) / count  # the mirrored labels have the same |t|
-    if exact and least > ALPHA:
+    if exact and least > HEADS_ALPHA:
         note += f"; no p below {least:.2g} is possible, name more strings"
     difference = with_it.mean(axis=0) - without.mean(axis=0)
     return _Contrast(
@@ -204,7 +200,7 @@ def _by_string(without: NDArray[np.float64], with_it: NDArray[np.float64], draws
 
 
 def permute_labels(
-    without: NDArray[np.float64], with_it: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED
+    without: NDArray[np.float64], with_it: NDArray[np.float64], *, draws: int = RANKING_DRAWS, seed: int = PROBE_SEED
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], int, bool]:
     """Two-sample t of each head, its p adjusted for all heads, and how many permutations there were, and whether all.
 
@@ -228,7 +224,7 @@ def permute_labels(
     )
     beaten = np.zeros(values.shape[1], dtype=np.int64)
     for split in splits:
-        beaten += np.abs(_two_sample_t(values, split)).max() >= np.abs(observed) * (1 - _TIE)
+        beaten += np.abs(_two_sample_t(values, split)).max() >= np.abs(observed) * (1 - TIE)
     return observed, beaten / count if exact else (1 + beaten) / (1 + draws), count if exact else draws, exact
 
 
@@ -240,8 +236,8 @@ def _two_sample_t(values: NDArray[np.float64], chosen: Iterable[int]) -> NDArray
     difference, error = one.mean(axis=0) - other.mean(axis=0), _pooled_error(other, one)
     size = np.abs(values).max(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = np.where(error > _TIE * size, difference / error, np.sign(difference) * np.inf)
-    return np.where(np.abs(difference) > _TIE * size, t, 0.0)
+        t = np.where(error > TIE * size, difference / error, np.sign(difference) * np.inf)
+    return np.where(np.abs(difference) > TIE * size, t, 0.0)
 
 
 def _pooled_error(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -260,7 +256,9 @@ def t_values(differences: NDArray[np.float64]) -> NDArray[np.float64]:
     return _t(there.sum(axis=0), np.square(there).sum(axis=0), np.isfinite(differences).sum(axis=0))
 
 
-def max_t(differences: NDArray[np.float64], *, draws: int = DRAWS, seed: int = SEED) -> NDArray[np.float64]:
+def max_t(
+    differences: NDArray[np.float64], *, draws: int = RANKING_DRAWS, seed: int = PROBE_SEED
+) -> NDArray[np.float64]:
     """Family-wise adjusted two-sided p of each column [head] of a [prompt, head] array of paired differences.
 
     Args:
@@ -276,7 +274,7 @@ def max_t(differences: NDArray[np.float64], *, draws: int = DRAWS, seed: int = S
     beaten = np.zeros(differences.shape[1], dtype=np.int64)
     for signs in _flips(len(differences), count, exact, seed):
         largest = np.abs(_t(signs @ there, squares, n)).max(axis=1)
-        beaten += (largest[:, None] >= observed * (1 - _TIE)).sum(axis=0)
+        beaten += (largest[:, None] >= observed * (1 - TIE)).sum(axis=0)
     # among all flips is the one that flips nothing; among drawn ones it is counted once more
     return beaten / count if exact else (1 + beaten) / (1 + count)
 
@@ -287,7 +285,7 @@ def _t(total: NDArray[np.float64], squares: NDArray[np.float64], n: NDArray[np.i
         cosine = np.clip(np.nan_to_num(total / np.sqrt(n * squares)), -1.0, 1.0)  # with the constant vector
         rest = 1 - np.square(cosine)
         return np.where(
-            rest > _TIE, cosine * np.sqrt(np.maximum(n - 1, 0) / rest), np.where(n > 1, np.sign(cosine) * np.inf, 0.0)
+            rest > TIE, cosine * np.sqrt(np.maximum(n - 1, 0) / rest), np.where(n > 1, np.sign(cosine) * np.inf, 0.0)
         )
 
 
@@ -299,8 +297,8 @@ def _flip_count(size: int, draws: int) -> tuple[int, bool]:
 
 def _flips(size: int, count: int, exact: bool, seed: int) -> Iterator[NDArray[np.float64]]:
     random = np.random.default_rng(seed)
-    for start in range(0, count, _CHUNK):
-        rows = min(_CHUNK, count - start)
+    for start in range(0, count, FLIPS_AT_ONCE):
+        rows = min(FLIPS_AT_ONCE, count - start)
         if exact:  # the bits of the flip's number; the last prompt keeps its sign
             bits = (np.arange(start, start + rows)[:, None] >> np.arange(size)) & 1
         else:

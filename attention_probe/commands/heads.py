@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from attention_probe.commands.options import TracesPath, split_words, write_frame
+from harness.constants import HEADS_ALPHA
 from harness.errors import ConfigError
 
 
@@ -27,7 +28,7 @@ def heads(
 
     With several conditions on a side the string is the unit, else the prompt.
     """
-    from attention_probe.analysis.head_ranking import ALPHA, rank_heads
+    from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
     from harness.display.table_formats import fold
 
@@ -42,5 +43,5 @@ def heads(
     write_frame(shown, form, None)
     typer.echo(fold([f"{measure}, {condition} - {baseline}: {frame.attrs['note']}"]), err=form != "text")
     if frame["p_adjusted"].notna().any():
-        said = f"heads with adjusted p < {ALPHA:g}: {frame.attrs['found']} of {frame.attrs['heads']}"
+        said = f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {frame.attrs['heads']}"
         typer.echo(said, err=form != "text")

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from attention_probe.analysis.averaging import bootstrap_band, chosen_problems
 from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
 from attention_probe.figures.draw import STAMPS, stamp
-from attention_probe.measure.activations import ACTIVATION_MEASURES, BINS, COVERED
+from attention_probe.measure.activations import ACTIVATION_MEASURES
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.choices import Width
+from harness.constants import ACTIVATION_BINS, COVERED, NUMBERS_LINE
 from harness.display.figures import style
 from harness.display.words import LEVEL, number, plural, signed
 from harness.errors import ConfigError
@@ -30,10 +31,8 @@ from harness.experiment.conditions import contrast_name
 
 _HISTOGRAM = "histogram"
 _UNITS = {name: quantity.unit for name, quantity in ACTIVATION_MEASURES.items()}
-_EDGES = np.array([*np.arange(BINS + 1) / BINS, 1.05])
+_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
 """Of the bins as they are drawn: the last, of all that is larger, has room for a name."""
-_LINE = 0.16
-"""Height of a line of the table, in inches."""
 
 
 def read_activations(model: ModelConfig, conditions: Sequence[str], traces: AttentionTraces) -> pandas.DataFrame:
@@ -59,9 +58,9 @@ def read_activations(model: ModelConfig, conditions: Sequence[str], traces: Atte
     problems = chosen_problems(traces, conditions)
     about = pandas.DataFrame(
         {
-            "quantity": [*_UNITS, *[_HISTOGRAM] * (BINS + 1)],
-            "x": [*[np.nan] * len(_UNITS), *np.arange(BINS + 1) / BINS],
-            "unit": [*_UNITS.values(), *["share of activations"] * (BINS + 1)],
+            "quantity": [*_UNITS, *[_HISTOGRAM] * (ACTIVATION_BINS + 1)],
+            "x": [*[np.nan] * len(_UNITS), *np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS],
+            "unit": [*_UNITS.values(), *["share of activations"] * (ACTIVATION_BINS + 1)],
         }
     )
     tables = {}
@@ -119,7 +118,7 @@ def draw_activations(config: ActivationsConfig, table: pandas.DataFrame, *, widt
         width: `page` is 7 inches, `column` 3.3.
     """
     if config.activations == _HISTOGRAM:
-        draw, heights = _draw_histogram, [2.0, 1.1, _LINE * (1 + 4 * (len(config.conditions) - 1))]
+        draw, heights = _draw_histogram, [2.0, 1.1, NUMBERS_LINE * (1 + 4 * (len(config.conditions) - 1))]
     else:
         draw, heights = _draw_token_classes, [1.6, 1.1]
     down, across = style.panel_grid(len(config.models), width)
@@ -271,7 +270,8 @@ def _note(config: ActivationsConfig, table: pandas.DataFrame) -> str:
     ]
     if config.activations == _HISTOGRAM:
         said.append(
-            f"{BINS} equal bins from 0 to 1, and on grey one for all that is larger; Gini: of these bins' counts."
+            f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all that is larger; "
+            "Gini: of these bins' counts."
         )
     else:
         said.append("Tokens: the mean of a prompt; prompts: those that have any.")

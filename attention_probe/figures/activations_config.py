@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from attention_probe.measure.activations import FACTORS
 from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness.constants import NEAR_ZERO_FACTORS
 from harness.runs.prompt_source import BASELINE
 from harness.yaml_settings import Strict
 
@@ -26,14 +26,14 @@ class ModelConfig(Strict):
     name: str = Field(min_length=1)
     model: str | None = None
     traces: Path | None = None
-    c: float = FACTORS[0]
+    c: float = NEAR_ZERO_FACTORS[0]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not (self.traces or self.model):
             raise ValueError("needs `model` or `traces`")
-        if self.c not in FACTORS:
-            raise ValueError(f"c: expected one of {', '.join(map(str, FACTORS))}, got {self.c:g}")
+        if self.c not in NEAR_ZERO_FACTORS:
+            raise ValueError(f"c: expected one of {', '.join(map(str, NEAR_ZERO_FACTORS))}, got {self.c:g}")
         return self
 
 

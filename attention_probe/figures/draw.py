@@ -19,6 +19,7 @@ from attention_probe.figures.bars import plot_accuracy_bars
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.layout import Drawn, add_legends, lay_out, make_room
 from harness.choices import Width
+from harness.constants import GLYPH
 from harness.display.figures.style import FONT, MUTED, add_note, styled
 from harness.display.words import label, plural
 from harness.errors import ConfigError
@@ -47,8 +48,6 @@ _TIGHT = {
 """Less room for the text of panels that are smaller than other figures."""
 STAMPS = {"on_outcome": "selected on outcome"}
 """What stands in red above a panel, by the column that says whether it does."""
-_GLYPH = 0.56
-"""Width of an average letter, in font sizes."""
 
 
 def draw_figure(
@@ -90,7 +89,7 @@ def draw_figure(
             stamps = [stamp for column, stamp in STAMPS.items() if drawn.points[column].any()]
             under_legend = width == "page" or drawn.panel.column == 0
             stamp(drawn.axes, drawn.panel.title, stamps, size, above=above if under_legend else 0)
-        _label_axes(panels, config, figure.get_figwidth() * 72 / (_GLYPH * size))
+        _label_axes(panels, config, figure.get_figwidth() * 72 / (GLYPH * size))
         if bars is not None and config.bars is not None and bar_axes is not None:
             plot_accuracy_bars(
                 bar_axes, bars, title=config.bars.title, y_limits=config.bars.y_limits, font_size=size - 1

@@ -21,22 +21,12 @@ from jaxtyping import Float, Int32
 
 from attention_probe.measure.definitions import Quantity
 from attention_probe.measure.token_classes import CLASSES, classify
+from harness.constants import ACTIVATION_BINS, COVERED, NEAR_ZERO_FACTORS, NORMAL_CONSISTENCY
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
-
-FACTORS = (0.1, 0.13, 0.32)
-"""The c of the study: for Qwen2.5-Math-7B, Qwen2.5-Math-1.5B and Llama-3.1-8B-Instruct."""
-
-NORMAL_CONSISTENCY = 1.4826
-"""Times the MAD, this is the standard deviation if values are normal."""
-
-BINS = 100
-COVERED = 0.99
-"""Share of the activations without filler that the equal bins cover; what is larger shares one more bin. The largest of
-millions of values is an outlier, and bins up to it would leave all but a few of them in the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +56,7 @@ class Reference:
     @property
     def thresholds(self) -> dict[float, float]:
         """Below which |a| is near zero, for each factor: 1.4826 * MAD * c."""
-        return {factor: NORMAL_CONSISTENCY * self.mad * factor for factor in FACTORS}
+        return {factor: NORMAL_CONSISTENCY * self.mad * factor for factor in NEAR_ZERO_FACTORS}
 
 
 def _measures() -> dict[str, Quantity]:
@@ -75,7 +65,7 @@ def _measures() -> dict[str, Quantity]:
         f"near_zero_c{c:g}": Quantity(
             share, f"|a| below 1.4826 MAD c, c = {c:g}; NaN if MAD is 0, as where most a are 0."
         )
-        for c in FACTORS
+        for c in NEAR_ZERO_FACTORS
     }
     found |= {
         "l1": Quantity("activation", "Sum of |a| over a token's neurons; mean over the tokens."),
@@ -89,7 +79,7 @@ def _measures() -> dict[str, Quantity]:
             "activation", f"Where the equal bins end: the {COVERED:.0%} quantile of |a| of the prompt without filler."
         ),
     }
-    for c in FACTORS:
+    for c in NEAR_ZERO_FACTORS:
         for name in CLASSES:
             of_class = f"near_zero_c{c:g} over the tokens that are {name}; NaN if there are none."
             found[f"near_zero_{name}_c{c:g}"] = Quantity(share, of_class)
@@ -125,10 +115,10 @@ def measure_activations(
     magnitude = _magnitude(activations)
     if len(tokens) != len(magnitude):
         raise ValueError(f"activations of {len(magnitude)} tokens do not fit {len(tokens)} tokens")
-    counts = np.zeros(BINS + 1, dtype=np.int32)
+    counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
     if reference.top:
-        counts[:BINS], _ = np.histogram(magnitude, bins=BINS, range=(0, reference.top))
-        counts[BINS] = magnitude.size - counts.sum()
+        counts[:ACTIVATION_BINS], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
+        counts[ACTIVATION_BINS] = magnitude.size - counts.sum()
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
     found = {
         "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),

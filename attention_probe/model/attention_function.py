@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from attention_probe.model.reduce_attention import Capture, Reduction
+from harness.constants import BLOCK_BYTES
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 ATTENTION = "mless_capture"
 """Our name in both registries."""
-
-BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-"""How large a block of weights may get before it takes fewer queries."""
 
 
 class OutOfReach(Exception):

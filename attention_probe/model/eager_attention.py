@@ -10,15 +10,13 @@ from torch import Tensor
 
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.reduce_attention import Capture, Reduction
+from harness.constants import EAGER_QUERIES
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from attention_probe.model.load_first_layers import LoadedModel
-
-CHUNK = 64
-"""Queries in one block."""
 
 
 def run_eager(loaded: LoadedModel, inputs: dict[str, Any], found: Capture) -> None:
@@ -53,8 +51,11 @@ def run_eager(loaded: LoadedModel, inputs: dict[str, Any], found: Capture) -> No
             continue
         weights = weights.float()
         reduction = Reduction(asked, weights.shape[1])
-        for start in range(0, length, CHUNK):
-            queries, keys = slice(start, min(start + CHUNK, length)), slice(0, min(start + CHUNK, length))
+        for start in range(0, length, EAGER_QUERIES):
+            queries, keys = (
+                slice(start, min(start + EAGER_QUERIES, length)),
+                slice(0, min(start + EAGER_QUERIES, length)),
+            )
             later = weights[:, :, queries].triu(start + 1) > 0
             if bool((later.any(-1).any(1) & asked.real[:, queries]).any()):
                 raise ModelError(

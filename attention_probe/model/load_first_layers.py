@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import quiet
 from harness import resources
+from harness.constants import FINGERPRINT_VALUES
 from harness.errors import ConfigError, ModelError
 from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folder
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """What older and newer multimodal checkpoints put before the names of their text model's tensors."""
-
-SAMPLED_VALUES = 4096
-"""Values of each first-layer tensor that are hashed into the fingerprint."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -289,7 +287,7 @@ def _finish(
     """The model ready to run; its fingerprint with the start of each first-layer tensor."""
     digest = hashlib.sha256()
     for key, tensor in sorted(model.get_submodule(f"{layers_path}.0").state_dict().items()):
-        digest.update(key.encode() + tensor.flatten()[:SAMPLED_VALUES].to(torch.float64).numpy().tobytes())
+        digest.update(key.encode() + tensor.flatten()[:FINGERPRINT_VALUES].to(torch.float64).numpy().tobytes())
     return LoadedModel(
         name=name,
         model=model.eval().requires_grad_(False).to(device),

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from attention_probe.figures.activations import draw_activations, read_activations
 from attention_probe.figures.config import load_figure_config
-from attention_probe.measure.activations import BINS, gini
+from attention_probe.measure.activations import gini
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.run_probe import run_probe
@@ -27,6 +27,7 @@ from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import select
+from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.display.words import MINUS, NONE
 from harness.errors import ConfigError
@@ -101,7 +102,7 @@ def test_the_histogram_that_is_drawn_is_the_one_that_the_gini_coefficient_is_of(
     for condition, outline in drawn.items():
         counts = [trace.activation_histogram for trace in traces.select(condition)]
         shares = np.mean([one / one.sum() for one in counts], axis=0)
-        assert np.allclose(outline.get_data().values, 100 * shares) and len(shares) == BINS + 1
+        assert np.allclose(outline.get_data().values, 100 * shares) and len(shares) == ACTIVATION_BINS + 1
         assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour
     before, after = (recorded(traces, condition, "gini").mean() for condition in ("wo", "mless"))
     assert lines(numbers)[4][0] == f"{before:.3f}→{after:.3f}"

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attention_probe.measure.activations import ACTIVATION_MEASURES, BINS, Reference, gini, measure_activations
+from attention_probe.measure.activations import ACTIVATION_MEASURES, Reference, gini, measure_activations
 from attention_probe.measure.token_classes import CLASSES, LEXICON, classify
 from harness import resources
+from harness.constants import ACTIVATION_BINS
 from harness.errors import ModelError
 from harness.experiment.problems import load_demo
 
@@ -159,13 +160,13 @@ def test_the_gini_coefficient_is_that_of_the_histogram_beside_it(real):
     base = np.abs(without.numpy())
     for a in (without, with_filler):
         found, counts = measure_activations(a, reference, tokens)
-        assert counts.sum() == a.numel() and len(counts) == BINS + 1 and counts.dtype == np.int32
+        assert counts.sum() == a.numel() and len(counts) == ACTIVATION_BINS + 1 and counts.dtype == np.int32
         assert counts[-1] == (np.abs(a.numpy()) > np.float32(found["histogram_top"])).sum()
         assert found["gini"] == gini(counts)
     _, counts = measure_activations(without, reference, tokens)
     assert counts[-1] == pytest.approx(0.01 * base.size, abs=1)
     _, empty = measure_activations(without * 0, Reference.of(without * 0), tokens)
-    assert not empty.any() and len(empty) == BINS + 1 and math.isnan(gini(empty))
+    assert not empty.any() and len(empty) == ACTIVATION_BINS + 1 and math.isnan(gini(empty))
 
 
 def test_what_does_not_fit_is_refused():
