@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.choices import View
-from attention_probe.measure.definitions import SHARE, WEIGHTED
-from attention_probe.trace_record import Trace
+from attention_probe.measure.definitions import SHARE
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.constants import BAND, BAND_DRAWS, PROBE_SEED
@@ -73,7 +72,6 @@ def average_curves(
     view: View = "aligned",
     baseline: str | None = None,
     definition: Definition = "common",
-    weighted: bool = False,
     exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
     draws: int = BAND_DRAWS,
@@ -94,8 +92,6 @@ def average_curves(
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
         definition: Which queries the average is over.
-        weighted: Multiply each token's weight by the length of its value vector: what it can add to the head's output.
-            A token that much attention goes to, but whose value is nearly 0, changes nothing.
         exclude_first: Leave the first token out, which in some models takes most of the attention. None: leave it
             out for the families of models for which the study does.
         problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
@@ -105,7 +101,7 @@ def average_curves(
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces, no region is shared by more than half of
-            the prompts, or the traces have no value vectors to weight by.
+            the prompts.
     """
     if baseline is not None and view == "full":
         raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
@@ -120,8 +116,6 @@ def average_curves(
         for problem_id in chosen:
             trace = traces.get(problem_id, name)
             means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
-            if weighted:
-                means = means * _value_norms(trace)[index, checked]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
             row = np.full((len(checked), places.max() + 1), np.nan)
@@ -148,7 +142,7 @@ def average_curves(
             others, _ = read(baseline, _chosen(traces, baseline, chosen))
             width = min(tables.shape[2], others.shape[2])
             tables = tables[:, :, :width] - others[:, :, :width]
-            if has_one_filler(traces, name, baseline) and not weighted:
+            if has_one_filler(traces, name, baseline):
                 notes.append(
                     "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
                 )
@@ -162,7 +156,7 @@ def average_curves(
                     condition=name if baseline is None else f"{name} - {baseline}",
                     layer=layer,
                     head=head,
-                    unit=WEIGHTED if weighted else SHARE,
+                    unit=SHARE,
                     definition=definition,
                     view=view,
                     first_token_excluded=left_out,
@@ -178,15 +172,6 @@ def average_curves(
                 )
             )
     return sorted(curves, key=lambda curve: checked.index(curve.head))
-
-
-def _value_norms(trace: Trace) -> NDArray[np.float32]:
-    if np.isnan(trace.value_norm).all():
-        raise ConfigError(
-            "These traces have no value vectors: the model shows its attention weights alone. Ask for curves that are "
-            "not weighted."
-        )
-    return trace.value_norm
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ def figure(
     overrides: Overrides = None,
     width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default: the config's.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("results/figures"),
 ) -> None:
     """Measure what is missing and draw a figure: PNG, SVG, PDF and its numbers as CSV."""
     from attention_probe.figures.config import load_figure_config

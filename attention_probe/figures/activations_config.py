@@ -47,7 +47,6 @@ class ActivationsConfig(Strict):
         prompts: Which prompts are averaged.
         models: A panel for each.
         note: A line below the figure.
-        output: The folder that the files go to.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
@@ -56,7 +55,6 @@ class ActivationsConfig(Strict):
     prompts: PromptsConfig | None = None
     models: tuple[ModelConfig, ...] = Field(min_length=1)
     note: str | None = None
-    output: Path = Path("results/figures")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

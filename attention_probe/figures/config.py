@@ -55,36 +55,28 @@ class RowConfig(Strict):
 
     Attributes:
         view: `full` shows every token of prompts with a filler, `aligned` only those that the prompts have in common,
-            `difference` the aligned ones of each condition less the baseline's.
+            `difference` the aligned ones of each condition less those of `wo`.
         series: Conditions, or conditions with their label or with label and colour.
-        baseline: What `difference` subtracts.
-        x_limits: The token positions shown. By default 0 to 120 in full views and 0 to 60 in others.
         y_limits: The ends of the axis, one pair for the row or one for each head. Without them the row has one scale.
         region: The name of the inserted tokens, which full views shade; null leaves them unshaded.
         fill: Whether the area under the lines is shaded.
-        weighted: Multiply each token's weight by the length of its value vector.
-        definition: Another than the figure's.
     """
 
     view: Shown
     series: dict[str, SeriesConfig] = Field(min_length=1)
-    baseline: str = BASELINE
-    x_limits: Limits | None = None
     y_limits: tuple[Limits, ...] = ()
     region: str | None = "Meaningless tokens"
     fill: bool = False
-    weighted: bool = False
-    definition: Definition | None = None
 
     @property
     def limits(self) -> Limits:
-        """Token positions shown: the study's 0 to 120 for full views and 0 to 60 for others unless told."""
-        return self.x_limits or ((0, 120) if self.view == "full" else (0, 60))
+        """Token positions shown: the study's 0 to 120 for full views and 0 to 60 for others."""
+        return (0, 120) if self.view == "full" else (0, 60)
 
     @property
     def subtracted(self) -> str | None:
         """The condition that is subtracted from each."""
-        return self.baseline if self.view == "difference" else None
+        return BASELINE if self.view == "difference" else None
 
     @field_validator("series", mode="before")
     @classmethod
@@ -102,9 +94,6 @@ class RowConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        low, high = self.limits
-        if not 0 <= low < high:
-            raise ValueError(f"x_limits must be two growing token positions from 0 up, got {[low, high]}")
         if any(low >= high for low, high in self.y_limits):
             raise ValueError(f"y_limits must be pairs that grow, got {[list(pair) for pair in self.y_limits]}")
         if self.view == "full" and BASELINE in self.series:
@@ -112,7 +101,7 @@ class RowConfig(Strict):
                 f"view: full shows prompts with a filler, and {BASELINE!r} has none. Compare it in view: aligned"
             )
         if self.subtracted in self.series:
-            raise ValueError(f"view: difference subtracts {self.baseline!r}: expected other conditions in `series`")
+            raise ValueError(f"view: difference subtracts {BASELINE!r}: expected other conditions in `series`")
         return self
 
 
@@ -127,7 +116,6 @@ class HeadConfig(Strict):
         name: The model's name in the title. By default the figure's.
         model: Another model than the figure's.
         exclude_first_token: Another choice than the figure's.
-        prompts: Other prompts than the figure's.
     """
 
     layer: StrictInt = Field(ge=0)
@@ -137,7 +125,6 @@ class HeadConfig(Strict):
     name: str | None = None
     model: str | None = None
     exclude_first_token: bool | None = None
-    prompts: PromptsConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -193,12 +180,7 @@ class Panel:
     shows: RowConfig
     definition: Definition
     looks: Mapping[str, Look]
-
-    @property
-    def prompts(self) -> PromptsConfig:
-        """Which prompts are averaged."""
-        assert self.head.prompts is not None  # the figure's config has checked it
-        return self.head.prompts
+    prompts: PromptsConfig
 
     @property
     def y_limits(self) -> Limits | None:
@@ -229,14 +211,13 @@ class FigureConfig(Strict):
         bars: Accuracies beside the panels.
         one_prompt: Draw a single prompt, too, as NAME-one-prompt: that which ends nearest to the first row's x axis.
         note: A line below the figure.
-        output: The folder that the files go to.
     """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     seed_document: str | None = None
     model: str | None = None
     model_name: str | None = None
-    prompts: PromptsConfig | None = None
+    prompts: PromptsConfig
     definition: Definition = "common"
     y_label: str = "Average attention weight"
     exclude_first_token: bool | None = None
@@ -245,7 +226,6 @@ class FigureConfig(Strict):
     bars: BarsConfig | None = None
     one_prompt: bool = False
     note: str | None = None
-    output: Path = Path("results/figures")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -258,21 +238,18 @@ class FigureConfig(Strict):
         for place, head in enumerate(self._whole_heads):
             if not head.model:
                 raise ValueError(f"heads.{place}: needs `model`, here or for the whole figure")
-            if head.prompts is None:
-                raise ValueError(f"heads.{place}: needs `prompts`, here or for the whole figure")
-            if head.prompts.flip in (*CHANGES, CHANGED) and not head.prompts.controls:
-                raise ValueError(
-                    f"heads.{place}: a figure of problems that flipped shows matched ones that did not beside them: "
-                    "expected `controls: true` in `prompts`"
-                )
-            head.prompts.check_conditions(self.conditions)
+        if self.prompts.flip in (*CHANGES, CHANGED) and not self.prompts.controls:
+            raise ValueError(
+                "a figure of problems that flipped shows matched ones that did not beside them: "
+                "expected `controls: true` in `prompts`"
+            )
+        self.prompts.check_conditions(self.conditions)
         return self
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """Every condition that must be measured, the baseline first."""
-        subtracted = (row.subtracted or BASELINE for row in self.rows)
-        return tuple(dict.fromkeys((BASELINE, *subtracted, *(name for row in self.rows for name in row.series))))
+        return tuple(dict.fromkeys((BASELINE, *(name for row in self.rows for name in row.series))))
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -285,7 +262,8 @@ class FigureConfig(Strict):
                 title=head.title or f"{self._name(head)} {head.label}".strip(),
                 head=head,
                 shows=row,
-                definition=row.definition or self.definition,
+                definition=self.definition,
+                prompts=self.prompts,
                 looks={
                     name: Look(COLOURS[one.colour], "", "-") if one.colour else own[name]
                     for name, one in row.series.items()
@@ -297,17 +275,16 @@ class FigureConfig(Strict):
 
     @property
     def groups(self) -> list[list[Panel]]:
-        """The panels of each model and set of prompts, which are measured together."""
+        """The panels of each model, which are measured together."""
         groups: dict[str, list[Panel]] = {}
         for panel in self.panels:
-            key = panel.head.model_dump_json(include={"model", "prompts"})
-            groups.setdefault(key, []).append(panel)
+            groups.setdefault(str(panel.head.model), []).append(panel)
         return list(groups.values())
 
     @property
     def _whole_heads(self) -> list[HeadConfig]:
         """The heads with all that they take from the figure."""
-        shared = ("model", "prompts", "exclude_first_token")
+        shared = ("model", "exclude_first_token")
         return [
             head.model_copy(update={name: getattr(self, name) for name in shared if getattr(head, name) is None})
             for head in self.heads

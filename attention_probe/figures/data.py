@@ -46,7 +46,6 @@ def read_curves(panel: Panel, traces: AttentionTraces, *, problem: str | None = 
             view="full" if shows.view == "full" else "aligned",
             baseline=subtracted,
             definition=panel.definition,
-            weighted=shows.weighted,
             exclude_first=panel.head.exclude_first_token,
             problem_ids=problems,
         )

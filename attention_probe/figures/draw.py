@@ -173,8 +173,7 @@ def _label_axes(panels: Sequence[Drawn], config: FigureConfig, letters: float) -
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6 if room > 38 else 3, steps=[1, 2, 4, 5, 10]))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
         quantity = f"Difference from {label(shows.subtracted)}" if shows.subtracted else config.y_label
-        times = "times value length, " if shows.weighted else ""
-        text = f"{quantity}\n({times}{DEFINITIONS[drawn.panel.definition]})"
+        text = f"{quantity}\n({DEFINITIONS[drawn.panel.definition]})"
         if (place.rowspan.start, text) not in said:
             axes.set_ylabel(text)
         said.add((place.rowspan.start, text))

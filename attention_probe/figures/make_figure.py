@@ -34,7 +34,7 @@ def make_figure(
     *,
     width: Width = "page",
     device: str = "cpu",
-    folder: Path | None = None,
+    folder: Path,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Path]:
     """Run every probe that the figure needs and that is not done yet, draw it, and return the files.
@@ -43,13 +43,12 @@ def make_figure(
         config: The figure.
         width: `page` or `column`.
         device: Where the probe runs.
-        folder: Where the figure goes; the config's by default.
+        folder: Where the figure goes.
         advance: Called with the number of problems that the running probe has done, and how many there are.
 
     Raises:
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
-    folder = folder or config.output
     if isinstance(config, ActivationsConfig):
         return _make_activations(config, width, device, folder, advance)
     names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]

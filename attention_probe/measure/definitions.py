@@ -13,7 +13,6 @@ class Quantity(NamedTuple):
 
 
 SHARE = "share of one query's attention"
-WEIGHTED = "share of one query's attention, times the length of the value"
 
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence, be it a filler's."),

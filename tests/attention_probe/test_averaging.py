@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,7 +35,7 @@ def traces(tmp_path_factory):
         yield opened
 
 
-def loop(traces, condition, layer, head, definition, view, exclude_first, weighted):
+def loop(traces, condition, layer, head, definition, view, exclude_first):
     """The definition, spelled out: the mean over prompts of what stands at each x."""
     values = {}
     for trace in traces.select(condition):
@@ -45,7 +43,7 @@ def loop(traces, condition, layer, head, definition, view, exclude_first, weight
         for place in range(len(trace.tokens)):
             x = place if view == "full" else int(trace.original_pos[place])
             index = traces.header.layers.index(layer)
-            value = means[index, head, place] * (trace.value_norm[index, head, place] if weighted else 1)
+            value = means[index, head, place]
             if x >= (1 if exclude_first else 0) and not np.isnan(value):
                 values.setdefault(x, []).append(float(value))
     xs = sorted(values)
@@ -59,28 +57,17 @@ def loop(traces, condition, layer, head, definition, view, exclude_first, weight
     definition=st.sampled_from(["common", "published"]),
     view=st.sampled_from(["aligned", "full"]),
     exclude_first=st.booleans(),
-    weighted=st.booleans(),
 )
 @settings(max_examples=30)
-def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, definition, view, exclude_first, weighted):
-    ask = {"condition": condition, "layer": layer, "head": head, "definition": definition, "weighted": weighted}
+def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, definition, view, exclude_first):
+    ask = {"condition": condition, "layer": layer, "head": head, "definition": definition}
     draw = aligned_curve if view == "aligned" else full_curve
     curve = draw(traces, **ask, exclude_first=exclude_first, draws=50)
-    xs, means, counts = loop(traces, condition, layer, head, definition, view, exclude_first, weighted)
-    assert ("length of the value" in curve.unit) == weighted
+    xs, means, counts = loop(traces, condition, layer, head, definition, view, exclude_first)
     assert curve.x.tolist() == xs and curve.count.tolist() == counts
     np.testing.assert_allclose(curve.mean, means, rtol=1e-12)
     assert (curve.view, curve.definition, curve.first_token_excluded) == (view, definition, exclude_first)
     assert curve.label == f"Layer {layer + 1} Head {head + 1}"
-
-
-def test_traces_without_values_have_no_weighted_curves(tmp_path):
-    trace = make_trace()
-    path = write_traces(tmp_path / "x.traces", [replace(trace, value_norm=np.full_like(trace.value_norm, np.nan))])
-    with AttentionTraces.open(path) as opened:
-        assert len(aligned_curve(opened, condition="wo", layer=0, head=0).x)
-        with pytest.raises(ConfigError, match=r"weights alone\. Ask for curves"):
-            aligned_curve(opened, condition="wo", layer=0, head=0, weighted=True)
 
 
 def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):

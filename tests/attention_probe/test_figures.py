@@ -247,15 +247,15 @@ def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
 
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have_no_band(traces):
-    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: aligned, x_limits: [0, 80], series: [wo, mless]}]")
+    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: full, series: [mless]}]")
     drawn = draw_of(config, traces)
     figure = draw_figure(config, drawn)
     for axes in figure.axes:
         (solid, *_), (dotted, *_) = named(axes).values(), named(axes, "_").values()
         x, shown = dotted.get_xdata(), np.isfinite(solid.get_ydata())
         # five prompts of 58 to 70 tokens, the last of which has no value: three reach 62
-        assert x[shown].max() == 62 and np.isfinite(dotted.get_ydata()).sum() == 69
-        assert all(path.vertices[:, 0].max() <= 62 for band in axes.collections for path in band.get_paths())
+        assert x[shown].max() == 62 + FILLER and np.isfinite(dotted.get_ydata()).sum() == 69 + FILLER
+        assert all(path.vertices[:, 0].max() <= 62 + FILLER for band in axes.collections for path in band.get_paths())
     assert "Dotted, without band: positions that fewer than half" in " ".join(figure.get_supxlabel().split())
 
 
