@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from attention_probe.commands.options import TracesPath, split_words, write_frame
-from harness.constants import HEADS_ALPHA
 from harness.errors import ConfigError
 
 
@@ -30,6 +29,7 @@ def heads(
     """
     from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
+    from harness.constants import HEADS_ALPHA
     from harness.display.table_formats import fold
 
     old, new = split_words(baseline), split_words(condition)
