@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE
 
 pytestmark = pytest.mark.engine
@@ -67,7 +68,10 @@ def _nothing_stays_behind():
 
 def samples(folder):
     path = Path(folder) / "journal.jsonl"
-    return path.read_text().count('"problem_id":') if path.exists() else 0
+    if not is_stored(path):
+        return 0
+    with open_stored(path) as journal:  # of a finished run it is compressed
+        return journal.read().count(b'"problem_id":')
 
 
 def wait_for(run, folder, count):

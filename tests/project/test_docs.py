@@ -21,7 +21,7 @@ from harness.runs.records import COLUMNS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", ["statistics.md", "grading.md", "probe.md"])
+@pytest.mark.parametrize("page", ["statistics.md", "grading.md"])
 def test_the_python_of_a_page_prints_what_the_page_says(page):
     failed, tried = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert tried > 0 and failed == 0
@@ -60,7 +60,7 @@ def graders():
 def test_what_the_page_on_the_study_tells_to_run_can_be_run():
     text = (ROOT / "docs/reproduce.md").read_text()
     paths = set(re.findall(r"configs/\w+/[\w.-]+\.yaml", text))
-    assert len(paths) == 13 and all((ROOT / path).is_file() for path in paths)
+    assert len(paths) == 12 and all((ROOT / path).is_file() for path in paths)
     for name in set(re.findall(r"--reference ([\w-]+)", text)):
         assert read_reference(name).accuracies
     blocks = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
