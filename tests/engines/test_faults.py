@@ -68,10 +68,13 @@ def _nothing_stays_behind():
 
 def samples(folder):
     path = Path(folder) / "journal.jsonl"
-    if not is_stored(path):
-        return 0
-    with open_stored(path) as journal:  # of a finished run it is compressed
-        return journal.read().count(b'"problem_id":')
+    return read_stored(path).count(b'"problem_id":') if is_stored(path) else 0
+
+
+def read_stored(path):
+    """A file of a run; of a finished one it is compressed."""
+    with open_stored(path) as stream:
+        return stream.read()
 
 
 def wait_for(run, folder, count):
@@ -214,7 +217,7 @@ def test_an_engine_told_to_stop_leaves_no_half_samples(our_run, tmp_path):
     _, told = run.communicate(timeout=PATIENCE)
     assert run.returncode == 2, told
     assert "mless: The engine process died" in told.splitlines()[-1]
-    reasons = {json.loads(line).get("finish_reason") for line in (folder / "journal.jsonl").read_text().splitlines()}
+    reasons = {json.loads(line).get("finish_reason") for line in read_stored(folder / "journal.jsonl").splitlines()}
     assert reasons <= {None, "stop", "length"}
     run = start(folder)
     _, told = run.communicate(timeout=PATIENCE)
@@ -462,7 +465,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
         pytest.skip("a small file system of one's own cannot be mounted here")
     mounted = tmp_path / "disk"
     mounted.mkdir()
-    prompts, journal = ((Path(our_run[0]) / name).stat().st_size for name in ("prompts.jsonl", "journal.jsonl"))
+    prompts, journal = (len(read_stored(Path(our_run[0]) / name)) for name in ("prompts.jsonl", "journal.jsonl"))
     command = f"{MLESS} run demo.yaml --output {mounted}/run --quiet {' '.join(map(repr, ENGINE_FLAGS))}"
     names = {"folder": mounted, "copy": tmp_path / "copy", "command": command}
     script = FULL_DISK.format(size=(prompts + journal // 2) // 1024, **names)
