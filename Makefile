@@ -64,7 +64,7 @@ test-gpu:
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -m "engine and not slow"
 
-# Benchmarks, each in a fresh process, into benchmarks/RESULTS.md. One of them: make bench BENCH=journal; a short
+# Benchmarks, each in a fresh process, into benchmarks/RESULTS.md. One of them: make bench BENCH=grading; a short
 # check of all, which leaves RESULTS.md alone: make bench BENCH=--small
 bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)

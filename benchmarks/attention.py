@@ -1,9 +1,8 @@
 """Ways to the attention weights of a model's first layers, one a process: seconds of a forward pass, peak memory.
 
-Drawing the weights is not counted in the seconds. Only the way that is asked for is imported, so that an interpreter
-with TransformerLens or nnsight needs nothing of ours:
+Drawing the weights is not counted in the seconds.
 
-    python benchmarks/attention.py WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES [--device cuda]
+    python -m benchmarks.attention WAY --config CONFIG.json --length 2048 --layers 3 --json FIGURES [--device cuda]
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +46,6 @@ def main() -> None:
 
 def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
     """The probe's capture, with everything that a probe always records."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from transformers import AutoModel
 
     from attention_probe.measure.decomposition import REGIONS
@@ -122,51 +118,10 @@ def truncated_eager(path: Path, length: int, layers: int, device: torch.device) 
     return timed(run, length, device)
 
 
-def transformer_lens(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
-    """TransformerLens at its best: the patterns alone are cached, and the pass stops after the layers asked."""
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    config = _config(path)
-    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).resolve().parent.parent / "harness" / "demo" / "model")
-    model: Any = TransformerBridge.boot_transformers("Qwen/Qwen2.5-Math-1.5B", hf_model=whole, tokenizer=tokenizer)
-    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(layers)]
-
-    def run(tokens: int) -> None:
-        ids = _ids(config, tokens)
-        _, cache = model.run_with_cache(ids, stop_at_layer=layers, names_filter=lambda name: name in names)
-        _check([cache[name] for name in names], tokens)
-
-    return timed(run, length, device) | {"version": version("transformer-lens")}
-
-
-def nnsight(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
-    """Nnsight at its best: eager weights of the layers asked are saved, and the pass stops after them."""
-    from nnsight import NNsight
-    from transformers import AutoModelForCausalLM
-
-    config = _config(path)
-    model: Any = NNsight(AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager"))
-
-    def run(tokens: int) -> None:
-        ids = _ids(config, tokens)
-        with model.trace(ids, use_cache=False) as tracer:
-            found = list().save()
-            for layer in range(layers):
-                found.append(model.model.layers[layer].self_attn.output[1])
-            tracer.stop()
-        _check(found, tokens)
-
-    return timed(run, length, device) | {"version": version("nnsight")}
-
-
 WAYS: dict[str, Callable[[Path, int, int, torch.device], dict[str, Any]]] = {
     "ours": ours,
     "full_eager": full_eager,
     "truncated_eager": truncated_eager,
-    "transformer_lens": transformer_lens,
-    "nnsight": nnsight,
 }
 
 

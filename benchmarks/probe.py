@@ -4,10 +4,7 @@ A Qwen2.5-Math-1.5B with random weights and prompts of 128, 512 and 2,048 tokens
 process. Then prompts of up to 32,768 tokens, and the real command over 500 problems in four conditions for a
 Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the bundled ones.
 
-    python -m benchmarks.probe [--small] [--python PATH]
-
-TransformerLens and nnsight are measured where the interpreter has them; --python, or the variable PEERS_PYTHON, names
-another one that does.
+    python -m benchmarks.probe [--small]
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -25,7 +21,7 @@ from typing import Any
 
 from benchmarks.attention import peak_memory
 from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import ROOT, run_logged, say, work_folder, write_json
+from benchmarks.runs import run_logged, say, work_folder, write_json
 from harness import resources
 from harness.experiment.problems import PATH_VARIABLE
 
@@ -69,10 +65,7 @@ ROUNDS = 3
 OTHERS = {
     "full_eager": "Hugging Face `output_attentions`, whole model",
     "truncated_eager": f"Hugging Face `output_attentions`, {LAYERS} layers",
-    "transformer_lens": "TransformerLens, stopped after them",
-    "nnsight": "nnsight, stopped after them",
 }
-PACKAGES = {"transformer_lens": "transformer_lens", "nnsight": "nnsight"}
 
 TARGET_LIMIT = 1.25
 TARGET_CPU = 20
@@ -87,7 +80,6 @@ def main() -> None:
     """Measure, print a Markdown section, and write the figures as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tiny model and short prompts, to see that it works")
-    parser.add_argument("--python", default=os.environ.get("PEERS_PYTHON", sys.executable), help="see above")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -95,14 +87,14 @@ def main() -> None:
         figures_path, *command = arguments.command
         write_json(Path(figures_path), mless(command))
         return
-    figures = measure(small=arguments.small, python=arguments.python)
+    figures = measure(small=arguments.small)
     write_json(arguments.json, figures)
     print(section(figures))
 
 
-def measure(*, small: bool = False, python: str = sys.executable) -> Figures:
+def measure(*, small: bool = False) -> Figures:
     """All figures, JSON-ready."""
-    bench = _Bench(small=small, python=python)
+    bench = _Bench(small=small)
     lengths = SMALL_LENGTHS if small else LENGTHS
     compared: dict[int, dict[str, Any]] = {}
     for length in lengths:
@@ -148,8 +140,8 @@ def mless(command: list[str]) -> dict[str, Any]:
 class _Bench:
     """Fresh processes for one shape, with their logs in one folder."""
 
-    def __init__(self, *, small: bool, python: str) -> None:
-        self.small, self.python = small, python
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
         self.folder = work_folder(small) / "probe"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
@@ -158,15 +150,11 @@ class _Bench:
         facts = SHAPE | {"max_position_embeddings": longest} | (TINY if small else {})
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
-    def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any] | None:
-        """One of the ways of `benchmarks.attention`; None if its package is not there."""
-        package = PACKAGES.get(way)
-        if package and not _importable(self.python, package):
-            return None
-        python = self.python if package else sys.executable
+    def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
+        """One of the ways of `benchmarks.attention`."""
         written = self.folder / f"{way}-{length}-{layers}.json"
         say(f"probe: {way}, {length:,} tokens, {layers} of the layers")
-        command = [python, str(ROOT / "benchmarks" / "attention.py"), way, "--config", str(self.config)]
+        command = [sys.executable, "-m", "benchmarks.attention", way, "--config", str(self.config)]
         return _step([*command, "--length", str(length), "--layers", str(layers)], written, threads=1)
 
     def limit(self, length: int, layers: int) -> dict[str, Any]:
@@ -210,11 +198,6 @@ def _step(command: list[str], written: Path, *, threads: int) -> dict[str, Any]:
     environment = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     run_logged([*command, "--json", str(written)], written.with_suffix(".log"), environment)
     return dict(json.loads(written.read_text(encoding="utf-8")))
-
-
-def _importable(python: str, package: str) -> bool:
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
 
 
 def _prompt_sizes(path: Path) -> list[int]:
@@ -284,7 +267,6 @@ def _figures(
     rows += [_growth(layers, figures) for layers, figures in grown.items()]
     kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
     rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
-    found = [f"{name} {ways['version']}" for name in PACKAGES if (ways := compared[longest][name])]
     return {
         "title": "Attention probe",
         "what": f"Qwen2.5-Math-1.5B with random weights in float32, one core; {LAYERS} layers where nothing else is "
@@ -301,7 +283,6 @@ def _figures(
             f"({CONDITIONS}), tokenized with the bundled tokenizer where the model's own is not at hand; imports, "
             f"weights and self-checks included, {command['cpu']:.0f} CPU-seconds; {command['bytes'] / 1e6:.0f} MB of "
             "traces.",
-            f"Measured beside: {', '.join(found)}." if found else "TransformerLens and nnsight were not installed.",
         ],
         "compared": {str(length): ways for length, ways in compared.items()},
         "grown": {str(layers): figures for layers, figures in grown.items()},
@@ -316,9 +297,7 @@ def _target(measure: str, measured: str, ratio: float, *, least: float | None = 
     return row(measure, measured, target=f"at least {least} times ours", ratio=ratio, met=ratio >= least)
 
 
-def _comparison(measure: str, other: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> Row:
-    if other is None:
-        return row(measure, "not installed")
+def _comparison(measure: str, other: Mapping[str, Any], ours: Mapping[str, Any]) -> Row:
     measured = f"{other['cpu']:.3g} s, {_gb(other['peak'])}; ours {ours['cpu']:.3g} s, {_gb(ours['peak'])}"
     return row(measure, measured, ratio=other["cpu"] / ours["cpu"])
 
