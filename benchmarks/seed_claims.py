@@ -1,21 +1,18 @@
 """The measured numbers of docs/seeds.md: makes or continues the traces they stand on, and prints a table a figure.
 
-    MATH500_PATH=FILE.jsonl python -m benchmarks.seed_claims
+    python -m benchmarks.seed_claims
 
-Where MATH-500 can be had neither from the hub nor from a file, the bundled problems stand in, and the page says so.
-
+The model is the bundled one, asked the first 100 bundled problems in the layout raw.
 Every number is of mean curves: the average attention weight of each token, its mean over prompts, one curve a head, in
 Layer 1 unless said. *Aligned*: original tokens only, each at its place in the prompt without filler. *Full*: the prompt
 as it was. The first token is left out of all of them, and so are positions that fewer than half of the prompts have.
-A cell with one number for a model has the median over its heads of what the function of that number says. Random
-weights are drawn five times, and each number is given from its least to its greatest of the five: `0.66..0.71`.
+A cell with one number has the median over the heads of what the function of that number says. *Published* averages
+over all later queries, *common* over those that every condition has.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +28,7 @@ from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
 from harness.choices import Definition
-from harness.errors import DataError, HarnessError
+from harness.errors import HarnessError
 from harness.runs import receipts
 
 Floats = NDArray[np.float64]
@@ -39,19 +36,8 @@ FILLED = ("mless", "mful", "random")
 DEFINITIONS: tuple[Definition, ...] = ("published", "common")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What stands in for the study's models: the bundled one; layers from 0."""
-
-    name: str
-    layers: tuple[int, ...] = (0,)
-    dataset: str = "math500"
-    layout: str = "as_published"
-    n: int = 8
-
-
-BUNDLED = Model(name="bundled", layers=(0, 1, 2), dataset="demo", layout="raw", n=100)
-MODELS = (BUNDLED,)
+LAYERS = (0, 1, 2)
+PROMPTS = PromptsConfig.model_validate({"dataset": "demo", "layout": "raw", "n": 100})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,12 +54,10 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StandIn:
-    """What was measured of a model: by condition one trace a prompt, and what prompts they are."""
+class Traces:
+    """What was measured: by condition one trace a prompt."""
 
-    model: Model
     traces: dict[str, list[Trace]]
-    about: str
 
     def curves(self, definition: Definition, view: View = "aligned", *, layer: int = 0) -> Curves:
         """All conditions; in the full view those with a filler, which must stand at the same positions in all."""
@@ -84,9 +68,7 @@ class StandIn:
             rows = []
             for trace in sorted(self.traces[name], key=lambda trace: len(trace.tokens)):
                 place = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
-                values = (trace.mean_all if definition == "published" else trace.mean_common)[
-                    self.model.layers.index(layer)
-                ]
+                values = (trace.mean_all if definition == "published" else trace.mean_common)[LAYERS.index(layer)]
                 rows.append(np.full((len(values), width), np.nan))
                 rows[-1][:, place[place > 0]] = values[:, place > 0]
                 role[place[place >= 0]] = trace.roles[place >= 0]
@@ -97,35 +79,21 @@ class StandIn:
         return Curves(means=averaged, x=np.flatnonzero(kept), roles=roles[0, kept])
 
 
-def load(model: Model, folder: Path) -> StandIn:
-    """The model's traces; what is missing is measured first.
+def load(folder: Path) -> Traces:
+    """The traces; what is missing is measured first.
 
     Raises:
         HarnessError: the traces there are of something else, or cannot be made.
     """
-    settings = ProbeSettings(
-        model="demo",
-        layers=model.layers,
-        conditions=("wo", *FILLED),
-    )
-    prompts = PromptsConfig.model_validate({"dataset": model.dataset, "layout": model.layout, "n": model.n})
-    try:
-        source = open_source(prompts, FILLED, settings.load_tokenizer)
-    except DataError as error:
-        say(f"{model.name}: bundled problems instead of MATH-500. {error}")
-        prompts = prompts.model_copy(update={"dataset": "demo"})
-        source = open_source(prompts, FILLED, settings.load_tokenizer)
-    selection = choose(prompts, source)
+    settings = ProbeSettings(model="demo", layers=LAYERS, conditions=("wo", *FILLED))
+    source = open_source(PROMPTS, FILLED, settings.load_tokenizer)
+    selection = choose(PROMPTS, source)
     path = folder / f"bundled-{source.prompts_sha256[:8]}.traces"
-    say(f"{model.name}: {path}")
+    say(str(path))
     run_probe(source, selection, settings, path)
     ids = [problem.problem_id for problem in selection.problems]
     with AttentionTraces.open(path) as traces:
-        read = {name: [traces.get(problem_id, name) for problem_id in ids] for name in settings.conditions}
-        tokenizer = str(traces.receipt["tokenizer"])
-    reader = "the bundled tokenizer" if tokenizer == "demo" else tokenizer
-    about = f"{len(ids)} problems of {source.name.partition(' (')[0]}, layout {model.layout}, read by {reader}"
-    return StandIn(model=model, traces=read, about=about)
+        return Traces(traces={name: [traces.get(one, name) for one in ids] for name in settings.conditions})
 
 
 def peak(curves: Curves, condition: str) -> Floats:
@@ -186,10 +154,10 @@ def count(ratios: Floats) -> str:
     return f"{(ratios > 1).sum()} of {len(ratios)}"
 
 
-def rows(one: StandIn, definition: Definition) -> Iterator[tuple[str, str, str]]:
+def rows(one: Traces, definition: Definition) -> Iterator[tuple[str, str, str]]:
     """Every number of a model: its table, its name, and its value."""
     curves, full = one.curves(definition), one.curves(definition, "full")
-    layers = [one.curves(definition, layer=layer) for layer in one.model.layers]
+    layers = [one.curves(definition, layer=layer) for layer in LAYERS]
     left, more = remains(curves, "mless"), taken(full, "mful", "mless")
     shares = (median(higher(curves, role), percent=True) for role in ("instruction", "problem"))
     yield "First, d, e", "heads whose highest peak is higher with Mless", count(peak(curves, "mless"))
@@ -217,42 +185,26 @@ def rows(one: StandIn, definition: Definition) -> Iterator[tuple[str, str, str]]
     yield "e", "weight in the filler, Mful / Mless (heads with more)", f"{median(more)} ({count(more)})"
 
 
-def over_draws(values: Sequence[str]) -> str:
-    """One cell for several draws: each number that differs between them, from its least to its greatest."""
-    spans = zip(*(re.findall(r"[\d.]+", value) for value in values), strict=True)
-    ranges = (f"{low}..{high}" if (low := min(n, key=float)) != (high := max(n, key=float)) else low for n in spans)
-    return re.sub(r"[\d.]+", lambda _: next(ranges), values[0])
-
-
-def page(stand_ins: Sequence[Sequence[StandIn]]) -> Iterator[str]:
-    """The tables in Markdown, one a figure, a line a number and definition; each model is given by its draws."""
-    columns = []
-    for draws in stand_ins:
-        by_definition = [zip(*(rows(one, definition) for one in draws), strict=True) for definition in DEFINITIONS]
-        columns.append(
-            [[(*same[0][:2], over_draws([value for *_, value in same])) for same in lines] for lines in by_definition]
-        )
+def page(measured: Traces) -> Iterator[str]:
+    """The tables in Markdown, one for each figure, with a line for each number and a column for each definition."""
+    columns = [list(rows(measured, definition)) for definition in DEFINITIONS]
     for figure in ("First", "a", "b", "c", "d", "e"):
-        names = [draws[0].model.name for draws in stand_ins]
-        lines = [["number", "queries", *names], ["---"] * (2 + len(names))]
-        for line, (figures, name, _) in enumerate(columns[0][0]):
-            for place, definition in enumerate(DEFINITIONS if figure in figures.split(", ") else ()):
-                lines.append([name, definition, *(column[place][line][2] for column in columns)])
+        lines = [["number", *DEFINITIONS], ["---"] * (1 + len(DEFINITIONS))]
+        for same in zip(*columns, strict=True):
+            figures, name, _ = same[0]
+            if figure in figures.split(", "):
+                lines.append([name, *(value for *_, value in same)])
         yield "\n".join([f"## {figure}", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def main() -> None:
-    """Measure what is missing and print what was measured of what."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    """Measure what is missing and print the tables."""
     try:
-        folder = work_folder(small=False) / "seed-claims"
-        stand_ins = [[load(model, folder)] for model in MODELS]
+        measured = load(work_folder(small=False) / "seed-claims")
     except HarnessError as error:
         raise SystemExit(f"error: {error}") from None
-    about = [f"- {draws[0].model.name}: {draws[0].about}; draws: {len(draws)}" for draws in stand_ins]
-    about.append(f"- git revision {receipts.git_revision() or 'unknown: not a checkout'}")
-    print("\n\n".join(["\n".join(about), *page(stand_ins)]))
+    revision = f"git revision {receipts.git_revision() or 'unknown: not a checkout'}"
+    print("\n\n".join([revision, *page(measured)]))
 
 
 if __name__ == "__main__":
