@@ -24,14 +24,16 @@ from typing import Any
 from benchmarks import report
 from benchmarks.runs import ROOT, say
 from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.side_tables import TESTED
 from harness.execution.regrade import regrade
+from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.read_run import read_run
 from harness.runs.stored_files import expand
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
+GRADER_POINTS = 2
+"""A grader whose difference is so many points from ours sees another one."""
 BOX = re.compile(r"\\boxed\{(.*)\}")
 
 Sample = dict[str, Any]
@@ -148,7 +150,10 @@ def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str
         for name in ("no_box", "truncated", "refused", "timed_out", "looping")
         if change[name] - mediators.loc["wo", name] >= 1
     )
-    return str(row["verdict"]), parts, states, tuple(name for name in TESTED if audit[f"{name}_p"] < 0.05)
+    graders = tuple(
+        name for name in COLUMNS if abs(audit[f"{name}_difference"] - audit["ours_difference"]) >= GRADER_POINTS
+    )
+    return str(row["verdict"]), parts, states, graders
 
 
 def main() -> None:

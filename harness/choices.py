@@ -8,10 +8,6 @@ from typing import Literal
 Format = Literal["text", "markdown", "csv", "latex", "json"]
 """How a page of tables is written."""
 
-Width = Literal["page", "column"]
-"""How wide a figure is: the whole page, or one of two columns."""
-
-
 Definition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler has too. `published`:
 all later ones, filler included, so that instruction tokens fall merely because filler queries join the average."""
@@ -39,8 +35,5 @@ class Kind(StrEnum):
 
     ACCURACY = "accuracy"
     FOREST = "forest"
-    FLIPS = "flips"
-    LEVELS = "levels"
-    SUBJECTS = "subjects"
     COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"

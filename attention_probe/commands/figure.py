@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Width
 from harness.options import Overrides
 
 
@@ -16,7 +15,6 @@ def figure(
         Path, typer.Argument(help="A figure config, e.g. configs/figures/qwen-heads-12-13-14-demo.yaml.")
     ],
     overrides: Overrides = None,
-    width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder.")] = Path("results/figures"),
 ) -> None:
@@ -28,7 +26,6 @@ def figure(
     with progress_bar("figure") as advance:
         files = make_figure(
             load_figure_config(config, overrides or ()),
-            width=width,
             device=device,
             folder=output,
             advance=advance,

@@ -22,7 +22,6 @@ from attention_probe.figures.draw import STAMPS, stamp
 from attention_probe.measure.activations import ACTIVATION_MEASURES
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
-from harness.choices import Width
 from harness.constants import ACTIVATION_BINS, COVERED, NUMBERS_LINE
 from harness.display.figures import style
 from harness.display.words import LEVEL, number, plural, signed
@@ -109,20 +108,19 @@ def _relative_change(table: NDArray[np.float64], without: NDArray[np.float64]) -
     return np.where(np.isfinite(change), change, np.nan)
 
 
-def draw_activations(config: ActivationsConfig, table: pandas.DataFrame, *, width: Width = "page") -> Figure:
+def draw_activations(config: ActivationsConfig, table: pandas.DataFrame) -> Figure:
     """One panel for each model: levels above, below them the change from the prompt without filler.
 
     Args:
         config: What is shown.
         table: From `read_activations`, of all models.
-        width: `page` is 7 inches, `column` 3.3.
     """
     if config.activations == _HISTOGRAM:
         draw, heights = _draw_histogram, [2.0, 1.1, NUMBERS_LINE * (1 + 4 * (len(config.conditions) - 1))]
     else:
         draw, heights = _draw_token_classes, [1.6, 1.1]
-    down, across = style.panel_grid(len(config.models), width)
-    with style.drawing(width, 0.6 + down * (sum(heights) + 0.6), _note(config, table)) as figure:
+    down, across = style.panel_grid(len(config.models))
+    with style.drawing(0.6 + down * (sum(heights) + 0.6), _note(config, table)) as figure:
         grid = figure.subplots(down * len(heights), across, squeeze=False, height_ratios=heights * down)
         for place in range(down * across):
             row = place // across * len(heights)
@@ -137,7 +135,7 @@ def draw_activations(config: ActivationsConfig, table: pandas.DataFrame, *, widt
             for axes in panel if place % across else ():
                 axes.set_ylabel("")  # the panel to the left says it
             stamps = [said for column, said in STAMPS.items() if shown[column].any()]
-            stamp(panel[0], model.name, stamps, style.FONT[width])
+            stamp(panel[0], model.name, stamps, style.FONT)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Draws a figure of curves as its config says, at the width of a column or a page.
+"""Draws a figure of curves as its config says.
 
 Nothing here computes: what is drawn comes in as `Curve`s and a table of accuracies. Everything that qualifies the
 numbers is drawn with them: the definition and what is left out on the axes, the stamps above each panel
@@ -18,7 +18,6 @@ from matplotlib.ticker import MaxNLocator
 from attention_probe.figures.bars import plot_accuracy_bars
 from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.layout import Drawn, add_legends, lay_out, make_room
-from harness.choices import Width
 from harness.constants import GLYPH
 from harness.display.figures.style import FONT, MUTED, add_note, styled
 from harness.display.words import label, plural
@@ -54,15 +53,13 @@ def draw_figure(
     config: FigureConfig,
     curves: pandas.DataFrame,
     *,
-    width: Width = "page",
     bars: pandas.DataFrame | None = None,
 ) -> Figure:
-    """The figure: rows times heads as in the study at page width, turned to fit a column at column width.
+    """The figure: rows times heads, as in the study.
 
     Args:
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `data.read_curves`.
-        width: `page` is 7 inches, `column` 3.3.
         bars: Accuracies for the config's bars, from `data.read_bars`.
 
     Raises:
@@ -74,21 +71,20 @@ def draw_figure(
             f"Figure {config.name}: expected {len(config.panels)} panels{' and bars' if config.bars else ''}, "
             f"got {len(points)}{' and bars' if bars is not None else ''}. Measure what the config names."
         )
-    size = FONT[width] - 0.5
+    size = FONT - 0.5
     with styled(size, **_TIGHT):
         figure = Figure(layout="constrained")
-        axes, bar_axes = lay_out(figure, config, width)
+        axes, bar_axes = lay_out(figure, config)
         panels = [
             Drawn(one, panel, points[panel.row, panel.column]) for one, panel in zip(axes, config.panels, strict=True)
         ]
         for drawn in panels:
             _draw_panel(drawn)
-        _scale(panels, turned=width == "column")
-        above = add_legends(figure, panels, width)
+        _scale(panels)
+        above = add_legends(figure, panels)
         for drawn in panels:
             stamps = [stamp for column, stamp in STAMPS.items() if drawn.points[column].any()]
-            under_legend = width == "page" or drawn.panel.column == 0
-            stamp(drawn.axes, drawn.panel.title, stamps, size, above=above if under_legend else 0)
+            stamp(drawn.axes, drawn.panel.title, stamps, size, above=above)
         _label_axes(panels, config, figure.get_figwidth() * 72 / (GLYPH * size))
         if bars is not None and config.bars is not None and bar_axes is not None:
             plot_accuracy_bars(
@@ -148,7 +144,7 @@ def _draw_panel(drawn: Drawn) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _scale(panels: Sequence[Drawn], *, turned: bool) -> None:
+def _scale(panels: Sequence[Drawn]) -> None:
     """One scale a row, with room for the region's name, unless the config has each panel's."""
     for drawn in panels:
         row = [other for other in panels if other.panel.row == drawn.panel.row]
@@ -156,7 +152,7 @@ def _scale(panels: Sequence[Drawn], *, turned: bool) -> None:
         room = 0.05 + 0.25 * any(other.region is not None for other in row)
         span = (high - low) or 1.0
         drawn.axes.set_ylim(drawn.panel.y_limits or (low and low - 0.05 * span, high + room * span))
-        if not turned and drawn.panel.column and len({other.panel.y_limits for other in row}) == 1:
+        if drawn.panel.column and len({other.panel.y_limits for other in row}) == 1:
             drawn.axes.tick_params(labelleft=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,32 +12,18 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 
 from attention_probe.figures.config import FigureConfig, Panel
-from harness.choices import Width
 from harness.display.figures.style import FONT, INCHES, add_legend
 from harness.experiment.conditions import contrast_name
 
 
-def lay_out(figure: Figure, config: FigureConfig, width: Width) -> tuple[list[Axes], Axes | None]:
-    """The axes of the panels, row by row, and those of the bars. In a column several heads go below each other."""
+def lay_out(figure: Figure, config: FigureConfig) -> tuple[list[Axes], Axes | None]:
+    """The axes of the panels, row by row, and those of the bars."""
     rows, heads = len(config.rows), len(config.heads)
-    turned = width == "column" and heads > 1
-    down, across = (heads, rows) if turned else (rows, heads)
-    beside = config.bars is not None and width == "page"
-    above = config.bars is not None and not beside
-    grid = figure.add_gridspec(
-        down + above,
-        across + beside,
-        width_ratios=[*([across] if beside else []), *[1] * across],
-        height_ratios=[*([1.35] if above else []), *[1] * down],
-    )
-    panels = [
-        figure.add_subplot(grid[(head if turned else row) + above, (row if turned else head) + beside])
-        for row in range(rows)
-        for head in range(heads)
-    ]
-    bars = figure.add_subplot(grid[:, 0] if beside else grid[0, :]) if config.bars else None
-    figure.set_size_inches(INCHES[width], 0.5 + (1.75 if width == "page" else 1.6) * (down + 1.35 * above))
-    return panels, bars
+    beside = config.bars is not None
+    grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*([heads] if beside else []), *[1] * heads])
+    panels = [figure.add_subplot(grid[row, head + beside]) for row in range(rows) for head in range(heads)]
+    figure.set_size_inches(INCHES, 0.5 + 1.75 * rows)
+    return panels, figure.add_subplot(grid[:, 0]) if beside else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +79,7 @@ class Drawn:
         return place
 
 
-def add_legends(figure: Figure, panels: Sequence[Drawn], width: Width) -> float:
+def add_legends(figure: Figure, panels: Sequence[Drawn]) -> float:
     """One legend above the figure, or one above each row where a name or a colour means two things.
 
     Returns the room that the latter need between a panel and its title, in points.
@@ -103,15 +88,14 @@ def add_legends(figure: Figure, panels: Sequence[Drawn], width: Width) -> float:
     handles = {name: handle for handle, name in chain(*entries)}
     meant = {(drawn.panel.name(one), look.colour) for drawn in panels for one, look in drawn.panel.looks.items()}
     if len(dict(meant)) == len(meant) == len({colour for _, colour in meant}):
-        add_legend(figure, list(handles.values()), list(handles), width)
+        add_legend(figure, list(handles.values()), list(handles))
         return 0.0
     room = 0.0
     for drawn in panels:
         _, names = drawn.axes.get_legend_handles_labels()
         if drawn.panel.column == 0:
-            columns = len(names) if width == "page" or drawn.place.get_gridspec().ncols == 1 else 1
-            room = max(room, 1.35 * FONT[width] * math.ceil(len(names) / columns))
-            drawn.axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns).set_in_layout(False)
+            room = 1.35 * FONT
+            drawn.axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(names)).set_in_layout(False)
     return room
 
 

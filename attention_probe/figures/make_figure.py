@@ -21,7 +21,6 @@ from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_s
 from attention_probe.run_probe import run_probe
 from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
-from harness.choices import Width
 from harness.display.figures.saving import write_figure
 from harness.runs import receipts
 
@@ -32,7 +31,6 @@ TRACES = "traces"
 def make_figure(
     config: FigureConfig | ActivationsConfig,
     *,
-    width: Width = "page",
     device: str = "cpu",
     folder: Path,
     advance: Callable[[int, int], None] = lambda done, total: None,
@@ -41,7 +39,6 @@ def make_figure(
 
     Args:
         config: The figure.
-        width: `page` or `column`.
         device: Where the probe runs.
         folder: Where the figure goes.
         advance: Called with the number of problems that the running probe has done, and how many there are.
@@ -50,7 +47,7 @@ def make_figure(
         HarnessError: a model, run or dataset cannot be had, or does not have what the config names.
     """
     if isinstance(config, ActivationsConfig):
-        return _make_activations(config, width, device, folder, advance)
+        return _make_activations(config, device, folder, advance)
     names = [config.name, *([f"{config.name}-one-prompt"] if config.one_prompt else [])]
     tables: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
     sessions: list[dict[str, Any]] = []
@@ -73,14 +70,13 @@ def make_figure(
     files = []
     for name, found in tables.items():
         curves = pandas.concat(found, ignore_index=True)
-        figure = draw_figure(config, curves, width=width, bars=bars)
-        files += write_figure(figure, figure_table(config, curves, bars), folder, name, receipt, width=width)
+        figure = draw_figure(config, curves, bars=bars)
+        files += write_figure(figure, figure_table(config, curves, bars), folder, name, receipt)
     return files
 
 
 def _make_activations(
     config: ActivationsConfig,
-    width: Width,
     device: str,
     folder: Path,
     advance: Callable[[int, int], None],
@@ -104,8 +100,8 @@ def _make_activations(
             tables.append(read_activations(model, config.conditions, traces))
             sessions.append(traces.receipt)
     table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
-    figure = draw_activations(config, table, width=width)
-    return write_figure(figure, table, folder, config.name, _receipt(config, sessions), width=width)
+    figure = draw_activations(config, table)
+    return write_figure(figure, table, folder, config.name, _receipt(config, sessions))
 
 
 def _receipt(config: FigureConfig | ActivationsConfig, sessions: list[dict[str, Any]]) -> dict[str, Any]:

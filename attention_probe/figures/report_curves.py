@@ -1,8 +1,8 @@
-"""A folder of traces as a report shows it: a figure of each head's mean curves in one layer."""
+"""A folder of traces as a report shows it: a panel of each head's mean curves in one layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from attention_probe.analysis.averaging import average_curves, chosen_problems
 from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.choices import Definition
-from harness.display.figures.style import drawing, label, looks, tidy
+from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid, tidy
 from harness.display.report.attention import AttentionFile
 
 _EXPLAINED = {
@@ -53,24 +53,31 @@ def read_attention(
         return AttentionFile(
             name=path.name,
             model=str(header.fingerprint.get("name", header.model)),
-            heads={name: _draw(name, list(found)) for name, found in groupby(curves, key=lambda curve: curve.label)},
+            figure=_draw({name: list(found) for name, found in groupby(curves, key=lambda curve: curve.label)}),
             notes=tuple(_notes(header, curves[0], left_out)),
             prompts=tuple((one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()),
             receipt=traces.receipt,
         )
 
 
-def _draw(name: str, curves: Sequence[Curve]) -> Figure:
-    """One head's curves with their bands, where at least half of the prompts have a value."""
-    with drawing("column", 1.9, "") as figure:
-        axes = figure.add_subplot(title=name, xlabel="Token position (filler left out)", ylabel="Attention")
-        for curve, look in zip(curves, looks(curve.condition for curve in curves).values(), strict=True):
-            kept = 2 * curve.count >= curve.prompts
-            x, mean, low, high = (part[kept] for part in (curve.x, curve.mean, curve.low, curve.high))
-            axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1, label=label(curve.condition))
-            axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
-        axes.set_ylim(bottom=0)
-        tidy(axes, grid="y")
+def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
+    """A panel for each head: its curves with their bands, where at least half of the prompts have a value."""
+    down, across = panel_grid(len(heads))
+    with drawing(0.5 + 1.6 * down, "") as figure:
+        panels = add_panels(figure, len(heads), sharey=False)
+        for axes, (name, curves) in zip(panels, heads.items(), strict=True):
+            for curve, look in zip(curves, looks(curve.condition for curve in curves).values(), strict=True):
+                kept = 2 * curve.count >= curve.prompts
+                x, mean, low, high = (part[kept] for part in (curve.x, curve.mean, curve.low, curve.high))
+                axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1, label=label(curve.condition))
+                axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
+            axes.set_title(name)
+            axes.set_ylim(bottom=0)
+            tidy(axes, grid="y")
+        for axes in panels[::across]:
+            axes.set_ylabel("Attention")
+        for axes in panels[-across:]:
+            axes.set_xlabel("Token position (filler left out)")
     return figure
 
 

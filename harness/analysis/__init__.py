@@ -9,7 +9,7 @@ from harness.faces import lazy_face
 __getattr__, __dir__, __all__ = lazy_face(
     __name__,
     {
-        "accuracy": ["accuracy_table", "clustered_error", "sampling_error"],
+        "accuracy": ["accuracy_table", "clustered_error"],
         "comparison": ["COLUMNS", "compare"],
         "intervals": [
             "difference_bounds",
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy_face(
         "power": ["detection_power", "minimal_detectable_effect"],
         "pooled": ["estimate_new_models", "pool_changes"],
         "verdicts": ["equivalence_p", "fewest_problems", "holm", "verdict"],
-        "yardsticks": ["find_broken", "in_spreads"],
+        "yardsticks": ["find_broken"],
         "leaderboard": ["make_leaderboard"],
         "selection": ["Selection", "select"],
     },

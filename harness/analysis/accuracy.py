@@ -32,22 +32,6 @@ def clustered_error(scores: npt.ArrayLike) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def sampling_error(right: npt.ArrayLike, samples: npt.ArrayLike) -> float:
-    """Standard error of an accuracy from drawing the samples alone, the problems held fixed.
-
-    It says how far another run on the same problems would move. NaN if a problem has one sample, which shows no spread.
-
-    Args:
-        right: [problem] Right samples.
-        samples: [problem] Samples.
-    """
-    k = np.asarray(samples, dtype=float)
-    if (k < 2).any():
-        return math.nan
-    share = np.asarray(right) / k
-    return math.sqrt(float((share * (1 - share) / (k - 1)).sum())) / len(k)
-
-
 def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
@@ -57,7 +41,6 @@ def accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
         "k": one.k,
         "accuracy": 100 * float(scores.mean()),
         "standard_error": 100 * clustered_error(scores),
-        "sampling_error": 100 * sampling_error(one.right, one.samples),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
     }

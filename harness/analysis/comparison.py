@@ -33,8 +33,6 @@ COLUMNS = {
     "k": "samples per problem",
     "accuracy": "percent right: mean over problems of the share of right samples (avg@k)",
     "standard_error": "of the accuracy, in points, clustered by problem",
-    "sampling_error": "of the accuracy, in points, from drawing the samples alone, the problems held fixed; missing "
-    "with one sample a problem",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",
@@ -62,26 +60,18 @@ COLUMNS = {
     "aa_difference": "second replicate of the baseline less the first, points",
     "aa_wrong_to_right": "flips between the two, as above",
     "aa_right_to_wrong": "the reverse",
-    "aa_discordance": "both together, percent of the problems",
-    "aa_p": "p-value of the difference between the two",
     "wordings": "wordings without a filler: the baseline's and its harmless rewordings",
     "wording_spread": "standard deviation of the accuracy among these, points",
     "wording_difference": "accuracy less the mean of theirs, points",
-    "in_wordings": "that in units of their spread",
-    "in_wordings_low": "lower end of its interval",
-    "in_wordings_high": "upper end",
     "fillers": "other fillers of the same length",
     "filler_spread": "standard deviation of the accuracy among these, points",
     "filler_difference": "accuracy less the mean of theirs, points",
-    "in_fillers": "that in units of their spread",
-    "in_fillers_low": "lower end of its interval",
-    "in_fillers_high": "upper end",
     "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
     "baseline, exploratory, the yardsticks' kinds and set apart (a rewording that breaks the format) are not judged",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
-_NOISE = ("difference", "wrong_to_right", "right_to_wrong", "discordance", "p")
+_NOISE = ("difference", "wrong_to_right", "right_to_wrong")
 """Columns that the second replicate of the baseline gets too, named `aa_...`."""
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import fdtrc, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from harness.analysis.intervals import difference_bounds, hold_zero, score_interval
 from harness.analysis.paired_tests import paired_test
@@ -55,10 +55,6 @@ COLUMNS = {
     "shorter than that for these models",
     "new_high": "upper end",
     "new_p": "its p-value",
-    "next_low": "lower end of the interval for what one further model would measure on these problems (prediction)",
-    "next_high": "upper end",
-    "between": "standard deviation of the true effect between models, points",
-    "between_p": "p-value of the hypothesis that all models have the same",
 }
 """Meaning of each column of `pool`."""
 
@@ -189,7 +185,7 @@ def pool_changes(
         # what a score interval knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
         row["new_p"] = max(row["new_p"], p)
-    points = ("difference", "low", "high", "new_low", "new_high", "next_low", "next_high", "between")
+    points = ("difference", "low", "high", "new_low", "new_high")
     return {name: 100 * value if name in points else value for name, value in row.items()}
 
 
@@ -207,12 +203,11 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
         alpha: Intervals are of level 1 - alpha.
 
     Returns:
-        The columns of `COLUMNS` from `new_low` on, as shares.
+        The columns of `COLUMNS` from `new_low` on, the ends as shares.
 
     Source:
         Crossed random effects: Searle, Casella and McCulloch (1992), Variance Components, chapter 4; their degrees of
-        freedom: Satterthwaite (1946), doi:10.2307/3002019. The prediction is that of one more draw from a normal
-        distribution: models that are asked the same problems are exchangeable.
+        freedom: Satterthwaite (1946), doi:10.2307/3002019.
     """
     m, n = effects.shape
     mean = float(effects.mean())
@@ -230,22 +225,13 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
             variance, freedom = float(part), float(degrees)
     if parts[0] > HEED * parts[1]:
         freedom = min(freedom, m - 1)
-    between = max(0.0, (of_models - of_rest) / n)
     if variance == 0:
-        found = {"new_low": mean, "new_high": mean, "new_p": float(mean == 0), "between": 0.0, "between_p": 1.0}
-        return found | {"next_low": math.nan, "next_high": math.nan}
+        return {"new_low": mean, "new_high": mean, "new_p": float(mean == 0)}
     freedom = max(1.0, freedom)
     reach = float(stdtrit(freedom, 1 - alpha / 2))
     error = math.sqrt(variance)
-    # models that all measured the same number show no spread that another could be predicted from
-    spread = math.sqrt(float(by_model.var(ddof=1)) * (1 + 1 / m)) or math.nan
-    further = float(stdtrit(m - 1, 1 - alpha / 2)) * spread
     return {
         "new_low": mean - reach * error,
         "new_high": mean + reach * error,
         "new_p": 2 * float(stdtr(freedom, -abs(mean) / error)),
-        "next_low": mean - further,
-        "next_high": mean + further,
-        "between": math.sqrt(between),
-        "between_p": float(fdtrc(m - 1, (m - 1) * (n - 1), of_models / of_rest)) if of_rest else 1.0,
     }

@@ -106,6 +106,7 @@ def reference_table(
     comparison: pandas.DataFrame,
     audit: pandas.DataFrame,
     reference: Reference,
+    frame: pandas.DataFrame,
     *,
     receipts: Sequence[Mapping[str, Any]] = (),
     baseline: str = BASELINE,
@@ -113,8 +114,8 @@ def reference_table(
     """Each number of the reference beside ours for the same model and condition: the columns of `COLUMNS`.
 
     Both are of the same problems. So a model that is the same differs by what the dice do, in both runs, and by nothing
-    else: `sampling_error`, theirs taken to be that of a run with as many samples a problem as it names. Seeds that our
-    conditions share make differences scatter less than this says.
+    else: the error of drawing the samples alone, theirs taken to be that of a run with as many samples a problem as it
+    names. Seeds that our conditions share make differences scatter less than this says.
 
     Models that we have not run are left out. If we have run none of them, all are kept, without numbers of ours. On
     another dataset, and where our problems have one sample each, numbers neither agree nor differ.
@@ -123,6 +124,7 @@ def reference_table(
         comparison: `analysis.compare`, not split any further.
         audit: `side_tables.audit_table`, for the study's own rule.
         reference: The published numbers.
+        frame: Our samples, one row each.
         receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.
     """
@@ -130,8 +132,8 @@ def reference_table(
 
     keys = ["model", "layout", "condition"]
     audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
-    ours = comparison.drop(columns=["low", "high"]).merge(audited, on=keys)
-    spread = ours["sampling_error"] ** 2 * (1 + ours["k"].astype(float) / reference.setup.samples)
+    ours = comparison.drop(columns=["low", "high"]).merge(audited, on=keys).merge(_sampling_variance(frame), on=keys)
+    spread = ours["sampling_variance"] * (1 + ours["k"].astype(float) / reference.setup.samples)
     of_baseline = spread.where(ours["condition"] == baseline).groupby([ours["model"], ours["layout"]])
     both = spread + of_baseline.transform("first")
     for name, centre, variance in (("", "accuracy", spread), ("difference_", "difference", both)):
@@ -156,6 +158,18 @@ def reference_table(
     if not {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}:
         table[["agrees", "difference_agrees"]] = None
     return table[list(COLUMNS)].astype(dict.fromkeys(["agrees", "difference_agrees"], "boolean"))
+
+
+def _sampling_variance(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The variance, in squared points, of each accuracy from drawing the samples alone, the problems held fixed.
+
+    It says how far another run on the same problems would move. One sample a problem shows none: then it is missing.
+    """
+    keys = ["model", "layout", "condition"]
+    first = frame[frame["replicate"] == 0].astype({**dict.fromkeys(keys, str), "correct": float})
+    share, k = (first.groupby([*keys, "problem_id"], sort=False)["correct"].agg(of) for of in ("mean", "size"))
+    problems = (share * (1 - share) / (k - 1)).where(k > 1).groupby(keys, sort=False)
+    return (1e4 * problems.mean() / problems.size()).rename("sampling_variance").reset_index()
 
 
 def _lies_in(value: Column, low: Column, high: Column, error: float) -> Column:

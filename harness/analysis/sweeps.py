@@ -1,18 +1,16 @@
 """What a sweep of lengths says: whether accuracy moves with the filler at all, in which shape, and its best length.
 
-Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together, and
-the best length is chosen on some problems and measured on others.
+Many arms are many chances to find something by luck. So one question is asked of all lengths of a filler together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 from scipy.stats import multivariate_normal
 
 from harness.analysis.intervals import difference_bounds, score_interval, score_statistic
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
     from harness.analysis.sample_counts import Outcomes
 
 Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
 
 FEWEST = 3
 """Fewer lengths have no shape."""
-SPLITS = 200
-"""How often the problems are halved at random to choose and to measure the best length."""
 
 COLUMNS = {
     "model": "the model's label",
@@ -47,10 +42,6 @@ COLUMNS = {
     "p": "two-sided, of the likelier of the two shapes, as the larger of two statistics",
     "p_adjusted": "by Holm over the rows of the table",
     "best": "the length that is best on all problems, tokens",
-    "naive": "its difference on the same problems, points: too high, since it was chosen by them",
-    "honest": "the difference of a best length chosen on half of the problems and measured on the others, points",
-    "honest_low": "lower end of its interval, points",
-    "honest_high": "upper end",
 }
 """Meaning of each column of `sweep_table`."""
 
@@ -60,7 +51,6 @@ def sweep_table(
     factors: Mapping[str, Mapping[str, Any]],
     *,
     baseline: str,
-    seed: int,
     alpha: float = ALPHA,
 ) -> pandas.DataFrame:
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
@@ -69,7 +59,6 @@ def sweep_table(
         counted: As `sample_counts.count_outcomes` gives them, not split any further.
         factors: Of each condition, as of `condition_schema.describe_factors`.
         baseline: What the lengths are compared with.
-        seed: Of the random halves.
         alpha: Level of the intervals, and of the shape that is named.
     """
     import pandas
@@ -87,7 +76,6 @@ def sweep_table(
             if old is None or len(arms) < FEWEST:
                 continue
             changes = np.column_stack([arm.right / arm.samples - old.right / old.samples for arm in arms.values()])
-            found = best_arm(changes, seed=seed, level=1 - alpha)
             rows.append(
                 {
                     **dict(setting),
@@ -99,7 +87,6 @@ def sweep_table(
                     **_in_points(changes.mean(axis=1), alpha),
                     **dict(zip(("shape", "p"), trend(changes), strict=True)),
                     "best": list(arms)[int(changes.mean(axis=0).argmax())],
-                    **{name: 100 * value for name, value in found.items()},
                 }
             )
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
@@ -150,47 +137,6 @@ def trend(changes: npt.ArrayLike) -> tuple[str, float]:
     found = {name: abs(score_statistic(one, 0.0, bounds=difference_bounds(one, 1))) for name, one in weighted.items()}
     shape = max(found, key=lambda name: found[name])
     return shape, _larger_of_two(found[shape], *weighted.values())
-
-
-def best_arm(changes: npt.ArrayLike, *, seed: int, level: float = 0.95, splits: int = SPLITS) -> dict[str, float]:
-    """What the best of several arms is worth: chosen on half of the problems, measured on the other half, many times.
-
-    Both halves take their turn in each split, so every problem is measured once in it, under the arm that the others
-    chose. The estimate is the mean over problems and splits. Its variance is taken to be that of one split, on average:
-    splits share their problems, and how much less their mean varies is not known.
-
-    Args:
-        changes: [problem, arm] Differences from the baseline in the share of right samples.
-        seed: Of the random halves.
-        level: Confidence level of the interval.
-        splits: How often the problems are halved.
-
-    Returns:
-        `naive`, the difference of the arm that is best on all problems; `honest` with `honest_low` and `honest_high`:
-        of an arm that is chosen so. All are shares; the ends of the interval are NaN where no problem differs.
-    """
-    values = np.asarray(changes, dtype=float)
-    count = len(values)
-    means, variances = [], []
-    for first, second in split_in_halves(count, seed=seed, splits=splits):
-        measured = np.empty(count)
-        for chosen, other in ((first, second), (second, first)):
-            measured[other] = values[other, values[chosen].mean(axis=0).argmax()]
-        means.append(measured.mean())
-        variances.append(measured.var(ddof=1))
-    honest = float(np.mean(means))
-    spread = math.sqrt(np.mean(variances) / count) or math.nan  # where no problem differs no spread is known
-    reach = float(stdtrit(count - 1, (1 + level) / 2) * spread)
-    naive = float(values.mean(axis=0).max())
-    return {"naive": naive, "honest": honest, "honest_low": honest - reach, "honest_high": honest + reach}
-
-
-def split_in_halves(count: int, *, seed: int, splits: int) -> Iterator[tuple[Places, Places]]:
-    """The places of so many problems in two random halves, as often as asked."""
-    rng = np.random.default_rng(seed)
-    for _ in range(splits):
-        order = rng.permutation(count)
-        yield order[: count // 2], order[count // 2 :]
 
 
 def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:

@@ -1,17 +1,13 @@
-"""How far a condition is from its baseline, in units of what harmless rewordings and other fillers do."""
+"""A condition beside what harmless rewordings and other fillers do; rewordings that break the format."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import chdtri, ndtr
 
-from harness.analysis.accuracy import clustered_error
 from harness.analysis.paired_tests import sign_flip_test
 from harness.analysis.power import ALPHA
 from harness.analysis.verdicts import holm
@@ -25,38 +21,6 @@ BREAKS = 0.01
 """The share of samples by which a rewording must change how many can be graded, to break the format."""
 
 Scores = npt.NDArray[np.float64]
-
-
-def in_spreads(
-    effect: float, *, error: float, spread: float, freedom: int, level: float = 1 - ALPHA
-) -> tuple[float, float, float]:
-    """An effect in units of a spread, with an interval that knows that neither is known exactly.
-
-    The interval is that of the generalised pivot: the effect is normal about the true one, and `freedom` times the
-    squared spread over the true one is chi-squared. NaN if there is no spread or it has
-    fewer than two degrees of freedom, or the error is not known, as of one problem.
-
-    Args:
-        effect: The effect.
-        error: Its standard error.
-        spread: A standard deviation in the same unit, as it was estimated.
-        freedom: Of so many degrees of freedom.
-        level: Of the interval.
-
-    Source:
-        Weerahandi (1993), doi:10.1080/01621459.1993.10476355.
-    """
-    if freedom < FEWEST - 1 or not spread > 0 or not math.isfinite(error):
-        return math.nan, math.nan, math.nan
-    steps = (np.arange(2000) + 0.5) / 2000
-    true = spread * np.sqrt(freedom / chdtri(freedom, steps))
-    error = max(error, 1e-9 * spread)
-    far = (abs(effect) + 10 * error) / float(true.min())
-
-    def end(chance: float) -> float:
-        return float(brentq(lambda ratio: float(ndtr((ratio * true - effect) / error).mean()) - chance, -far, far))
-
-    return effect / spread, end((1 - level) / 2), end((1 + level) / 2)
 
 
 def measure_yardsticks(
@@ -83,25 +47,13 @@ def measure_yardsticks(
                 row |= _held_against(name, scores[row["condition"]], [scores[one] for one in kinds[kind]])
 
 
-def _spread(scores: Sequence[Scores]) -> float:
-    """Standard deviation of the accuracy, in points."""
-    return 100 * float(np.std([one.mean() for one in scores], ddof=1))
-
-
 def _held_against(name: str, mine: Scores, others: Sequence[Scores]) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` about yardsticks of one kind."""
-    spread, change = _spread(others), mine - np.mean(others, axis=0)
-    effect = 100 * float(change.mean())
-    # another draw of such yardsticks would have another mean
-    error = math.hypot(100 * clustered_error(change), spread / math.sqrt(len(others)))
-    ratio, low, high = in_spreads(effect, error=error, spread=spread, freedom=len(others) - 1)
-    ends = {f"in_{name}s_low": low, f"in_{name}s_high": high}
+    accuracies = [float(one.mean()) for one in others]
     return {
         f"{name}s": len(others),
-        f"{name}_spread": spread,
-        f"{name}_difference": effect,
-        f"in_{name}s": ratio,
-        **ends,
+        f"{name}_spread": 100 * float(np.std(accuracies, ddof=1)),
+        f"{name}_difference": 100 * float(mine.mean() - np.mean(accuracies)),
     }
 
 

@@ -125,7 +125,7 @@ def _describe(row: Mapping[str, Any], baseline: str) -> list[str]:
     from harness.display.words import LEVEL, define_flips, difference, flips
 
     again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
-    if row["aa_p"] is None:
+    if row["aa_difference"] is None:
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
     return [
         f"difference  {difference(row)} points, {LEVEL} interval",

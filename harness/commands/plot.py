@@ -7,25 +7,24 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Kind, Width
+from harness.choices import Kind
 from harness.options import Baseline, Margin, Metric, RunNames
 
 
 def plot(
     runs: RunNames,
     kind: Annotated[list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")] = None,
-    width: Annotated[Width, typer.Option(help="Width of a page or of one column.")] = "page",
     baseline: Baseline = "wo",
     margin: Margin = None,
     metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
 ) -> None:
-    """Draw accuracies, differences, flips, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
+    """Draw accuracies, differences, lengths of completions and sweeps: PNG, SVG, PDF, the numbers as CSV.
 
     A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
     several lengths.
     """
     from harness.display.plots import make_plots
 
-    files = make_plots(runs, output, kinds=kind or (), width=width, baseline=baseline, margin=margin, metric=metric)
+    files = make_plots(runs, output, kinds=kind or (), baseline=baseline, margin=margin, metric=metric)
     typer.echo("\n".join(f"{path.suffix[1:]:<4} {path}" for path in files))

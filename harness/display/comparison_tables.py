@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, records
-from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
+from harness.analysis.power import ALPHA
 from harness.analysis.verdicts import APART
 from harness.analysis.yardsticks import FEWEST
 from harness.display.grid import (
@@ -122,7 +121,7 @@ def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
         *notes,
         *_about_noise(board, rows, "+ / -" in header),
         *_about_yardsticks(board, every),
-        *(f"{f'{name}: ' * several}{_about_control(row, rows)}" for name, row in controls.items()),
+        *(f"{f'{name}: ' * several}{_about_control(row)}" for name, row in controls.items()),
     ]
 
 
@@ -174,7 +173,7 @@ def _about_noise(board: Leaderboard, rows: Sequence[Row], with_flips: bool) -> l
     layouts = {row["layout"] for row in rows}
     said: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
-        if row["aa_p"] is not None and row["verdict"] == "baseline":
+        if row["aa_difference"] is not None and row["verdict"] == "baseline":
             changes = f", {flips(row, 'aa_')}" * with_flips
             told = f"{_setting(row, layouts)} {signed(row['aa_difference'])}{changes}"
             said[row["model"] in board.greedy].append(told)
@@ -201,13 +200,8 @@ def _about_yardsticks(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _about_control(control: Row, rows: Sequence[Row]) -> str:
-    """Whether a model saw the positive control, and how small a change it could see."""
-    said = f"Positive control (an answer at once, no working): {describe_control(control)}."
-    here = [row for row in rows if all(row[name] == control[name] for name in ("model", "layout"))]
-    least = least_detectable(here)
-    found = f"the least change that a run like this finds with {100 * POWER:.0f} % power is {least}"
-    return f"{said} With as many flips as its first comparison has, {found}." if least else said
+def _about_control(control: Row) -> str:
+    return f"Positive control (an answer at once, no working): {describe_control(control)}."
 
 
 def describe_control(control: Row) -> str:
@@ -215,28 +209,6 @@ def describe_control(control: Row) -> str:
     harmed = control["p"] < ALPHA and control["difference"] < 0
     seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
     return f"{difference(control)}, p {p_value(control['p'])}: {seen}"
-
-
-def least_detectable(rows: Sequence[Row]) -> str:
-    """The least change that a run like this mostly finds; empty where nothing was tested or nothing flipped.
-
-    Args:
-        rows: Of one model and layout. Flips and tests are those of the primary contrast, or else of the first.
-    """
-    tested = sorted((row for row in rows if row["tests"]), key=lambda row: not row["primary"])
-    if not tested or not tested[0]["discordance"]:
-        return ""
-    first = tested[0]
-    n, k, share = first["n"], first["k"], min(first["discordance"] / 100, 0.5)
-    least, whole = (
-        minimal_detectable_effect(n=n, k=samples, discordance=share, alpha=ALPHA / first["tests"]) for samples in (k, 1)
-    )
-    wholly = f" ({_points(whole)} if it moves whole problems)" if k > 1 and whole == whole else ""
-    return f"{_points(least)}{wholly}"
-
-
-def _points(effect: float) -> str:
-    return "more than so few flips can make" if math.isnan(effect) else f"{100 * effect:.1f} points"
 
 
 def _setting(row: Row, layouts: Collection[str]) -> str:
@@ -256,6 +228,6 @@ def _bare(row: Row) -> Cell:
 
 def _difference(row: Row) -> str:
     """A difference with its interval. For the baseline, the difference between its two replicates."""
-    if row["verdict"] == "baseline" and row["aa_p"] is not None:
+    if row["verdict"] == "baseline" and row["aa_difference"] is not None:
         return f"A/A {signed(row['aa_difference'])}"
     return difference(row)

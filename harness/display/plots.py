@@ -12,14 +12,12 @@ from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, join_factors, make_leaderboard
 from harness.analysis.sweeps import find_sweeps
-from harness.choices import Kind, Width
+from harness.choices import Kind
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
 from harness.display.figures.dose import draw_dose
-from harness.display.figures.flip_matrix import draw_flip_matrix
 from harness.display.figures.forest import draw_forest
 from harness.display.figures.saving import write_figure
-from harness.display.figures.splits import draw_split_differences
 from harness.display.figures.style import without_contrasts, without_yardsticks
 from harness.errors import ComparisonError
 from harness.runs.comparable import join
@@ -33,7 +31,6 @@ def make_plots(
     folder: Path,
     *,
     kinds: Sequence[str] = (),
-    width: Width = "page",
     baseline: str = "wo",
     margin: float | None = None,
     metric: str | None = None,
@@ -44,7 +41,6 @@ def make_plots(
         runs: See `find_runs.locate`.
         folder: Where the files go.
         kinds: Values of `Kind`; none for all.
-        width: `page` is 7 inches, `column` 3.3, which the names of the files then say.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None is the default.
         metric: What in the logs of other tasks says right or wrong.
@@ -55,12 +51,11 @@ def make_plots(
         HarnessError: the runs cannot be read or compared.
     """
     read = [read_run(run, metric=metric) for run in locate(runs)]
-    board = partial(make_leaderboard, read, baseline=baseline, margin=margin)
-    whole = board()
+    whole = make_leaderboard(read, baseline=baseline, margin=margin)
     if without_yardsticks(whole.comparison)["difference"].isna().all():
         raise ComparisonError(
             f"{' '.join(runs)}: there is nothing to compare with {baseline}: expected a further condition "
-            "beside it. Run one, or merge the runs that hold them."
+            "beside it. Run one."
         )
     receipt = {
         "baseline": whole.baseline,
@@ -77,10 +72,10 @@ def make_plots(
             "Run one with `sweep: {unit: ['/'], count: [10, 25, 40]}`."
         )
     for kind in chosen:
-        draw, table = _plot(kind, read, whole, board, factors)
+        draw, table = _plot(kind, read, whole, factors)
         shown = table if kind in ("forest", "dose") else without_yardsticks(table)
-        figure = draw(table, width=width)
-        files += write_figure(figure, shown, folder, kind, {"figure": kind, **receipt}, width=width)
+        figure = draw(table)
+        files += write_figure(figure, shown, folder, kind, {"figure": kind, **receipt})
     return files
 
 
@@ -88,13 +83,9 @@ def _plot(
     kind: Kind,
     read: Sequence[Run],
     whole: Leaderboard,
-    board: Callable[..., Leaderboard],
     factors: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Callable[..., Figure], pandas.DataFrame]:
     """What draws a kind of figure, and the table that it draws."""
-    if kind in ("levels", "subjects"):
-        by = kind.removesuffix("s")
-        return partial(draw_split_differences, by=by), board(by=(by,)).comparison
     if kind == "completion-lengths":
         frame = join(read)
         return draw_completion_lengths, length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
@@ -105,6 +96,4 @@ def _plot(
         places = [{"condition": name, **of} for name, of in factors.items()]
         table = without_contrasts(whole.comparison).merge(pandas.DataFrame(places), on="condition", how="left")
         return partial(draw_dose, factors=factors), table
-    if kind == "flips":
-        return draw_flip_matrix, without_contrasts(whole.comparison)
     return partial(draw_forest, pooled=whole.pooled), whole.comparison

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, Study, records
 from harness.analysis.pooled import FEWEST
-from harness.analysis.power import ALPHA
-from harness.analysis.side_tables import TESTED
-from harness.analysis.sweeps import SPLITS
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
 from harness.display.words import (
@@ -47,12 +44,6 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
         number_column("p adj.", "p_adjusted", p_value),
         word_column("shape"),
         number_column("best", "best", str),
-        number_column("naive", "naive", signed),
-        row_column(
-            f"honest [{LEVEL}]",
-            "honest",
-            lambda row: difference({"difference": row["honest"], "low": row["honest_low"], "high": row["honest_high"]}),
-        ),
     ]
     return make_grid(
         "Lengths of a filler, difference in points",
@@ -62,9 +53,7 @@ def sweep_grid(board: Leaderboard) -> Grid | None:
             f"all lengths: the mean over {_lengths(rows)} tokens, tested as one question in two "
             "shapes, plateau (all alike) and peak (middle lengths most), by Holm over these rows, a family of their "
             "own. none: no trend found. An effect of one length alone is found by its own row above.",
-            "best: the length that did best, in tokens. naive: its difference on the problems that chose it, which is "
-            "too high. honest: chosen on half of the problems and measured on the others, over "
-            f"{SPLITS} random halves.",
+            "best: the length that did best, in tokens.",
         ),
     )
 
@@ -112,9 +101,6 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
     def of_new(row: Row) -> str:
         return interval(row["new_low"], row["new_high"], sign=True) or NONE
 
-    def further(row: Row) -> str:
-        return NONE if row["next_low"] is None else f"±{number((row['next_high'] - row['next_low']) / 2)}"
-
     def passed(row: Row) -> Cell:
         return Cell(text=row["verdict"], strong=row["verdict"] in PASSED)
 
@@ -135,15 +121,10 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
     shares = " Layouts share alpha: p of the starred is times their number." if several else ""
     new = f"What new models would do needs {FEWEST} models."
     if any(row["new_low"] is not None for row in rows):
-        columns += [
-            row_column("new models", "new_low", of_new),
-            row_column("next", "next_low", further),
-            number_column("SD", "between", number),
-        ]
+        columns.append(row_column("new models", "new_low", of_new))
         new = (
             f"new models: {LEVEL} interval of the mean over all models that these are a sample of (crossed random "
-            "effects of models and problems). next: what one further model would measure on these problems lies so "
-            "far from the difference, 95 times in 100. SD: standard deviation of the true difference between models."
+            "effects of models and problems)."
         )
     notes = [
         "these models: a problem's difference averaged over the models, tested over problems as one model's is. "
@@ -184,25 +165,18 @@ def _about_study(study: Study | None, rows: Sequence[Row]) -> str:
 
 
 def yardstick_grid(board: Leaderboard) -> Grid | None:
-    """Each condition against harmless rewordings and other fillers, in units of their spread; None without these."""
+    """Each condition against harmless rewordings and other fillers; None without these."""
     rows = [row for row in without_yardsticks(board, board.comparison) if row["wordings"] or row["fillers"]]
     if not rows or board.by:
         return None
-
-    def spreads(name: str) -> Callable[[Row], str]:
-        return lambda row: difference({"difference": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]})
 
     columns: list[Column] = []
     notes = []
     for name, kind, header in (("wording", "rewording", "rewordings"), ("filler", "other filler", "fillers")):
         if any(row[f"{name}s"] for row in rows):
             columns.append(number_column(f"less {header}", f"{name}_difference", signed))
-            columns.append(row_column(f"/ {header} [{LEVEL}]", f"in_{name}s", spreads(f"in_{name}s")))
             notes.append(f"{_KINDS[kind]}, {_spread(rows, records(board.comparison), name, kind)}.")
-    notes[-1] += (
-        " less: the accuracy less their mean, in points; /: that in standard deviations among them. Between -2 and 2 a "
-        "condition does not stand out, however many points that is: of ten harmless rewordings hardly one lies farther."
-    )
+    notes[-1] += " less: the accuracy less their mean, in points."
     return make_grid("Against harmless rewordings and other fillers", [*_words(board), *columns], rows, notes)
 
 
@@ -234,7 +208,6 @@ def _spread(rows: Sequence[Row], every: Sequence[Row], name: str, kind: str) -> 
 GRADERS = {
     "ours": "ours",
     "math_verify": "math_verify",
-    "exact_match": "sentence",
     "exact_match_boxed": "boxed",
     "authors_rule": "authors'",
     "authors_rule_strict": "strict",
@@ -265,30 +238,11 @@ def audit_grid(board: Leaderboard) -> Grid:
         for condition in dict.fromkeys(row["condition"] for row in rows)
     ]
     notes = [
-        "Percent right by each grader, and its difference from the baseline in points. sentence and boxed are "
-        "lm-eval's exact_match on its own sentence and on the last box; authors' is the study's rule (the answer may "
+        "Percent right by each grader, and its difference from the baseline in points. boxed is "
+        "lm-eval's exact_match on the last box; authors' is the study's rule (the answer may "
         "be a substring of the gold), strict the same without substrings.",
-        *_about_graders(rows, [word for word in words if word not in ("n", "k")]),
     ]
     return make_grid("The same completions by every grader", columns, lines.values(), notes)
-
-
-def _about_graders(rows: Sequence[Row], words: Sequence[str]) -> list[str]:
-    """Whether a difference depends on who grades: of which grader and condition."""
-    tests = [(row[f"{name}_p"], name, row) for row in rows for name in TESTED if row[f"{name}_p"] is not None]
-    if not tests:
-        return []
-    how = f"{len(tests)} sign-flip {plural('test', len(tests))} by problem, adjusted by Holm; sentence is not tested"
-    others = [
-        f"{GRADERS[name]} for {', '.join(label(row[word]) for word in words)} "
-        f"({signed(row[f'{name}_difference'])} against {signed(row['ours_difference'])}, p {p_value(p)})"
-        for p, name, row in sorted(tests, key=lambda one: one[0])
-        if p < ALPHA
-    ]
-    if others:
-        return [f"The difference depends on the grader: {'; '.join(others)} ({how})."]
-    least = p_value(min(p for p, *_ in tests))
-    return [f"No grader is shown to see another difference than ours: least p {least} ({how})."]
 
 
 def reference_grid(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Grid:

@@ -33,7 +33,7 @@ from harness.display.side_tables import (
 )
 from harness.display.table_formats import render_grids
 from harness.errors import ComparisonError, ConfigError, list_first
-from harness.runs.comparable import by_table
+from harness.runs.comparable import by_table, join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
@@ -95,7 +95,7 @@ def make_table(
         tables["--audit"] = board.audit
     if published is not None:
         published_rows = reference_table(
-            board.comparison, board.audit, published, receipts=board.receipt, baseline=baseline
+            board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=baseline
         )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
         grids.append(reference_grid(published_rows, published, differences))

@@ -25,9 +25,6 @@ from harness.grading.grade_completion import Grade, compare, read, read_boxes
 LONGEST_EXACT_MATCH = 2000
 """The longest answer, in characters, that lm-eval's normalisation gets. It is quadratic: 50,000 take about 10 s."""
 
-NO_SENTENCE = "[invalidanswer]"
-"""The answer that lm-eval reads from a text without its "Final Answer" sentence."""
-
 UNGRADED = ("refused", "timeout", "crashed")
 """The verdicts that say nothing about the answer."""
 
@@ -76,8 +73,6 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
 
     Attributes:
         math_verify: lm-eval's call of math_verify. Any expression in the text can count, even instead of the box.
-        exact_match: lm-eval's own comparison. It reads only "Final Answer: The final answer is ...", so boxed answers
-            are wrong.
         exact_match_boxed: lm-eval's own comparison, of the content of the last closed box. Wrong without one.
         authors_rule: The rule of the study's authors, on prompt plus completion, with its substring bug.
         authors_rule_strict: The authors' rule with equality only.
@@ -86,7 +81,6 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
     """
 
     math_verify: Annotated[bool | None, column("audit: lm-eval's stock call of math_verify on the whole text")] = None
-    exact_match: Annotated[bool | None, column("audit: lm-eval's minerva exact_match")] = None
     exact_match_boxed: Annotated[bool | None, column("audit: lm-eval's minerva exact_match on the last box")] = None
     authors_rule: Annotated[bool | None, column("audit: the study's own rule, substrings included")] = None
     authors_rule_strict: Annotated[bool | None, column("audit: the study's rule without substrings")] = None
@@ -142,13 +136,6 @@ def _first_box(job: AuditJob) -> Finding:
     return {"first_box": graded.correct}, None
 
 
-def _exact_match(job: AuditJob) -> Finding:
-    answer = _minerva().get_unnormalized_answer(job.completion)
-    if answer == NO_SENTENCE and job.target != NO_SENTENCE:
-        return {"exact_match": False}, None  # lm-eval would have sympy compare this with the gold, for 30 ms
-    return _same_normalised("exact_match", answer, job)
-
-
 def _exact_match_boxed(job: AuditJob) -> Finding:
     boxes = read_boxes(job.completion)
     return _same_normalised("exact_match_boxed", boxes[-1], job) if boxes else ({"exact_match_boxed": False}, None)
@@ -175,7 +162,6 @@ def _math_verify(job: AuditJob) -> Finding:
 STEPS: dict[str, Callable[[AuditJob], Finding]] = {
     "authors_rule": _authors_rule,
     "exact_match_boxed": _exact_match_boxed,
-    "exact_match": _exact_match,
     "first_box": _first_box,
     "math_verify": _math_verify,
 }

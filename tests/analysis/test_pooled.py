@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -54,26 +52,23 @@ def test_new_models_are_judged_by_crossed_random_effects():
     reach = stats.t.ppf(0.975, 3) * effects[:, 0].std(ddof=1)
     assert (found["new_low"], found["new_high"]) == pytest.approx((mean - reach / 2, mean + reach / 2))
     assert found["new_p"] == pytest.approx(stats.ttest_1samp(effects[:, 0], 0).pvalue)
-    assert found["between"] == pytest.approx(effects[:, 0].std(ddof=1))
-    assert found["next_high"] - mean == pytest.approx(reach * math.sqrt(1.25))
     alike = np.repeat(np.random.default_rng(2).normal(size=(1, 80)), 5, axis=0)
     over_problems = stats.ttest_1samp(alike[0], 0)
     found = estimate_new_models(alike)
-    assert found["new_p"] == pytest.approx(over_problems.pvalue) and found["between"] == 0
+    assert found["new_p"] == pytest.approx(over_problems.pvalue)
     assert estimate_new_models(np.zeros((4, 30)))["new_p"] == 1
     assert estimate_new_models(np.full((4, 30), 0.5))["new_p"] == 0
 
 
 def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems():
     draw, experiments, m, n = np.random.default_rng(3), 600, 4, 60
-    held = predicted = 0
+    held = 0
     for _ in range(experiments):
         by_model, by_problem = 0.1 * draw.normal(size=(m + 1, 1)), 0.3 * draw.normal(size=n)
         effects = by_model + by_problem + 0.5 * draw.normal(size=(m + 1, n))
         found = estimate_new_models(effects[:m])
         held += found["new_low"] <= 0 <= found["new_high"]
-        predicted += found["next_low"] <= effects[m].mean() <= found["next_high"]
-    assert 0.93 <= held / experiments <= 0.98 and abs(predicted / experiments - 0.95) < 0.035
+    assert 0.93 <= held / experiments <= 0.98
 
 
 def shown(board):
@@ -243,12 +238,11 @@ def right_of(run):
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     none = pool_changes([(np.zeros(300, dtype=int), 1)] * 4)
     assert (none["new_low"], none["new_high"]) == (none["low"], none["high"]) and none["new_high"] > 0.5
-    assert math.isnan(none["next_low"]) and none["new_p"] == none["p"] == 1
+    assert none["new_p"] == none["p"] == 1
     lost = np.zeros(300, dtype=int)
     lost[:3] = -1
     few = pool_changes([(lost, 1)] * 4)
     assert few["new_low"] <= few["low"] < few["high"] <= few["new_high"] and few["new_p"] >= few["p"]
-    assert math.isnan(few["next_low"]), "all measured the same"
 
 
 @pytest.mark.parametrize(

@@ -180,11 +180,10 @@ def test_a_class_of_which_no_prompt_has_a_token_is_said_to_be_none(traces):
     assert said[CLASSES.index("conjunctions")] == "conjunctions\nnone" and sum("none" in one for one in said) == 1
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(traces, name, width):
+def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(traces, name):
     config = load(name)
-    figure = draw_activations(config, read(config, traces).assign(on_outcome=True), width=width)
+    figure = draw_activations(config, read(config, traces).assign(on_outcome=True))
     figure.draw_without_rendering()
     down = 3 if name == "histogram" else 2
     assert len(figure.axes) == down * len(config.models)

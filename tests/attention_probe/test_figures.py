@@ -75,9 +75,9 @@ def draw_of(config, traces):
     return pandas.concat([read_curves(panel, traces) for panel in config.panels], ignore_index=True)
 
 
-def write_files(config, drawn, folder, *, width="page", bars=None):
-    figure = draw_figure(config, drawn, width=width, bars=bars)
-    return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, {"seed": 7}, width=width)
+def write_files(config, drawn, folder, *, bars=None):
+    figure = draw_figure(config, drawn, bars=bars)
+    return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, {"seed": 7})
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +142,10 @@ def covered(figure):
     return found
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
 @pytest.mark.parametrize("name", ["qwen-heads-12-13-14", "mless-vs-random-sentence", "accuracy-bars-and-head-14"])
-def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, width, traces):
+def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces):
     config = load(name)
-    figure = draw_figure(
-        config, draw_of(config, traces), width=width, bars=read_bars(config.bars) if config.bars else None
-    )
-    assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)
+    figure = draw_figure(config, draw_of(config, traces), bars=read_bars(config.bars) if config.bars else None)
     assert covered(figure) == []
     page = figure.bbox
     for axes in figure.axes:
@@ -170,13 +166,12 @@ def test_the_check_for_covered_data_finds_covered_data(traces):
     assert covered(figure)
 
 
-def test_the_grid_is_the_studys_and_is_turned_to_fit_a_column(traces):
+def test_the_grid_is_the_studys(traces):
     config = load("llama-heads-20-25-26")
     drawn = draw_of(config, traces)
-    for width, rows, columns in (("page", 2, 3), ("column", 3, 2)):
-        axes = draw_figure(config, drawn, width=width).axes
-        assert {a.get_subplotspec().get_gridspec().get_geometry() for a in axes} == {(rows, columns)}
-        assert [" ".join(a.get_title().split()) for a in axes] == [panel.title for panel in config.panels]
+    axes = draw_figure(config, drawn).axes
+    assert {a.get_subplotspec().get_gridspec().get_geometry() for a in axes} == {(2, 3)}
+    assert [" ".join(a.get_title().split()) for a in axes] == [panel.title for panel in config.panels]
 
 
 def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces):
@@ -365,10 +360,10 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
 
 def test_files_carry_the_receipt(traces, tmp_path):
     config = load("qwen-layers-1-2-3-head-22")
-    png, svg, pdf, table = write_files(config, draw_of(config, traces), tmp_path, width="column")
-    assert (png.name, table.name) == ("qwen-layers-1-2-3-head-22-column.png", "qwen-layers-1-2-3-head-22-column.csv")
+    png, svg, pdf, table = write_files(config, draw_of(config, traces), tmp_path)
+    assert (png.name, table.name) == ("qwen-layers-1-2-3-head-22.png", "qwen-layers-1-2-3-head-22.csv")
     image = Image.open(png)
-    assert json.loads(image.text["Description"]) == {"seed": 7} and image.width == 990
+    assert json.loads(image.text["Description"]) == {"seed": 7} and image.width == 2100
     assert "seed&quot;: 7" in svg.read_text() or '"seed": 7' in svg.read_text()
     assert b'\\"seed\\": 7' in pdf.read_bytes() or b'"seed": 7' in pdf.read_bytes()
 

@@ -22,13 +22,11 @@ from harness.display.figures import (
     COLOURS,
     draw_accuracies,
     draw_completion_lengths,
-    draw_flip_matrix,
     draw_forest,
-    draw_split_differences,
     length_shares,
     save_figure,
 )
-from harness.display.figures.style import GAINED, LOOKS, LOST, looks
+from harness.display.figures.style import LOOKS, looks
 from harness.display.plots import make_plots
 from harness.errors import ComparisonError
 from tests.commands.test_cli import here, refused
@@ -73,22 +71,12 @@ def table(frame):
     return compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"))
 
 
-@pytest.fixture(scope="module")
-def splits(frame):
-    kept = frame[~frame["condition"].isin(EDITS)]
-    return {by: compare(kept, by=[by]) for by in ("level", "subject")}
-
-
-def drawn(table, splits, frame, width):
+def drawn(table, frame):
     """Every kind of figure."""
     return {
-        "accuracy": draw_accuracies(table, title="Results", width=width),
-        "forest": draw_forest(table, width=width),
-        "flips": draw_flip_matrix(table, width=width),
-        **{by: draw_split_differences(rows, by=by, width=width) for by, rows in splits.items()},
-        "completion-lengths": draw_completion_lengths(
-            length_shares(frame[~frame["condition"].isin(EDITS)]), width=width
-        ),
+        "accuracy": draw_accuracies(table, title="Results"),
+        "forest": draw_forest(table),
+        "completion-lengths": draw_completion_lengths(length_shares(frame[~frame["condition"].isin(EDITS)])),
     }
 
 
@@ -129,20 +117,17 @@ def covered(figure):
     ]
 
 
-@pytest.mark.parametrize("width", [pytest.param("page", marks=pytest.mark.slow), "column"])
-def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, splits, frame, width):
-    for kind, figure in drawn(table, splits, frame, width).items():
-        assert figure.get_figwidth() == (7.0 if width == "page" else 3.3)
+def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, frame):
+    for kind, figure in drawn(table, frame).items():
         assert len(words(figure)) > 10, kind
         assert not cut_off(figure), kind
         assert not covered(figure), kind
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_long_names_are_shortened_or_broken(table, width):
+def test_long_names_are_shortened_or_broken(table):
     models = {name: f"some-organisation/{name}-with-a-long-label" for name in MODELS}
     long = table.replace({"model": models, "condition": {"mful": "slashes-before-the-system-prompt"}})
-    for figure in (draw_forest(long, width=width), draw_accuracies(long, title="", width=width)):
+    for figure in (draw_forest(long), draw_accuracies(long, title="")):
         ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert not cut_off(figure)
         assert not [pair for pair in covered(figure) if set(pair) & set(ticks)]
@@ -158,12 +143,10 @@ def test_the_check_for_words_that_are_cut_off_or_covered_finds_them(table):
     assert cut_off(figure) == ["w/ Mless"]
 
 
-def test_drawing_leaves_the_tables_alone(table, splits, frame):
-    before = table.copy(), {by: rows.copy() for by, rows in splits.items()}
-    drawn(table, splits, frame, "page")
-    pandas.testing.assert_frame_equal(table, before[0])
-    for by, rows in splits.items():
-        pandas.testing.assert_frame_equal(rows, before[1][by])
+def test_drawing_leaves_the_tables_alone(table, frame):
+    before = table.copy()
+    drawn(table, frame)
+    pandas.testing.assert_frame_equal(table, before)
 
 
 def estimates(axes):
@@ -254,7 +237,7 @@ def test_the_forest_says_over_how_many_tests_p_was_adjusted(frame, table):
 
 
 def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):
-    axes = draw_accuracies(table, title="Results", width="page").axes[0]
+    axes = draw_accuracies(table, title="Results").axes[0]
     rows = table[~table["condition"].isin(EDITS)]
     assert list(estimates(axes).values()) == [
         (
@@ -284,71 +267,26 @@ LABELS = [pytest.param(label, marks=SLOW) for label in (r"a#1, $\frac{$ b", "$x$
 
 
 @pytest.mark.parametrize("label", [*LABELS, "$x$ _ \\frac{ ^\x1b\x00\u202e\nb <b>&amp;"])
-def test_no_label_is_a_formula_or_breaks_a_figure(table, splits, frame, label, tmp_path):
+def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, label, tmp_path):
     def named(rows):
         known = rows.assign(model=rows["model"].map(str), condition=rows["condition"].map(str))
         return known.replace({"model": {next(iter(MODELS)): label}, "condition": {"mful": label}})
 
-    hostile = {by: named(rows).assign(**({by: label} if by == "subject" else {})) for by, rows in splits.items()}
     spelt = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in label)
-    for kind, figure in drawn(named(table), hostile, named(frame), "page").items():
+    for kind, figure in drawn(named(table), named(frame)).items():
         (svg,) = save_figure(figure, tmp_path / kind, {"seed": 1}, formats=["svg"])
         ElementTree.parse(svg)
         shown = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
         assert any(spelt in text for text in shown), kind
 
 
-def test_yardsticks_are_counted_and_not_drawn(table, splits, frame):
-    rows = pandas.concat([splits["level"], table[table["verdict"] == "rewording"].assign(level=1)])
-    split = draw_split_differences(rows, by="level")
-    for figure in (draw_accuracies(table, title=""), draw_flip_matrix(table), split):
+def test_yardsticks_are_counted_and_not_drawn(table):
+    for figure in (draw_accuracies(table, title=""),):
         shown = [text for text, _ in words(figure)]
         assert not [text for text in shown if "edit_" in text]
         assert "Not shown: 6 rewordings, other fillers and controls that these are held against." in " ".join(
             shown
         ).replace("\n", " ")
-
-
-def test_the_flips_matrix_has_the_flips_of_the_table_and_adds_up(table):
-    figure = draw_flip_matrix(table)
-    panels = {}
-    for band, model in zip(figure.subfigs, MODELS, strict=True):
-        assert band.get_suptitle() == model
-        for axes in band.axes:
-            panels[model, axes.get_title()] = [float(text.get_text()) for text in axes.texts[::2]]
-    assert len(panels) == len(MODELS) * 4
-    digits = 0.05 if table["k"].max() > 1 else 1e-9
-    for _, row in table.iterrows():
-        names = {"mless": "w/ Mless", "mful": "w/ Mful", "random": "Random sentence", "wo": "w/o again"}
-        if row["condition"] not in names:
-            continue
-        both_right, lost, gained, both_wrong = panels[row["model"], names[row["condition"]]]
-        prefix = "aa_" if row["condition"] == "wo" else ""
-        assert abs(gained - row[f"{prefix}wrong_to_right"]) <= digits
-        assert abs(lost - row[f"{prefix}right_to_wrong"]) <= digits
-        assert abs(both_right + lost + gained + both_wrong - row["n"]) <= 4 * digits
-        base = table[(table["model"] == row["model"]) & (table["condition"] == "wo")]["accuracy"].item()
-        assert abs(both_right + lost - base * row["n"] / 100) <= 2 * digits + 1e-6
-
-
-@pytest.mark.parametrize("by", ["level", "subject"])
-def test_splits_show_every_difference_with_its_interval_and_the_number_of_problems(splits, by):
-    rows = splits[by]
-    figure = draw_split_differences(rows, by=by)
-    compared = rows[rows["verdict"] != "baseline"]
-    for axes, model in zip(figure.axes, MODELS, strict=True):
-        mine = compared[compared["model"] == model]
-        shown = sorted((marker, *numbers) for marker, _, _, numbers in estimates(axes).values() if numbers)
-        assert shown == sorted(
-            (LOOKS[row["condition"]].marker, row["difference"], row["low"], row["high"])
-            for row in mine.to_dict("records")
-        )
-    counts = rows.groupby(by, observed=True)["n"].first()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == [f"{'level ' if by == 'level' else ''}{value} ({count})" for value, count in counts.items()]
-    note = " ".join(figure.get_supxlabel().split())
-    passed = compared["verdict"].isin(["better", "worse"]).sum()
-    assert f"Of {len(compared)} tests by {by}" in note and ("those are filled" in note) == bool(passed)
 
 
 def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
@@ -393,8 +331,8 @@ def lab(colour, kind):
 
 
 @pytest.mark.parametrize("kind", MACHADO)
-def test_conditions_and_directions_are_told_apart_without_one_kind_of_cone(kind):
-    for one, other in [*itertools.combinations(COLOURS.values(), 2), (GAINED, LOST)]:
+def test_conditions_are_told_apart_without_one_kind_of_cone(kind):
+    for one, other in itertools.combinations(COLOURS.values(), 2):
         assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)
 
 
@@ -416,43 +354,39 @@ def test_no_figure_reorders_the_conditions_of_a_run(frame):
     for figure in (draw_accuracies(table, title=""), draw_forest(table)):
         shown = [text.get_text() for text in figure.axes[0].texts if text.get_text() in names.values()]
         assert shown[: len(set(shown))] == [names[one] for one in order if names[one] in shown]
-    assert [axes.get_title() for axes in draw_flip_matrix(table).axes[:3]] == ["w/ Mful", "Random sentence", "w/ Mless"]
-    for figure in (
-        draw_completion_lengths(length_shares(mixed)),
-        draw_split_differences(compare(mixed, by=["level"]), by="level"),
-    ):
+    for figure in (draw_completion_lengths(length_shares(mixed)),):
         (legend,) = figure.legends
         shown = [text.get_text() for text in legend.get_texts()]
         assert shown == [names[one] for one in order if names[one] in shown] and len(shown) >= 3
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
-    files = make_plots([str(GREEDY_RUN)], tmp_path / "figures", width="column")
+    files = make_plots([str(GREEDY_RUN)], tmp_path / "figures")
     assert [file.name for file in files] == [
-        f"{kind}-column.{suffix}" for kind in Kind if kind != "dose" for suffix in ("png", "svg", "pdf", "csv")
+        f"{kind}.{suffix}" for kind in Kind if kind != "dose" for suffix in ("png", "svg", "pdf", "csv")
     ]
     assert all(file.stat().st_size > 500 for file in files)
-    shown = pandas.read_csv(tmp_path / "figures" / "forest-column.csv")
+    shown = pandas.read_csv(tmp_path / "figures" / "forest.csv")
     expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")
     for condition, row in shown[shown["verdict"] != "rewording"].set_index("condition").iterrows():
         if row["verdict"] != "baseline":
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
             assert row["high"] == pytest.approx(expected.loc[condition, "high"])
-    image = Image.open(tmp_path / "figures" / "forest-column.png")
+    image = Image.open(tmp_path / "figures" / "forest.png")
     receipt = json.loads(image.text["Description"])
     assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1
-    assert image.width == 990
-    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["accuracy"], width="column")
+    assert image.width == 2100
+    again = make_plots([str(GREEDY_RUN)], tmp_path / "again", kinds=["accuracy"])
     assert [file.read_bytes() for file in again] == [
         (tmp_path / "figures" / file.name).read_bytes() for file in again
     ], "the same numbers give the same files"
 
 
 def test_the_command_names_its_files_and_refuses_what_it_cannot_read_or_write(capsys, monkeypatch, tmp_path):
-    done = here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "flips", "-o", str(tmp_path))
+    done = here(capsys, monkeypatch, "plot", str(GREEDY_RUN), "--kind", "forest", "-o", str(tmp_path))
     assert done.returncode == 0
     assert done.stdout.split() == [
-        word for suffix in ("png", "svg", "pdf", "csv") for word in (suffix, str(tmp_path / f"flips.{suffix}"))
+        word for suffix in ("png", "svg", "pdf", "csv") for word in (suffix, str(tmp_path / f"forest.{suffix}"))
     ]
     refused(here(capsys, monkeypatch, "plot", str(tmp_path)), "holds no finished run")
     (tmp_path / "file").write_text("")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
+import subprocess
 import unicodedata
 from html import unescape
 from html.parser import HTMLParser
@@ -20,22 +22,19 @@ from attention_probe.analysis.averaging import aligned_curve
 from attention_probe.figures.report_curves import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
-from harness.analysis.leaderboard import make_leaderboard
-from harness.display.comparison_tables import least_detectable, without_yardsticks
 from harness.display.report import write_report
 from harness.display.report.details import unpack
-from harness.display.report.inline_svg import PALETTE, VARIABLES
+from harness.display.report.page import PALETTE
 from harness.display.words import count, signed
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.grading.grade_completion import read_boxes
-from harness.runs.read_run import read_run
 from harness.runs.sample_frame import load_run
-from tests.chromium import find_chromium, open_chromium
 from tests.commands.test_cli import here, refused
 from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT
 from tests.example_traces import make_trace, write_traces
 
+SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
 EXAMPLE = ROOT / "results" / "example"
 
@@ -85,6 +84,11 @@ class Reader(HTMLParser):
             self.texts.append(data)
             if self._inside and self._inside[0] in ("td", "strong"):
                 self.cells[-1][1] += data
+
+
+def images(page):
+    """The drawings in a page, as SVG."""
+    return [base64.b64decode(one).decode() for one in re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)]
 
 
 def details(page):
@@ -208,7 +212,7 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
     compared = compare(load_run(run, replicates=True), **REGISTERED)
     cells = Reader(page.read_text()).cells
     shown = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right"]
-    folded = ["accuracy", "standard_error", "n", "k", "p", "tests", "aa_difference", "aa_discordance"]
+    folded = ["accuracy", "standard_error", "n", "k", "p", "tests", "aa_difference"]
     for names in (shown, folded):
         for _, wanted in compared.iterrows():
             row, cells = cells[: 1 + len(names)], cells[1 + len(names) :]
@@ -237,7 +241,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     assert said.startswith(f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points [")
     assert "+1.1], adjusted p 1.000 Any difference is smaller than the margin. 3 comparisons" in said
     assert "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
-    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-22 Smallest detectable effect (80 % power) " in said
+    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-22" in said
     assert "Positive control None: nothing shows" in said and "The baseline was run once, so nothing shows" in said
     assert "adjusted by Holm over the 3 tests registered beforehand" in demo_text
     assert '<span class="chip better">better</span> w/ Mless: +90.0 points [' in effect[1].read_text()
@@ -254,19 +258,14 @@ def example_page(tmp_path_factory):
 def test_the_card_and_the_forest_show_controls_and_noise(example_page):
     page = example_page.read_text()
     said = card(page)
-    board = make_leaderboard([read_run(EXAMPLE)])
-    rows = without_yardsticks(board, board.comparison)
     assert 'Does "w/ Mless" change the accuracy of mless-demo on demo? inconclusive w/ Mless: 0.0 points' in said
     assert "The data neither show an effect nor rule one out. 4 comparisons registered" in said
-    assert f"(80 % power) {least_detectable(rows)} Positive control {signed(-72.4)} [" in said
+    assert f"Positive control {signed(-72.4)} [" in said
     assert f"harm Noise (A/A) The baseline run again moves by {signed(-0.6)} points, flips 5.8 / 7.0" in said
-    assert page.index("again (A/A)</text>") < page.index("10 rewordings</text>") < page.index("w/ Mless</text>")
-    drawn = re.findall("<svg.*?</svg>", page)
-    assert len(drawn) == 2 and not re.findall("#[0-9a-f]{6}|style=|xlink", "".join(drawn))
-    texts = re.findall("<text[^>]*>([^<]*)</text>", "".join(drawn))
+    (drawn,) = images(page)
+    texts = re.findall("<!-- (.*?) -->", drawn)
+    assert texts.index("w/o again (A/A)") < texts.index("10 rewordings") < texts.index("w/ Mless")
     assert {signed(0.4), "1.000", f"[{signed(-0.8)}, +1.0]"} <= set(texts), "as they are in the table"
-    names = re.findall(' id="([^"]*)"', page)
-    assert len(names) == len(set(names)) and set(re.findall(r'(?:url\(|href=")#([^)"]*)', page)) <= set(names)
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
@@ -309,14 +308,13 @@ def test_hostile_text_stays_text(hostile):
     known = set(
         "html head meta title style body a header h1 h2 main section p div table caption thead tr th button tbody td "
         "details summary dl dt dd pre script form label select input noscript figure figcaption bdi strong span "
-        "svg g defs clippath path rect use text tspan".split()
+        "img".split()
     )
     for tag, attributes in reader.elements:
         assert tag in known, tag
-        assert not [
-            name for name in attributes if name.startswith("on") or name in ("style", "src", "srcset", "action")
-        ]
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcset", "action")]
         assert attributes.get("href", "#").startswith("#")
+        assert attributes.get("src", SVG).startswith(SVG)
     assert sum(tag == "script" for tag, _ in reader.elements) == len(reader.scripts)
     index, found = details(page)
     text = "".join(reader.texts)
@@ -353,7 +351,6 @@ def test_two_models_in_one_page(tmp_path):
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
     assert "6 comparisons registered beforehand" in page
-    assert re.search(r"mless-demo, raw: more than so few flips can make; other, raw: \d+\.\d points", card(page))
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
@@ -455,18 +452,19 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
 def test_curves_are_those_of_the_traces(tmp_path):
     path = write_traced(tmp_path / "some.traces")
     file = read_attention(path)
-    assert list(file.heads) == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
+    heads = [axes.get_title() for axes in file.figure.axes]
+    assert heads == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
     with AttentionTraces.open(path) as traces:
-        for head, figure in enumerate(file.heads.values()):
-            lines = figure.axes[0].get_lines()
+        for head, axes in enumerate(file.figure.axes):
+            lines = axes.get_lines()
             for line, condition in zip(lines, traces.conditions, strict=True):
                 curve = aligned_curve(traces, condition=condition, layer=0, head=head)
                 kept = 2 * curve.count >= curve.prompts
                 assert line.get_xydata().tolist() == list(map(list, zip(curve.x[kept], curve.mean[kept], strict=True)))
     write_report([GREEDY_RUN], tmp_path / "page.html", attention=[file])
     page = (tmp_path / "page.html").read_text()
-    assert "Selected on outcome" not in page and page.count("<svg") == 2 + 3
-    assert 'aria-label="Layer 1 Head 2: mean attention weight by token position' in page
+    assert "Selected on outcome" not in page and page.count("<img") == 2
+    assert 'alt="Mean attention weight by token position' in page
 
 
 def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, capsys, monkeypatch):
@@ -476,7 +474,8 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
     asked = ["--traces", str(path), "--layer", str(layer), "--head", "2", "-o", str(page)]
     done = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked)
     assert done.returncode == 0, done.stderr
-    assert f"Layer {layer + 1} Head 3" in page.read_text() and "Head 1<" not in page.read_text()
+    drawn = images(page.read_text())[-1]
+    assert f"Layer {layer + 1} Head 3" in drawn and "Head 1<" not in drawn
     refused(
         here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked[:4], "--head", "9"),
         "head 9 (Head 10) does not exist",
@@ -522,22 +521,6 @@ def lifelike(seed, words):
     return " ".join(text)
 
 
-def test_a_page_too_small_for_all_keeps_what_changed_and_says_so(tmp_path):
-    def write(number, condition, replicate, sample):
-        changes = number % 4 == 0 and condition == "mless"
-        return lifelike(f"{number} {condition}", 300), "incorrect" if changes else "correct"
-
-    run = write_run(tmp_path / "run", problems=200, write=write)
-    size = write_report([run], tmp_path / "page.html", limit=500_000)
-    page = (tmp_path / "page.html").read_text()
-    index, found = details(page)
-    assert size == len(page.encode()) <= 500_000
-    left_out = 200 - len(found)
-    assert f"prompts and completions of {left_out} of 200 problems" in page and 0 < left_out < 150
-    changed = {one["id"] for one in index["problems"] if len({right for right, _ in one["right"].values()}) > 1}
-    assert len(changed) == 50 and changed <= set(found)
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     """6,000 samples of three models, 2,000 characters each."""
@@ -581,7 +564,6 @@ def test_colours_can_be_read_in_light_and_dark():
         *(f"var(--{name})" for name in ("ink", "soft", "link", "up", "down", "paper")),
         "inherit",
     }, "no other text colour"
-    assert set(VARIABLES.values()) <= set(light)
 
 
 def contrast(one, other):
@@ -598,218 +580,61 @@ def contrast(one, other):
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
-needs_chromium = pytest.mark.skipif(
-    find_chromium() is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+in_a_browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"),
+]
+
+
+def rendered(page, fragment="", profile=None):
+    """The page's elements after its script ran, as a real browser without a window has them."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    options += [f"--user-data-dir={profile or page.parent / 'profile'}", f"file://{page}{fragment}"]
+    return subprocess.run([CHROMIUM, *options], capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def listed(dom):
+    """The ids in the list of problems, the chosen one, and the words beside it."""
+    rows = re.search(r'<div class="list">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)[1]
+    chosen = re.search(r"aria-current.*?<bdi>(.*?)</bdi>", rows, re.DOTALL)
+    return re.findall(r"<bdi>(.*?)</bdi>", rows), chosen and chosen[1]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "count", "first"),
+    [
+        ("", None, "demo/intermediate_algebra/292.json"),
+        ("#?condition=random&outcome=down", 2, None),
+        ("#?outcome=all&level=5", 113, None),
+    ],
 )
-SELECTED = "document.querySelector('.list [aria-current] bdi').textContent"
-ROWS = "document.querySelectorAll('.list tbody tr').length"
-COUNT = "document.querySelector('.count').textContent"
+@pytest.mark.parametrize("_", [pytest.param(0, marks=in_a_browser)])
+def test_it_opens_with_the_first_flip_and_filters(demo_page, fragment, count, first, _):
+    dom = rendered(demo_page, fragment)
+    ids, chosen = listed(dom)
+    assert count is None or len(ids) == count
+    assert first is None or (ids[0], chosen) == (first, first)
+    if first:
+        detail = dom.partition('<div class="detail"')[2]
+        assert re.findall(r'<span class="chip[^"]*">(\w+)</span>', detail) == ["incorrect", "correct"]
+        assert re.findall(r"<mark>(.*?)</mark>", detail) == ["\\boxed{1}", "\\boxed{2}"]
 
 
-def choose(browser, name, value):
-    """Set a filter, as its menu would."""
-    element = f"document.querySelector('[name={name}]')"
-    browser.ask(f"{element}.value = {json.dumps(value)}")
-    browser.ask(f"{element}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+@pytest.mark.parametrize("_", [pytest.param(0, marks=in_a_browser)])
+def test_hostile_text_does_nothing_in_a_browser(hostile, _):
+    for number in range(0, 34, 5):
+        dom = rendered(hostile[1], f"#?outcome=all&row={number}", hostile[0].parent / "profile")
+        reader = Reader(dom)
+        assert sum(tag in ("script", "base", "iframe", "object") for tag, _ in reader.elements) == len(reader.scripts)
+        assert not [name for _, attributes in reader.elements for name in attributes if name.startswith("on")]
+        assert all(attributes["src"].startswith(SVG) for tag, attributes in reader.elements if tag == "img")
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    with open_chromium(tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
-@pytest.fixture
-def browser(chromium):
-    """The tab, whose complaints and requests must be none when the test ends."""
-    chromium.complaints.clear()
-    chromium.requests.clear()
-    chromium.dialogs.clear()
-    chromium.look(1400, 900)
-    yield chromium
-    assert chromium.complaints == [] and chromium.dialogs == []
-    assert all(address.startswith("file:///") and address.endswith(".html") for address in chromium.requests)
-    chromium.call("Page.navigate", url="about:blank")
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_it_opens_and_shows_the_first_flip(browser, demo_page):
-    browser.open(demo_page)
-    assert browser.ask("document.title") == "mless: greedy_run"
-    assert browser.ask(SELECTED) == "demo/intermediate_algebra/292.json"
-    browser.wait("document.querySelectorAll('.detail .chip').length === 2")
-    chips = "[...document.querySelectorAll('.detail .chip')].map(chip => chip.textContent)"
-    assert browser.ask(chips) == ["incorrect", "correct"]
-    boxes = "[...document.querySelectorAll('.detail mark')].map(mark => mark.textContent)"
-    assert browser.ask(boxes) == ["\\boxed{1}", "\\boxed{2}"]
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_the_box_of_a_repeated_prompt_is_not_the_answer(browser, tmp_path):
-    again = ("\\boxed{}", "\\boxed{{}}", "\\boxed{ }")
-    write = lambda number, *_: (f"So \\boxed{{{number}}}. Put it within {again[number]}.", "correct")  # noqa: E731
-    write_report([write_run(tmp_path / "run", problems=len(again), write=write)], tmp_path / "page.html")
-    browser.open(tmp_path / "page.html", fragment="#?outcome=all")
-    for number in range(len(again)):
-        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
-        browser.wait(f"document.querySelector('.detail mark')?.textContent === '\\\\boxed{{{number}}}'")
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_tables_are_sorted_by_the_numbers_behind_them(browser, demo_page):
-    browser.open(demo_page)
-    column = "[...document.querySelectorAll('main table')[0].tBodies[0].rows].map(row => row.cells[{}].textContent)"
-    browser.click("main table th:nth-child(6) button")  # flips, by wrong to right, descending
-    assert browser.ask(column.format(5)) == ["2 / 1", "2 / 2", "1 / 0", "\N{EN DASH}"]
-    browser.click("main table th:nth-child(6) button")
-    assert browser.ask(column.format(5)) == ["1 / 0", "2 / 1", "2 / 2", "\N{EN DASH}"]  # what is missing stays last
-    sorts = "[...document.querySelectorAll('main table')[0].tHead.rows[0].cells].map(cell => cell.ariaSort)"
-    assert browser.ask(sorts).count("ascending") == 1
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_filters_choose_and_the_address_keeps_the_choice(browser, demo_page):
-    browser.open(demo_page, fragment="#?condition=random&outcome=down")
-    assert browser.ask(ROWS) == 2
-    assert browser.ask(COUNT).startswith("2 of 500 problems listed. Flips in the table above, problems from wrong to")
-    choose(browser, "outcome", "all")
-    assert browser.ask(ROWS) == 200
-    browser.click(".further")
-    assert browser.ask(ROWS) == 400
-    choose(browser, "level", "5")
-    assert browser.ask(ROWS) == 113
-    fragment = browser.ask("location.hash")
-    assert "level=5" in fragment and "condition=random" in fragment
-    browser.open(demo_page, fragment="#")
-    browser.call("Page.navigate", url="about:blank")
-    browser.open(demo_page, fragment=fragment)
-    assert browser.ask(ROWS) == 113
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_the_search_covers_completions_whatever_their_outcome(browser, effect):
-    browser.open(effect[1], fragment="#?outcome=down&condition=mless")
-    assert browser.ask(ROWS) == 0 and browser.ask(COUNT).startswith("No problem matches these filters.")
-    browser.click("[name=query]")
-    browser.type("$X = 7$ and so on, MLESS")  # only in completions
-    browser.wait(f"{ROWS} === 1")
-    assert browser.ask(COUNT).startswith("1 of 40 problems listed, whatever their outcome. Flips in the table above")
-    assert browser.ask("document.querySelector('[name=outcome]').disabled") is True
-    choose(browser, "query", "mful says")  # of a condition that is not shown
-    browser.wait(f"{COUNT}.startsWith('Nothing matches: no problem, answer or completion')")
-    assert browser.ask(ROWS) == 0 and browser.ask("document.querySelector('.detail').textContent") == ""
-    choose(browser, "condition", "mful")
-    browser.wait(f"{ROWS} === 40")
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_the_keyboard_is_enough(browser, demo_page):
-    browser.open(demo_page, fragment="#?outcome=all&problem=demo/number_theory/0.json")
-    focus = "document.activeElement.className || document.activeElement.name || document.activeElement.tagName"
-    inside = "document.activeElement.closest('.list tbody') !== null"
-    browser.press("Tab")
-    assert browser.ask(focus) == "skip"
-    for _ in range(60):
-        browser.press("Tab")
-        assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        if browser.ask(inside):
-            break
-    assert browser.ask(inside)
-    first = browser.ask(SELECTED)
-    browser.press("ArrowDown")
-    assert browser.ask(SELECTED) != first
-    browser.press("End")
-    assert browser.ask(ROWS) == 500 and browser.ask("location.hash").count("problem=") == 1
-    browser.press("Home")
-    browser.press("ArrowUp")
-    assert browser.ask(SELECTED) == first
-    browser.press("Enter")
-    assert browser.ask(focus) == "detail"
-    browser.press("Tab")
-    assert browser.ask("document.activeElement.className") in ("fold", "further")
-    browser.press("Escape")
-    assert browser.ask(inside) and browser.ask(SELECTED) == first
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_a_filler_unfolds(browser, demo_page):
-    browser.open(demo_page)
-    browser.wait("document.querySelector('.fold')")
-    shown = "document.querySelector('.detail .filler:not([hidden])')?.textContent"
-    assert browser.ask("document.querySelector('.detail span.filler[hidden]') !== null")
-    browser.click(".fold")
-    assert browser.ask("document.querySelector('.text span.filler').textContent") == " ".join("/" * 55)
-    assert browser.ask("document.querySelector('.text span.filler').hidden") is False, shown
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_hostile_text_does_nothing_in_a_browser(browser, hostile):
-    browser.open(hostile[1], fragment="#?outcome=all")
-    before = browser.ask("document.querySelectorAll('script, style, base, meta, iframe, img, object').length")
-    for number in range(browser.ask(ROWS)):
-        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
-        wanted = browser.ask(f"document.querySelectorAll('.list tbody button')[{number}].textContent")
-        browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}")
-        assert browser.ask("document.querySelector('.detail').textContent.includes('\\\\boxed')")
-    browser.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    assert browser.ask("document.querySelectorAll('script, style, base, meta, iframe, img, object').length") == before
-    assert browser.ask("[typeof window.pwned, document.querySelectorAll('[onclick], [onerror]').length]") == [
-        "undefined",
-        0,
-    ]
-    assert browser.ask("document.querySelectorAll('.detail bdi')[0].textContent.length") > 0
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_nothing_is_cut_on_a_phone_or_a_screen(browser, demo_page, example_page):
-    wider = """[...document.querySelectorAll('body *')].filter(one => {
-        const box = one.getBoundingClientRect();
-        const hides = getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth;
-        const cut = hides || box.right > innerWidth || box.left < 0;
-        return cut && one.checkVisibility() && !one.closest('.skip, svg *');
-    }).map(one => one.outerHTML.slice(0, 100))"""
-    for width, phone in ((390, True), (1280, False)):
-        for page in (example_page, demo_page):
-            browser.look(width, 844, phone=phone)
-            browser.open(page, fragment="#?outcome=all")
-            browser.wait("document.querySelector('.detail .chip')")
-            assert browser.ask("document.documentElement.scrollWidth") <= width
-            browser.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-            browser.ask("document.querySelectorAll('.fold').forEach(one => one.click())")
-            assert browser.ask(wider) == []
-            seen = "[...document.querySelectorAll('figure svg')].filter(one => one.checkVisibility()).length"
-            assert browser.ask(seen) == 1
-    assert browser.pdf().startswith(b"%PDF-")
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_a_large_page_opens_at_once_and_looks_up_details_in_a_moment(browser, large):
-    browser.open(large)
-    opened = "performance.getEntriesByType('navigation')[0].domComplete"
-    assert browser.ask(opened) < 5000  # milliseconds, on a busy machine
-    browser.ask("document.querySelectorAll('.list tbody tr')[150].click()")
-    wanted = browser.ask(SELECTED)
-    browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}", seconds=5)
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_endless_marks_do_not_hang_the_page(browser, tmp_path):
+@pytest.mark.parametrize("_", [pytest.param(0, marks=in_a_browser)])
+def test_a_large_page_and_endless_marks_are_shown(large, tmp_path, _):
+    assert len(listed(rendered(large, "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
     write = lambda number, *_: (marks[number] * 60_000, "no_box")  # noqa: E731
     write_report([write_run(tmp_path / "run", problems=len(marks), write=write)], tmp_path / "page.html")
-    browser.open(tmp_path / "page.html", fragment="#?outcome=all")
-    for number in range(len(marks)):
-        browser.ask(f"document.querySelectorAll('.list tbody tr')[{number}].click()")
-        wanted = browser.ask(SELECTED)
-        browser.wait(f"document.querySelector('.detail h3')?.textContent === {json.dumps(wanted)}", seconds=10)
+    assert len(listed(rendered(tmp_path / "page.html", "#?outcome=all"))[0]) == len(marks)

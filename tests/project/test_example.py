@@ -136,11 +136,9 @@ def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, ke
     assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_every_word_of_its_figures_is_on_the_page(everything, width):
+def test_every_word_of_its_figures_is_on_the_page(everything):
     yardsticks = find_yardsticks(everything["condition"].unique())
     table, kept = compare(everything, yardsticks=yardsticks), everything[~everything["condition"].isin(yardsticks)]
-    splits = {by: compare(kept, by=[by]) for by in ("level", "subject")}
-    for kind, figure in drawn(table, splits, kept, width).items():
+    for kind, figure in drawn(table, kept).items():
         assert not cut_off(figure), kind
         assert kind == "bars" or not covered(figure), kind

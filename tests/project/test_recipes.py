@@ -14,7 +14,7 @@ import pytest
 from harness.display.table_pages import make_table
 from tests.conftest import PATIENCE
 from tests.example_runs import GREEDY_RUN
-from tools import config_reference
+from tools import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
@@ -86,5 +86,6 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_page_of_config_keys_is_the_schemas():
-    assert (ROOT / "docs/config.md").read_text() == config_reference.page(), "python -m tools.config_reference"
-    assert "|  |" not in config_reference.page().partition("## Figure configs")[0], "a key without a meaning"
+    for name, page in (("config", reference_pages.config_page()), ("columns", reference_pages.columns_page())):
+        assert (ROOT / f"docs/{name}.md").read_text() == page, "python -m tools.reference_pages"
+    assert "|  |" not in reference_pages.config_page().partition("## Figure configs")[0], "a key without a meaning"

@@ -1,7 +1,7 @@
 """The figures of accuracies and differences: a table in, a matplotlib figure out, and nothing computed in between.
 
-Tables are those of `harness.analysis.compare`; only the lengths are drawn from samples. Every figure has a page and a
-column width, colours that the colour-blind tell apart, and below it what its marks mean.
+Tables are those of `harness.analysis.compare`; only the lengths are drawn from samples. Every figure has
+colours that the colour-blind tell apart, and below it what its marks mean.
 """
 
 from harness.faces import lazy_face
@@ -11,10 +11,8 @@ __getattr__, __dir__, __all__ = lazy_face(
     {
         "accuracies": ["draw_accuracies"],
         "completion_lengths": ["draw_completion_lengths", "length_shares"],
-        "flip_matrix": ["draw_flip_matrix"],
         "forest": ["draw_forest"],
         "saving": ["save_figure", "write_figure"],
-        "splits": ["draw_split_differences"],
         "style": ["COLOURS"],
     },
 )

@@ -7,24 +7,22 @@ from functools import partial
 import pandas
 from matplotlib.figure import Figure
 
-from harness.choices import Width
 from harness.display.figures import style
 from harness.display.figures.rows import Row, draw_estimate, draw_rows
 from harness.display.visible import visible
 from harness.display.words import LEVEL, interval, number
 
 
-def draw_accuracies(table: pandas.DataFrame, *, title: str, width: Width = "page") -> Figure:
+def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     """A row for each model, layout and condition, in the table's order. The axis holds the intervals, not zero.
 
     Args:
         table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
             `harness.analysis.compare` or `accuracy.accuracy_table`; rows of yardsticks and contrasts are left out.
         title: Above it.
-        width: `page` is 7 inches, `column` 3.3.
     """
     shown = style.without_contrasts(style.without_yardsticks(table))
-    looks, size = style.looks(shown["condition"]), style.FONT[width]
+    looks, size = style.looks(shown["condition"]), style.FONT
     rows = []
     for name, mine in style.split_settings(shown).items():
         rows.append(Row(f"{name} (n = {mine['n'].iloc[0]})"))
@@ -46,6 +44,6 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str, width: Width = "page
         "question: overlap does not answer it, the forest plot does." + style.about_yardsticks(table)
     )
     columns = {"%": 0.1, "interval": 0.5}
-    figure, axes = draw_rows(rows, columns=columns, right=1.3, note=note, width=width, title=visible(title, keep=""))
+    figure, axes = draw_rows(rows, columns=columns, right=1.3, note=note, title=visible(title, keep=""))
     axes.set_xlabel("Accuracy (%)")
     return figure

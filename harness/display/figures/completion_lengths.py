@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from harness.choices import Width
 from harness.display.figures import style
 from harness.errors import ComparisonError
 
@@ -45,21 +44,20 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     return shares.drop(columns="group").reset_index(drop=True)
 
 
-def draw_completion_lengths(shares: pandas.DataFrame, *, width: Width = "page") -> Figure:
+def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
     """A panel for each model and layout, a line for each condition, a mark at its median.
 
     Args:
         shares: As of `length_shares`.
-        width: `page` is 7 inches, `column` 3.3.
     """
     looks = style.looks(shares["condition"])
     panels = style.split_settings(shares)
     wide = shares["length"].max() > 30 * max(1, shares["length"].min())
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
     note = f"{counts} completions a line; marks: medians, above in the order of the legend."
-    down, _ = style.panel_grid(len(panels), width)
-    with style.drawing(width, 0.7 + 1.9 * down, note, handlelength=2.6) as figure:
-        grid = style.add_panels(figure, len(panels), width, sharex=True, sharey=True)
+    down, _ = style.panel_grid(len(panels))
+    with style.drawing(0.7 + 1.9 * down, note, handlelength=2.6) as figure:
+        grid = style.add_panels(figure, len(panels), sharex=True, sharey=True)
         for axes, (name, rows) in zip(grid, panels.items(), strict=True):
             lines = {one: mine for one in looks if len(mine := rows[rows["condition"] == one])}
             medians = [_draw(axes, one, mine, looks[one]) for one, mine in lines.items()]

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
-from harness.choices import Width
 from harness.display.figures import style
 from harness.display.visible import name_character, visible
 from harness.display.words import LEVEL, PASSED
@@ -19,7 +18,7 @@ _OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
 """Fillers that have the look of a condition of the study, where they stand at one place only."""
 
 
-def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]], *, width: Width = "page") -> Figure:
+def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
     """A panel for each model and layout, a line for conditions that differ in the length of their filler alone.
 
     Behind the lines: how far harmless rewordings lie from the baseline, and how far its second run does (A/A).
@@ -27,22 +26,21 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
     Args:
         table: As of `harness.analysis.compare`, with the yardsticks.
         factors: Of each condition, as of `sample_frame.read_factors`.
-        width: `page` is 7 inches, `column` 3.3.
     """
     doses = find_sweeps(factors)
     places = {key[1:] for key in doses}
     named = {key: _OFTEN.get(key[0], key[0]) if len(places) == 1 else " ".join(key) for key in doses}
     looks = style.looks(named.values())
     panels = style.split_settings(table)
-    down, _ = style.panel_grid(len(panels), width)
+    down, _ = style.panel_grid(len(panels))
     baseline = style.label(table["baseline"].iloc[0])
     note = (
         f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05. Band: "
         "from the lowest to the highest of the harmless rewordings. Dotted: the baseline run a second time, as far up "
         "as down. Lengths are moved apart a little where lines would cover each other."
     )
-    with style.drawing(width, 0.9 + 2.1 * down, note) as figure:
-        axes = style.add_panels(figure, len(panels), width, sharex=True, sharey=True)
+    with style.drawing(0.9 + 2.1 * down, note) as figure:
+        axes = style.add_panels(figure, len(panels), sharex=True, sharey=True)
         for panel, (name, rows) in zip(axes, panels.items(), strict=True):
             panel.set_title(name)
             _draw_behind(panel, rows)
@@ -53,11 +51,11 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]],
                 shift = 0.012 * widest * (number - (len(doses) - 1) / 2)
                 legend = ", ".join(_spell(part) for part in (key if len(places) > 1 else key[:1]) if part)
                 there = {count: found[arm] for count, arm in lengths.items() if arm in found}
-                _draw_line(panel, there, shift, looks[named[key]], legend, style.FONT[width])
+                _draw_line(panel, there, shift, looks[named[key]], legend, style.FONT)
             panel.set_xlabel("Tokens of filler")
             panel.tick_params(labelbottom=True)
             style.tidy(panel, grid="y")
-        for panel in axes[:: style.panel_grid(len(panels), width)[1]]:
+        for panel in axes[:: style.panel_grid(len(panels))[1]]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
     return figure
 

@@ -11,40 +11,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.analysis.verdicts import APART
-from harness.choices import Width
 from harness.display.figures import style
 from harness.display.figures.rows import Row, draw_estimate, draw_marks, draw_rows
 from harness.display.words import PASSED, interval, p_value, plural, points, signed
 
-COLUMNS: dict[Width, dict[str, float]] = {
-    "page": {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85},
-    "column": {"points": 0.06, "verdict": 0.42},
-}
+COLUMNS = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
 """What stands to the right of the axes, and how far from them, in inches."""
-RIGHT: dict[Width, float] = {"page": 2.6, "column": 1.05}
+RIGHT = 2.6
 """Room for it, in inches."""
 
 
-def draw_forest(
-    table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None, width: Width = "page", alpha: float = 0.05
-) -> Figure:
+def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None, alpha: float = 0.05) -> Figure:
     """What changes without any filler (A/A, rewordings, other fillers), then each difference, with the margin shaded.
 
     Args:
         table: As of `harness.analysis.compare`. Its baseline rows give the baseline against itself (A/A), where it
             was run twice; yardsticks of a kind become ticks in one row.
         pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
-        width: `page` is 7 inches, `column` 3.3.
         alpha: The level that the table was made with; it is only named.
     """
-    rows = _rows(table, style.FONT[width]) + _pooled_rows(table, pooled)
+    rows = _rows(table, style.FONT) + _pooled_rows(table, pooled)
     note = _note(table, pooled, alpha)
-    figure, axes = draw_rows(rows, columns=COLUMNS[width], right=RIGHT[width], note=note, width=width)
+    figure, axes = draw_rows(rows, columns=COLUMNS, right=RIGHT, note=note)
     style.shade_margin(axes, float(table["margin"].iloc[0]))
     names = table.loc[table["verdict"] == "baseline", "condition"].unique()
-    axes.set_xlabel(
-        f"Difference {'in accuracy ' if width == 'page' else ''}from {' / '.join(map(style.label, names))} (points)"
-    )
+    axes.set_xlabel(f"Difference in accuracy from {' / '.join(map(style.label, names))} (points)")
     return figure
 
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.choices import Width
 from harness.display.figures import style
 
 HEIGHT = 0.19
 """Of a row, in inches."""
-LEFT: dict[Width, float] = {"page": 1.2, "column": 1.0}
+LEFT = 1.2
 """Room for names, in inches."""
 
 
@@ -26,7 +25,7 @@ class Row(NamedTuple):
 
 
 def draw_rows(
-    rows: Sequence[Row], *, columns: Mapping[str, float], right: float, note: str, width: Width, title: str = ""
+    rows: Sequence[Row], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
 ) -> tuple[Figure, Axes]:
     """A figure with one row below the other, and its axes.
 
@@ -35,17 +34,16 @@ def draw_rows(
         columns: The headings of what stands to the right, and how far from the axes, in inches.
         right: Room for these, in inches.
         note: What the marks mean.
-        width: `page` is 7 inches, `column` 3.3.
         title: Above the rows, to the left.
     """
-    inches, size = style.INCHES[width], style.FONT[width]
+    inches, size = style.INCHES, style.FONT
     note = style.wrap(note, inches, size)
     below = 0.42 + 1.35 * (size - 1) / 72 * (note.count("\n") + 1)
     height = below + HEIGHT * len(rows) + 0.2
-    with style.drawing(width, height, note, managed=False) as figure:
-        across = (LEFT[width] / inches, 1 - (LEFT[width] + right) / inches)
+    with style.drawing(height, note, managed=False) as figure:
+        across = (LEFT / inches, 1 - (LEFT + right) / inches)
         axes = figure.add_axes((across[0], below / height, across[1], HEIGHT * len(rows) / height))
-        _write(axes, [Row(title, cells=dict(zip(columns, columns, strict=True))), *rows], columns, width)
+        _write(axes, [Row(title, cells=dict(zip(columns, columns, strict=True))), *rows], columns)
         for y, row in enumerate(rows):
             if row.draw is not None:
                 row.draw(axes, y)
@@ -72,7 +70,7 @@ def draw_marks(
     axes.plot(xs, [y] * len(xs), linestyle="none", zorder=4, **kind)
 
 
-def _write(axes: Axes, lines: Sequence[Row], columns: Mapping[str, float], width: Width) -> None:
+def _write(axes: Axes, lines: Sequence[Row], columns: Mapping[str, float]) -> None:
     """The headings, then the names to the left of the axes and the cells to the right."""
 
     def put(y: float, inches: float, text: str, *, edge: int = 1, ha: str = "left", colour: str = style.INK) -> None:
@@ -84,13 +82,13 @@ def _write(axes: Axes, lines: Sequence[Row], columns: Mapping[str, float], width
             textcoords="offset points",
             ha=ha,
             va="center",
-            fontsize=style.FONT[width] - 0.5,
+            fontsize=style.FONT - 0.5,
             color=colour,
         )
 
     for y, line in enumerate(lines, start=-1):
         if line.draw is None:
-            put(y, 0.03 - LEFT[width], line.name, edge=0)
+            put(y, 0.03 - LEFT, line.name, edge=0)
         else:
             put(y, -0.06, line.name, edge=0, ha="right")
         for name, inches in columns.items():

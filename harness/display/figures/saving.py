@@ -13,12 +13,11 @@ import pandas
 from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
 
-from harness.choices import Width
 from harness.errors import ConfigError
 
 
 def write_figure(
-    figure: Figure, numbers: pandas.DataFrame, folder: Path, name: str, receipt: Mapping[str, Any], *, width: Width
+    figure: Figure, numbers: pandas.DataFrame, folder: Path, name: str, receipt: Mapping[str, Any]
 ) -> list[Path]:
     """Write a figure as PNG, SVG and PDF and its numbers as CSV, and return the files.
 
@@ -26,15 +25,13 @@ def write_figure(
         figure: What to save.
         numbers: What it shows.
         folder: Where the files go; made if it is missing.
-        name: Of the files, without a suffix; `-column` is added to it at that width.
+        name: Of the files, without a suffix.
         receipt: What was drawn from what.
-        width: The width that the figure was drawn at.
 
     Raises:
         ConfigError: the files cannot be written.
     """
-    path = folder / (name if width == "page" else f"{name}-column")
-    table = path.with_name(f"{path.name}.csv")
+    path, table = folder / name, folder / f"{name}.csv"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = save_figure(figure, path, receipt, formats=("png", "svg", "pdf"), dpi=300)

@@ -9,7 +9,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.analysis.verdicts import APART
-from harness.choices import Width
 from harness.display.visible import visible
 from harness.display.words import label as whole_label
 from harness.display.words import plural
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INCHES: dict[Width, float] = {"page": 7.0, "column": 3.3}
-FONT: dict[Width, float] = {"page": 7.5, "column": 6.5}
+INCHES, FONT = 7.0, 7.5
+"""The width of a figure, and the size of its letters in points."""
 
 
 class Look(NamedTuple):
@@ -41,8 +40,6 @@ LOOKS = {
 """Purple, teal, blue and brown: told apart by the colour-blind, and at least 3 to 1 on white."""
 COLOURS = {name: look.colour for name, look in LOOKS.items()}
 """The colours alone."""
-GAINED, LOST = "#0072b2", "#d55e00"
-"""Wrong to right, and right to wrong (Okabe and Ito's blue and vermilion)."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
 _SPARE_COLOURS, _SPARE_MARKERS = ("#555555", "#8a8a1f", "#cc6677", "#888888"), "PXDph"
 
@@ -140,11 +137,10 @@ def styled(size: float, **changes: Any) -> Iterator[None]:
 
 
 @contextmanager
-def drawing(width: Width, height: float, note: str, *, managed: bool = True, **legend: Any) -> Iterator[Figure]:
+def drawing(height: float, note: str, *, managed: bool = True, **legend: Any) -> Iterator[Figure]:
     """A new figure to draw on. At the end a legend is added above, where anything has a label, and the note below.
 
     Args:
-        width: `page` is 7 inches, `column` 3.3.
         height: In inches.
         note: What the marks mean.
         managed: Whether matplotlib makes room for labels; False where axes have their place in inches.
@@ -152,34 +148,34 @@ def drawing(width: Width, height: float, note: str, *, managed: bool = True, **l
     """
     from matplotlib.figure import Figure
 
-    with styled(FONT[width]):
-        figure = Figure(figsize=(INCHES[width], height), layout="constrained" if managed else None)
+    with styled(FONT):
+        figure = Figure(figsize=(INCHES, height), layout="constrained" if managed else None)
         yield figure
         handles, names = max(
             (axes.get_legend_handles_labels() for axes in figure.axes), key=lambda found: len(found[1])
         )
         if names:
-            add_legend(figure, handles, names, width, **legend)
-        add_note(figure, note, FONT[width])
+            add_legend(figure, handles, names, **legend)
+        add_note(figure, note, FONT)
 
 
-def add_legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], width: Width, **legend: Any) -> None:
-    """One legend above all panels, as many names beside each other as the width holds."""
-    room = 1.6 * 72 * INCHES[width] / FONT[width]  # letters
+def add_legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str], **legend: Any) -> None:
+    """One legend above all panels, as many names beside each other as there is room for."""
+    room = 1.6 * 72 * INCHES / FONT  # letters
     longest = sorted(map(len, names), reverse=True)
     beside = next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
     figure.legend(handles, names, loc="outside upper center", ncols=beside, **legend)
 
 
-def panel_grid(count: int, width: Width) -> tuple[int, int]:
+def panel_grid(count: int) -> tuple[int, int]:
     """How many panels stand above each other and beside each other."""
-    across = min(count, 3 if width == "page" else 1)
+    across = min(count, 3)
     return math.ceil(count / across), across
 
 
-def add_panels(figure: Figure, count: int, width: Width, *, sharey: bool, sharex: bool = False) -> list[Axes]:
+def add_panels(figure: Figure, count: int, *, sharey: bool, sharex: bool = False) -> list[Axes]:
     """Axes for `count` panels, row by row; `sharex` and `sharey` as in `Figure.subplots`."""
-    down, across = panel_grid(count, width)
+    down, across = panel_grid(count)
     axes = list(figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey).flat)
     for unused in axes[count:]:
         unused.set_visible(False)

@@ -16,7 +16,7 @@ class AttentionFile:
     Attributes:
         name: The file's name.
         model: The model's name, as in the run's receipt.
-        heads: A figure of each head, by its label, such as `Layer 1 Head 12`.
+        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
         notes: Sentences that a reader must know about all its curves.
         prompts: The problem, the condition and the hash of each prompt that was traced.
         receipt: How the file was made.
@@ -24,7 +24,7 @@ class AttentionFile:
 
     name: str
     model: str
-    heads: Mapping[str, Figure]
+    figure: Figure
     notes: tuple[str, ...]
     prompts: tuple[tuple[str, str, str], ...]
     receipt: Mapping[str, Any]

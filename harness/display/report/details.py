@@ -33,12 +33,10 @@ class Details:
     Attributes:
         index: The packed list of problems, with the place of each in the blocks. It is unpacked when the page opens.
         blocks: Packed details.
-        left_out: Problems whose details had no room.
     """
 
     index: str = ""
     blocks: tuple[str, ...] = ()
-    left_out: int = 0
 
 
 def pack(value: Any) -> str:
@@ -59,16 +57,14 @@ def make_details(
     baseline: str,
     conditions: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
-    room: int,
 ) -> Details:
-    """Pack details until the room is full, first those of problems that changed.
+    """Pack the details of every problem.
 
     Args:
         content: The runs.
         baseline: The condition that the others are compared with.
         conditions: Name, label and colour (`slot`) of each, in the page's order. Samples of others are left out.
         rows: Of the table of comparisons, whose flips are named beside the list.
-        room: Characters that index and blocks may take together.
     """
     known = {one["name"] for one in conditions}
     samples = [row for row in content.samples if row["condition"] in known]
@@ -78,15 +74,17 @@ def make_details(
         place = f"{settings.index((row['model'], row['layout']))} {row['condition']}"
         problems.setdefault(row["problem_id"], {}).setdefault(place, []).append(row)
     right = {name: {place: _count_right(rows) for place, rows in places.items()} for name, places in problems.items()}
-    # problems that changed come first, otherwise in the prompts' order
-    order = sorted(problems, key=lambda name: not _has_changed(right[name]))
-
     listed = {name: _list_entry(name, places, right[name]) for name, places in problems.items()}
-    # what the index takes beside this, places above all, is known only when all places are
-    blocks = _Blocks(room - len(pack(list(listed.values()))) - 16 * len(listed) - 4096)
-    for name in order:
-        blocks.add(name, _detail(problems[name]))
-    blocks.close()
+    blocks: list[list[Any]] = []
+    places, size = {}, BLOCK
+    for name in problems:
+        if size >= BLOCK:
+            blocks.append([])
+            size = 0
+        detail = _detail(problems[name])
+        size += len(json.dumps(detail))
+        places[name] = (len(blocks) - 1, len(blocks[-1]))
+        blocks[-1].append(detail)
 
     index = {
         "baseline": baseline,
@@ -95,47 +93,15 @@ def make_details(
         "graders": ["verdict", *GRADERS],
         "flips": {f"{settings.index((row['model'], row['layout']))} {row['condition']}": flips(row) for row in rows},
         "define_flips": define_flips(max(row["k"] for row in rows)),
-        "problems": [entry | {"at": blocks.places.get(name)} for name, entry in listed.items()],
+        "problems": [entry | {"at": places[name]} for name, entry in listed.items()],
     }
-    left_out = sum(name not in blocks.places for name in problems)
-    return Details(index=pack(index), blocks=tuple(blocks.words), left_out=left_out)
-
-
-class _Blocks:
-    """Packs values until the room is full, and remembers the block and the place of each."""
-
-    def __init__(self, room: int) -> None:
-        self.words: list[str] = []
-        self.places: dict[str, tuple[int, int]] = {}
-        self._room = room
-        self._waiting: list[tuple[str, Any]] = []
-        self._size = 0
-
-    def add(self, key: str, value: Any) -> None:
-        self._waiting.append((key, value))
-        self._size += len(json.dumps(value))
-        if self._size >= BLOCK:
-            self.close()
-
-    def close(self) -> None:
-        word = pack([value for _, value in self._waiting])
-        if self._waiting and len(word) <= self._room:
-            self.places |= {key: (len(self.words), place) for place, (key, _) in enumerate(self._waiting)}
-            self.words.append(word)
-            self._room -= len(word)
-        self._waiting, self._size = [], 0
+    return Details(index=pack(index), blocks=tuple(map(pack, blocks)))
 
 
 def _count_right(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Number of right samples and of all samples, in the first replicate."""
     first = [row["correct"] for row in rows if row["replicate"] == 0]
     return int(sum(first)), len(first)
-
-
-def _has_changed(right: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether two conditions of one setting differ."""
-    settings = {place.partition(" ")[0] for place in right}
-    return len({(place.partition(" ")[0], count) for place, (count, _) in right.items()}) > len(settings)
 
 
 def _list_entry(name: str, places: Places, right: Mapping[str, tuple[int, int]]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.resources import files
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from harness.analysis.comparison import COLUMNS, compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
@@ -23,8 +24,7 @@ from harness.display.figures import draw_forest, style
 from harness.display.grid import Grid, make_grid, number_column, row_column, word_column
 from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
-from harness.display.report.details import Details, make_details
-from harness.display.report.inline_svg import PALETTE, embed, show
+from harness.display.report.details import make_details
 from harness.display.report.summary import make_card
 from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
 from harness.display.visible import visible
@@ -36,8 +36,8 @@ from harness.runs.folder import refuse_own_file
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.stored_files import clear_messages, make_place, write_whole
 
-LIMIT = 5_000_000
-"""Greatest size of a page in bytes. What does not fit is left out, which the page says: see `make_details`."""
+PALETTE = (*style.COLOURS.values(), *(look.colour for look in style.looks("0123").values()))
+"""The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
 
 
 def write_report(
@@ -48,7 +48,6 @@ def write_report(
     baseline: str = BASELINE,
     margin: float | None = None,
     metric: str | None = None,
-    limit: int = LIMIT,
 ) -> int:
     """Write one HTML file about finished runs.
 
@@ -59,7 +58,6 @@ def write_report(
         baseline: The condition that the others are compared with.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that tells right from wrong in logs of other tasks.
-        limit: Greatest size of the file in bytes.
 
     Returns:
         Its size in bytes.
@@ -79,13 +77,11 @@ def write_report(
     board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
     rows = without_yardsticks(board, board.comparison)
     parts = _parts(content, attention, board, rows)
-    bare = _fill({**parts, "details": Details()})
     details = make_details(
         content,
         baseline=baseline,
         conditions=_conditions([row for row in rows if row["baseline"] == baseline]),
         rows=rows,
-        room=limit - len(bare.encode()) - 4096,
     )
     page = _fill({**parts, "details": details})
     with clear_messages(output):
@@ -99,17 +95,16 @@ def _parts(
     """All that the template shows except the details of samples."""
     margin = float(rows[0]["margin"])
     several = any(row["verdict"] != "baseline" for row in rows)
-    drawn = partial(draw_forest, board.comparison, pooled=board.pooled)
     alternative = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
     return {
         "title": " + ".join(content.names),
         "card": make_card(board),
-        "forest": show(lambda width: drawn(width=width), name="forest", alternative=alternative) if several else None,
+        "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), alternative) if several else None,
         "results": comparison_grid(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
         "more": _more_columns(board, rows),
         "others": _other_tables(board, content, margin),
-        "attention": [_attention(number, one) for number, one in enumerate(attention)],
+        "attention": [_attention(one) for one in attention],
         "margin": points(margin),
         "baseline": board.baseline,
         "receipts": [
@@ -121,7 +116,6 @@ def _parts(
         ],
         "made_by": {"git_revision": git_revision(), "versions": versions()},
         "samples": len(content.samples),
-        "problems": len({row["problem_id"] for row in content.samples}),
         "yardsticks": len(board.yardsticks),
     }
 
@@ -171,7 +165,6 @@ def _more_columns(board: Leaderboard, rows: Sequence[Mapping[str, Any]]) -> Grid
                 ("p", "p", p_value),
                 ("tests", "tests", count),
                 ("A/A", "aa_difference", signed),
-                ("A/A flips %", "aa_discordance", number),
             )
             if any(row[name] is not None for row in rows)
         ),
@@ -197,17 +190,20 @@ def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[G
     return found
 
 
-def _attention(number: int, one: AttentionFile) -> dict[str, Any]:
-    """The figures of one file, and what a reader must know about them."""
-    words = "mean attention weight by token position, a line for each condition"
-    return {
-        "name": one.name,
-        "notes": one.notes,
-        "heads": [
-            embed(figure, name=f"traces{number}-{place}", alternative=f"{head}: {words}")
-            for place, (head, figure) in enumerate(one.heads.items())
-        ],
-    }
+def _attention(one: AttentionFile) -> dict[str, Any]:
+    """The figure of one file, and what a reader must know about it."""
+    words = "Mean attention weight by token position: a panel for each head, a line for each condition."
+    return {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, words)}
+
+
+def _embed(figure: Figure, alternative: str) -> dict[str, str]:
+    """A figure as an SVG image inside the page, its note as the caption, and what it shows for those who cannot see."""
+    caption = " ".join(figure.get_supxlabel().split())
+    figure.supxlabel("")
+    drawn = BytesIO()
+    figure.savefig(drawn, format="svg", bbox_inches="tight", pad_inches=0.05)
+    source = f"data:image/svg+xml;base64,{base64.b64encode(drawn.getvalue()).decode()}"
+    return {"source": source, "alternative": alternative, "caption": caption}
 
 
 def _json(value: Mapping[str, Any]) -> str:

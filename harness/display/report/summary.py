@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from harness.analysis.leaderboard import Leaderboard, records, task_name
-from harness.analysis.power import POWER
-from harness.display.comparison_tables import describe_control, least_detectable, without_yardsticks
+from harness.display.comparison_tables import describe_control, without_yardsticks
 from harness.display.words import flips, interval, judgement, label, p_value, plural, signed
 
 Row = Mapping[str, Any]
@@ -90,7 +88,6 @@ def _count(tested: Sequence[Row]) -> Iterator[str]:
 
 def _facts(board: Leaderboard, rows: Sequence[Row]) -> dict[str, str]:
     controls = [row for row in records(board.comparison) if row["verdict"] == "positive control"]
-    settings = [list(found) for _, found in groupby(rows, key=lambda row: (row["model"], row["layout"]))]
     bases = [row for row in rows if row["verdict"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = dict.fromkeys(
@@ -105,9 +102,6 @@ def _facts(board: Leaderboard, rows: Sequence[Row]) -> dict[str, str]:
         "Model": ", ".join(dict.fromkeys(str(row["model"]) for row in rows)),
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(sizes)})",
         "Date": " to ".join(sorted({*dates[:1], *dates[-1:]})),
-        f"Smallest detectable effect ({100 * POWER:.0f} % power)": join(
-            {_where(found[0]): least_detectable(found) for found in settings}
-        ),
         "Positive control": join({_where(row): describe_control(row) for row in controls})
         or "None: nothing shows what this run can see.",
         "Noise (A/A)": join({_where(row): _noise(row) for row in bases})
@@ -126,6 +120,6 @@ def _points(row: Row) -> str:
 
 def _noise(base: Row) -> str:
     """What a second run of the baseline differs by; empty if there is none."""
-    if base["aa_p"] is None:
+    if base["aa_difference"] is None:
         return ""
     return f"The baseline run again moves by {signed(base['aa_difference'])} points, flips {flips(base, 'aa_')}"

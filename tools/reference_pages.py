@@ -1,6 +1,6 @@
-"""Write docs/config.md: every key of run configs and figure configs, from the schema.
+"""Write docs/config.md, every key of configs from the schema, and docs/columns.md, every column of the tables.
 
-python -m tools.config_reference
+python -m tools.reference_pages
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pydantic_core import PydanticUndefined
 from attention_probe.figures import activations_config as activations
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness.analysis import comparison, pooled, reference, side_tables, sweeps
 from harness.experiment import config as runs
 from harness.experiment.condition_schema import ConditionConfig
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
@@ -44,13 +45,28 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
-Written by `python -m tools.config_reference` from the schema; a test compares. `--set KEY=VALUE` changes any key from
+Written by `python -m tools.reference_pages` from the schema; a test compares. `--set KEY=VALUE` changes any key from
 the command line, with dots for nested ones: `--set model.arguments.dtype=bfloat16`. An unknown key is refused by name.
 """
 
+TABLES: dict[str, dict[str, str]] = {
+    "The comparison (`rows`; `harness.analysis.compare`)": comparison.COLUMNS,
+    "All models together (`pooled`)": pooled.COLUMNS,
+    "Sweeps (`sweeps`)": sweeps.COLUMNS,
+    "What else changed (`mediators`)": side_tables.MEDIATORS,
+    "Published numbers (`reference.rows`)": reference.COLUMNS,
+}
+COLUMNS_INTRODUCTION = """# Columns of the tables
 
-def page() -> str:
-    """The whole page."""
+Written by `python -m tools.reference_pages`; a test compares. Intervals have level 1 - alpha / tests, those of
+equivalence 1 - 2 alpha. `audit` has for `ours` and each grader the percent right and `GRADER_difference`, points from the baseline
+over the problems that the grader judged under both, and `boxes_after_first`; [grading.md](grading.md) says what each
+grader reads.
+"""
+
+
+def config_page() -> str:
+    """docs/config.md."""
     parts = [INTRODUCTION]
     for title, models in SECTIONS.items():
         parts.append(f"## {title}\n")
@@ -62,6 +78,14 @@ def page() -> str:
                 for key, field in model.model_fields.items()
             ]
             parts.append("\n".join([about, "", "| key | default | meaning |", "| --- | --- | --- |", *rows, ""]))
+    return "\n".join(parts)
+
+
+def columns_page() -> str:
+    """docs/columns.md."""
+    parts = [COLUMNS_INTRODUCTION]
+    for title, columns in TABLES.items():
+        parts.append("\n".join([f"## {title}", "", *(f"- `{name}`: {said}" for name, said in columns.items()), ""]))
     return "\n".join(parts)
 
 
@@ -82,5 +106,6 @@ def _default(field: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE)
+    for name, page in {"config.md": config_page(), "columns.md": columns_page()}.items():
+        (DOCS / name).write_text(page, encoding="utf-8")
+        print(DOCS / name)
