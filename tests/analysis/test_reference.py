@@ -154,7 +154,9 @@ def test_numbers_on_another_dataset_neither_agree_nor_differ():
         assert found["accuracy"].notna().all() and found["agrees"].notna().all() == judged
         assert found["difference_agrees"].notna().tolist() == [False, judged]
         (said,) = [
-            line for line in setup_differences(reference, made.receipt, ["as_published"]) if "Dataset" in line
+            line
+            for line in setup_differences(reference, board(ours, dataset_name=name).receipt, ["as_published"])
+            if "Dataset" in line
         ] or [""]
         assert ("nothing agrees or disagrees" in said) == (not judged)
 
