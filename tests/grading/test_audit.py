@@ -167,17 +167,11 @@ def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
 def test_a_boxed_answer_that_all_but_exact_match_find_right(pool):
     assert audited(pool, r"so \boxed{3}") == Audit(
         math_verify=True,
-        exact_match=False,
         exact_match_boxed=True,
         authors_rule=True,
         authors_rule_strict=True,
         first_box=True,
     )
-
-
-def test_exact_match_reads_lm_evals_own_sentence(pool):
-    audit = audited(pool, "Final Answer: The final answer is $3$. I hope it is correct. ")
-    assert audit.exact_match and audit.exact_match_boxed is False and audit.first_box is False
 
 
 def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):
@@ -203,7 +197,7 @@ def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, em
 def test_the_prompt_belongs_to_the_authors_rule_alone(pool):
     audit = audited(pool, "no box", prompt=SINGLE)
     assert audit.authors_rule and audit.authors_rule_strict is False
-    assert not (audit.math_verify or audit.exact_match or audit.exact_match_boxed or audit.first_box)
+    assert not (audit.math_verify or audit.exact_match_boxed or audit.exact_match_boxed or audit.first_box)
 
 
 def test_their_index_error_is_wrong_and_said(pool):

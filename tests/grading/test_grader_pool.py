@@ -202,7 +202,7 @@ def test_hostile_mathematics_costs_one_column_and_not_the_others(pool):
     """math_verify as lm-eval calls it has no gate: it tries to compute this."""
     pool.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
     ((_, audit),) = pool.drain()
-    assert audit.authors_rule and audit.first_box and audit.exact_match is False and audit.exact_match_boxed
+    assert audit.authors_rule and audit.first_box and audit.exact_match_boxed
     assert audit.math_verify is None or audit.reason is None
     assert pool.grade_many([FORMULA])[0].correct
 
@@ -215,7 +215,7 @@ def test_an_audit_goes_on_behind_the_step_that_was_lost(pool):
     ((_, audit),) = pool.drain()
     assert audit.authors_rule is None and audit.authors_rule_strict is None
     assert audit.reason == "authors_rule: the grader was killed by signal 9 (SIGKILL)"
-    assert audit.math_verify and audit.exact_match_boxed and audit.first_box and audit.exact_match is False
+    assert audit.math_verify and audit.exact_match_boxed and audit.first_box
 
 
 def test_out_of_memory_is_a_crash_with_its_limit():
