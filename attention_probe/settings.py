@@ -83,6 +83,11 @@ class ProbeSettings:
                 "a filler stands: the probe would take it for the template's. Leave it out: --conditions "
                 f"{','.join(others) or BASELINE}."
             )
+        if any(not prompt.segments for one in source.problems for prompt in one.prompts.values()):
+            raise ConfigError(
+                f"{source.name} does not record where its prompts' fillers stand, so nothing can be aligned. Expected a "
+                "run, or logs of a task that `mless tasks --wrap` wrote."
+            )
         model = self.model or source.model
         if model is None:
             raise ConfigError(f"{source.name} does not say which model was run. Name it with --model.")

@@ -1,17 +1,29 @@
 """mless: does a run of meaningless tokens before a maths question make a language model answer better?"""
 
-from harness.faces import lazy_face
+from importlib import import_module
+from typing import Any
 
-__getattr__, __dir__, __all__ = lazy_face(
-    __name__,
-    {
-        "experiment.config": ["RunConfig", "load_config"],
-        "experiment.plan": ["make_plan"],
-        "grading": ["grade"],
-        "runs.sample_frame": ["load_run"],
-        "runs.read_run": ["read_run"],
-        "analysis.comparison": ["compare"],
-        "execution.run": ["execute"],
-        "execution.own_process": ["run"],
-    },
-)
+PLACES = {
+    "RunConfig": "experiment.config",
+    "load_config": "experiment.config",
+    "make_plan": "experiment.plan",
+    "grade": "grading",
+    "load_run": "runs.sample_frame",
+    "read_run": "runs.read_run",
+    "compare": "analysis.comparison",
+    "execute": "execution.run",
+    "run": "execution.own_process",
+}
+"""The public names, each with its module, which is imported when the name is first used: `mless --help` needs none."""
+__all__ = sorted(PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

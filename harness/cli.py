@@ -24,8 +24,7 @@ GROUPS = {
     "Read the result": {
         "table": "mless table results/example --mediators --audit",
         "leaderboard": "mless leaderboard results",
-        "show": "mless show results/example demo/geometry/6.json",
-        "flips": "mless flips results/example --baseline wo --condition mless",
+        "show": "mless show results/example --changed",
         "plot": "mless plot results/example --kind forest -o figures",
         "report": "mless report results/example -o report.html",
     },

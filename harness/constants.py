@@ -7,6 +7,16 @@ import this file.
 from __future__ import annotations
 
 # The study: what is put before a question, and where
+STUDY_COUNT = 55
+"""Filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
+DEFAULT_SEED = 1234
+"""Of what is drawn at random unless told: sentences, random tokens and places, samples, sign flips."""
+SEEDS_APART = 1_000_003
+"""Between the seeds of two samples, so that no other condition's seed is one of them."""
+RANDOM_DRAWS = 100
+"""Draws of random tokens before a tokenizer is said to have none of that count."""
+MOST_TOKENS = 100_000
+"""More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
 
 # Prompts: their tokens, documents and sampling
 
@@ -23,6 +33,8 @@ COMPRESSION = 3
 # Display: tables, figures, report, progress
 
 # lm-eval and the installation
+HUB_SECONDS = 3.0
+"""How long `mless doctor` waits for the hub."""
 
 # The probe: model, measures, analysis, figures
 GROUP_TOKENS = 1024

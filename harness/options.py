@@ -15,12 +15,6 @@ RunNames = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG."),
 ]
-RunName = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN", help="A run folder, an lm-eval output folder, or sample logs as CONDITION=FILE, one each."
-    ),
-]
 Metric = Annotated[str | None, typer.Option(help="Metric to read verdicts from in logs of other tasks.")]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split the table by this; repeatable.")]

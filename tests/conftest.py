@@ -109,7 +109,7 @@ TEMPLATES = {
 
 def corpus() -> list[str]:
     """What the test tokenizers learn merges from; unspaced slashes are in it, so that merging is a real danger."""
-    from harness.experiment.fillers import SENTENCES
+    from harness.experiment.conditions import SENTENCES
     from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
     from tools.demo.problems import draw_problems
 

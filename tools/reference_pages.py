@@ -18,7 +18,7 @@ from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import comparison, pooled, reference, side_tables, sweeps
 from harness.experiment import config as runs
-from harness.experiment.condition_schema import ConditionConfig
+from harness.experiment.conditions import Condition
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
@@ -26,7 +26,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "": runs.RunConfig,
         "model": runs.ModelConfig,
         "dataset, as a mapping": runs.DatasetConfig,
-        "an entry of conditions, as a mapping": ConditionConfig,
+        "an entry of conditions, as a mapping": Condition,
         "sampling, as a mapping": runs.ExplicitSampling,
         "study": runs.StudyConfig,
     },
@@ -93,7 +93,10 @@ def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A docstring's text, and its attributes by name, in one line each."""
     text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
     found = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
-    return " ".join(text.split()), {name: " ".join(said.split()).replace("|", "\\|") for name, said in found}
+    described = [(name, field.description) for name, field in model.model_fields.items() if field.description]
+    return " ".join(text.split()), {
+        name: " ".join(said.split()).replace("|", "\\|") for name, said in [*found, *described]
+    }
 
 
 def _default(field: Any) -> str:

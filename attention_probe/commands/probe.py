@@ -43,7 +43,8 @@ def probe(
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
     layout: LayoutName = None,
     select: Annotated[
-        Path | None, typer.Option(help="A selection that `mless flips -o` saved, instead of the options below.")
+        Path | None,
+        typer.Option(help="A selection of `mless show --changed -o`, instead of the options below."),
     ] = None,
     flip: Annotated[
         Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")

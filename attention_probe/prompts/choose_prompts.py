@@ -12,10 +12,10 @@ from pydantic import Field, ValidationError, model_validator
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection, select
 from harness.choices import Choice, Repeats
+from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_condition, named_conditions
 from harness.experiment.config import DatasetConfig, open_dataset
-from harness.experiment.fillers import DEFAULT_SEED
 from harness.experiment.prompt import Layout
 from harness.runs.prompt_source import BASELINE, Source, build_source, read_source
 from harness.yaml_settings import Strict, explain

@@ -17,9 +17,9 @@ from harness.analysis.power import ALPHA, refuse_out_of_range
 from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
 from harness.analysis.verdicts import APART, EXPLORATORY, equivalence_p, judge
 from harness.analysis.yardsticks import find_broken, measure_yardsticks
+from harness.constants import DEFAULT_SEED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import contrast_name, read_contrast
-from harness.experiment.fillers import DEFAULT_SEED
 
 MARGIN = 1.0
 """Default of the equivalence margin, in points."""

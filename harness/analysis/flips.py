@@ -8,8 +8,8 @@ from typing import ClassVar, get_args
 from pydantic import ConfigDict
 
 from harness.choices import Choice, Flip, Repeats
+from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
-from harness.experiment.fillers import DEFAULT_SEED
 from harness.runs.prompt_source import BASELINE
 from harness.runs.run_prompts import Problem, RunPrompt
 

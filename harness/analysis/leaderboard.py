@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import DEFAULT_SEED
 from harness.experiment.conditions import BASELINE, read_contrast
-from harness.experiment.fillers import DEFAULT_SEED
 from harness.runs.comparable import join, refuse_one_task
 from harness.runs.run import Run
 from harness.runs.sample_frame import read_factors
@@ -155,7 +155,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """What can be swept of the conditions of all runs of ours, as of `describe_factors`; of logs nothing is known."""
+    """What can be swept of the conditions of all runs of ours, as of `Condition.factors`; of logs nothing is known."""
     configs = [one.receipt["config"] for one in runs if one.facts.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 

@@ -57,7 +57,7 @@ def sweep_table(
 
     Args:
         counted: As `sample_counts.count_outcomes` gives them, not split any further.
-        factors: Of each condition, as of `condition_schema.describe_factors`.
+        factors: Of each condition, as of `Condition.factors`.
         baseline: What the lengths are compared with.
         alpha: Level of the intervals, and of the shape that is named.
     """

@@ -11,7 +11,7 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")] = None,
 ) -> None:
     """Check the installation, and name the fix for each check that fails."""
-    from harness.check_installation import check_installation
+    from harness.doctor import check_installation
 
     checks = check_installation(model)
     for check in checks:

@@ -1,12 +1,19 @@
-"""`mless show`: a run at a glance, or one of its problems."""
+"""`mless show`: a run at a glance, the problems that changed, or one problem whole."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.options import LayoutName, Metric
+from harness.choices import Choice
+from harness.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
+
+if TYPE_CHECKING:
+    from harness.analysis.flips import Criterion
+    from harness.runs.run import Run
 
 SHOWN = 1200
 """About this many characters of a completion are printed, unless --full asks for all."""
@@ -15,26 +22,75 @@ SHOWN = 1200
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")],
     problem: Annotated[str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="The problems that a condition changed.")] = False,
+    baseline: Baseline = "wo",
     condition: Annotated[
-        str | None, typer.Option(help="Only this condition; default: all but rewordings, other fillers and control.")
+        str | None, typer.Option(help="Of one problem only this condition; or the one that changed it, default mless.")
     ] = None,
+    direction: Annotated[Choice, typer.Option(help="With --changed: the outcome to show.")] = "changed",
+    subject: Subject = None,
+    level: Level = None,
+    n: DrawCount = None,
+    seed: DrawSeed = 1234,
+    controls: Annotated[bool, typer.Option("--controls", help="Save a matched unchanged problem with each.")] = False,
     layout: LayoutName = None,
     metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write what changed here, for `mless probe RUN --select FILE`."),
+    ] = None,
 ) -> None:
-    """Show what a run is and holds; or one problem: every prompt, completion, answer and verdict."""
+    """Show what a run is and holds; the problems that changed; or one problem with every prompt and completion."""
     from rich.console import Console
 
-    from harness.display.show_run import describe_run, print_problem
-    from harness.errors import ConfigError
+    from harness.analysis.flips import Criterion
+    from harness.display.show import describe_run, print_problem
     from harness.runs.find_runs import locate_one
     from harness.runs.read_run import read_run
 
-    if problem is None and (condition or layout or full):
-        raise ConfigError("--condition, --layout and --full are of one problem, and none is named. Give its id too.")
     read = read_run(locate_one([run]), metric=metric)
-    if problem is None:
-        typer.echo(describe_run(read))
-        return
     console = Console(highlight=False, markup=False, emoji=False)
-    print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN)
+    if problem is not None:
+        print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN)
+    elif changed:
+        criterion = Criterion(
+            flip=direction,
+            baseline=baseline,
+            condition=condition or "mless",
+            subject=subject,
+            level=level,
+            n=n,
+            seed=seed,
+            controls=controls,
+        )
+        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN, output=output)
+    else:
+        typer.echo(describe_run(read))
+
+
+def _show_changes(
+    console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None, output: Path | None
+) -> None:
+    from harness.analysis.comparison import compare
+    from harness.analysis.leaderboard import records
+    from harness.analysis.selection import require_verdicts, select
+    from harness.display.show import describe_changes, print_changes
+    from harness.runs.prompt_source import source_of
+
+    source = source_of(run, layout=layout)
+    require_verdicts(source, criterion)
+    every = select(source, replace(criterion, flip=None, n=None, controls=False))
+    nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
+    selection = every if nothing and output is None and criterion.n is None else select(source, criterion)
+    listed = [one for one in selection.problems if criterion.wants(one.outcome) and not one.control]
+    frame = run.frame[run.frame["layout"] == source.layout]
+    both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
+    rows = records(compare(both, baseline=criterion.baseline))
+    (row,) = (row for row in rows if row["condition"] == criterion.condition)
+    typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
+    typer.echo(describe_changes(row, criterion, every.outcomes, len(listed)))
+    print_changes(console, source, replace(selection, criterion=criterion), limit=limit)
+    if output is not None:
+        selection.save(output)
+        typer.echo(f"\nselection  {output}")

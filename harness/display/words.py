@@ -1,4 +1,4 @@
-"""How numbers and verdicts are written in tables, figures, the report and `mless flips`.
+"""How numbers and verdicts are written in tables, figures, the report and `mless show`.
 
 Minus signs and dashes are typographic. `table_formats` replaces them in plain text.
 """
@@ -71,7 +71,7 @@ def count(value: Any) -> str:
 
 
 def define_flips(samples: int) -> str:
-    """What flips are, wherever they are counted: the one count of tables, report and `mless flips`."""
+    """What flips are, wherever they are counted: the one count of tables, report and `mless show`."""
     return "problems from wrong to right and from right to wrong" + ", mean over pairs of samples" * (samples > 1)
 
 

@@ -4,15 +4,3 @@
 actors (`ray_carrier`), behind one queue; `served` asks a server, and every other backend is one of lm-eval's models. An
 engine ends with the run that started it (`lifetime`), and a failed start names its cause (`start_errors`).
 """
-
-from harness.faces import lazy_face
-
-__getattr__, __dir__, __all__ = lazy_face(
-    __name__,
-    {
-        "backends": ["check_backend", "open_backend"],
-        "vllm": ["VLLMEngine"],
-        "mless_vllm": ["MlessVLLM"],
-        "gpus": ["gpus"],
-    },
-)

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 
 import psutil
-
-NEEDED_DRIVER = {"12": 525, "13": 580}
-"""The oldest driver for each major version of CUDA. Source: NVIDIA's "CUDA Compatibility"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU; memory in MiB."""
-
-    name: str
-    driver: str
-    total: int
-    free: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +28,9 @@ class GpuProcess:
         return f"{self.name} (process {self.process_id}, {kind}{self.memory:,} MiB)"
 
 
-def gpus() -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible; empty where `nvidia-smi` is missing or knows none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    only = [f"--id={visible}"] if visible else []
-    return [
-        Gpu(name=name, driver=driver, total=_number(total), free=_number(free))
-        for name, driver, total, free in _query("--query-gpu=name,driver_version,memory.total,memory.free", 4, *only)
-    ]
+def gpu_driver() -> str | None:
+    """The version of the NVIDIA driver; None where `nvidia-smi` is missing or knows no GPU."""
+    return next((driver for (driver,) in _query("--query-gpu=driver_version", 1)), None)
 
 
 def gpu_processes() -> list[GpuProcess]:
@@ -91,8 +72,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _query(what: str, columns: int, *options: str) -> list[list[str]]:
-    command = ["nvidia-smi", what, "--format=csv,noheader,nounits", *options]
+def _query(what: str, columns: int) -> list[list[str]]:
+    command = ["nvidia-smi", what, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -19,7 +19,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from harness.engines.gpus import gpus
+from harness.engines.gpus import gpu_driver
 from harness.engines.lifetime import OWNER_VARIABLE, PLUGIN, TOLD_BY_WORKERS, WORKER_EXTENSION, known, process_identity
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu, refuse_unknown
@@ -210,7 +210,7 @@ class VLLMEngine:
         facts: dict[str, Callable[[], Any]] = {
             "device": device_type,
             "device_names": lambda: [worker["device_name"] for worker in workers] or None,
-            "driver": lambda: next((gpu.driver for gpu in gpus()), None),
+            "driver": gpu_driver,
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),

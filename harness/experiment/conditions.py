@@ -1,7 +1,8 @@
 """The experimental conditions: what is inserted into the prompt, how much of it, and where.
 
 A condition is a filler and a placement. The study compares no filler (`wo`) with 55 meaningless tokens (`mless`),
-55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`).
+55 times one meaningful word (`mful`) and one unrelated sentence of the same length (`random`). A condition as it is
+written in a config, as it is recorded, and as prompts are built from it are one model: `Condition`.
 
 Yardsticks are what these are held against: harmless rewordings of the instruction without a filler (the prompt null),
 other fillers of the same length (the filler null), and an answer at once, which must do harm (the positive control).
@@ -13,29 +14,463 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from typing import Literal
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import yaml
+from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
 from harness import resources
+from harness.constants import DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, SEEDS_APART, STUDY_COUNT
 from harness.errors import ConfigError
-from harness.experiment.fillers import (
-    DEFAULT_SEED,
-    LONGEST,
-    SENTENCES,
-    AnyFiller,
-    Filler,
-    RandomTokens,
-    Sentence,
-    is_exact,
-)
+from harness.yaml_settings import Strict, explain
 
 BASELINE = "wo"
 """The condition that all others are compared with."""
+SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
+"""Unrelated sentences. The filler of the condition `random` is cut from one of them."""
+PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
+"""What a sentence is filled up with where no cut of it has its count of tokens."""
+COUNTED = ("unit", "token_ids", "sentence")
+"""The fillers whose number of tokens `count` says."""
+FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
+"""The keys that say what a condition's filler is; it has one of them at most."""
+WRITTEN_TEXTS = ("file", "count_to")
+"""Two more, which are a `text` as soon as they are read."""
+WORDS = ("instruction", "cue", "answer_prefix")
+"""What a condition without a filler can change."""
+
+
+class Placement(StrEnum):
+    """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
+
+    `between` instruction and problem, at the `end` of the question, at a `random` word of it, or at the beginning of
+    the model's own `answer`, which it continues.
+    """
+
+    BEFORE_SYSTEM = "before_system"
+    BETWEEN = "between"
+    END = "end"
+    RANDOM = "random"
+    ANSWER = "answer"
+
+
+class Condition(Strict):
+    """A condition as a config describes it: the filler (one of the eight keys after the name), its length and place."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="What tables call it.")
+    unit: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A text that is repeated; one token in the model's tokenizer. It may be a blank or a line break.",
+    )
+    token_ids: tuple[int, ...] | None = Field(
+        default=None, min_length=1, description="The exact token ids; a shorter list is repeated."
+    )
+    sentence: StrictInt | None = Field(
+        default=None,
+        ge=1,
+        le=len(SENTENCES),
+        description="The number of a sentence in sentences.yaml, from 1. `sentences: 3` in its place makes three "
+        "conditions, with sentences drawn by the seed.",
+    )
+    text: str | None = Field(default=None, min_length=1, description="A text of your own.")
+    file: Path | None = Field(default=None, description="A file with it.")
+    count_to: StrictInt | None = Field(
+        default=None, ge=1, le=MOST_TOKENS, description="The numbers from 1 to this one."
+    )
+    random_ids: StrictInt | None = Field(
+        default=None, ge=1, le=MOST_TOKENS, description="So many tokens, drawn from the words of the vocabulary."
+    )
+    repeat_problem: StrictInt | None = Field(
+        default=None,
+        ge=2,
+        le=MOST_TOKENS,
+        description="How often the problem stands in the prompt in all, instead of once.",
+    )
+    fresh: bool = Field(
+        default=False, description="Draw random ids anew for each sample of each problem, instead of once for the run."
+    )
+    count: StrictInt | None = Field(
+        default=None, ge=1, le=MOST_TOKENS, description="The tokens of a unit, token ids or a sentence. By default 55."
+    )
+    separator: str | None = Field(
+        default=None, description="The text between two units. By default a blank, and nothing between blank units."
+    )
+    placement: Placement = Field(
+        default=Placement.BETWEEN,
+        description="Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own "
+        "`answer`.",
+    )
+    seed: int = Field(
+        default=DEFAULT_SEED,
+        description="Draws sentences, tokens, and the place of each problem's filler if that is random.",
+    )
+    label: str = Field(default="", description="Words before the filler, such as `Filler:`.")
+    instruction: str | None = Field(default=None, min_length=1, description="The condition's own system prompt.")
+    cue: str = Field(default="", description="Words after the question, such as `Answer:`.")
+    answer_prefix: str = Field(default="", description="The beginning of the model's answer, which it continues.")
+
+    _draw: int = PrivateAttr(default=0)
+    """Added to the seed of random ids: other samples and other fillers have other tokens at the same places."""
+    _gap: str | None = PrivateAttr(default=None)
+    """What stands between instruction and problem, where a rewording changes that. None: the standard separator."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_texts(cls, values: Any) -> Any:
+        """A file and counted numbers become a text, and the length and the separator their usual values."""
+        named = [key for key in (*FILLERS, *WRITTEN_TEXTS) if values.get(key) is not None]
+        if len(named) > 1:
+            raise ValueError(f"expected one filler, got {' and '.join(named)}")
+        values = dict(values)
+        if isinstance(numbers := values.get("count_to"), int) and 0 < numbers <= MOST_TOKENS:
+            values |= {"count_to": None, "text": " ".join(map(str, range(1, numbers + 1)))}
+        if isinstance(file := values.get("file"), str | Path):
+            values |= {"file": None, "text": _read_text(Path(file))}
+        if named and named[0] in COUNTED and values.get("count") is None:
+            values["count"] = STUDY_COUNT
+        if named and named[0] in COUNTED[:2] and values.get("separator") is None:
+            unit = values.get("unit")
+            values["separator"] = usual_separator(unit) if unit is None or isinstance(unit, str) else None
+        return values
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.token_ids and min(self.token_ids) < 0:
+            raise ValueError(f"token_ids: expected ids from 0 up, got {min(self.token_ids)}")
+        if self.sentence is not None and (self.count or 0) > LONGEST:
+            raise ValueError(f"count: a sentence has at most {LONGEST} tokens, got {self.count}")
+        fit = {"count": COUNTED, "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
+        for key, fillers in fit.items():
+            if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
+                raise ValueError(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+        return self
+
+    @property
+    def filler(self) -> str | None:
+        """Which of `FILLERS` is inserted. None: nothing."""
+        return next((key for key in FILLERS if getattr(self, key) is not None), None)
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens that the filler states; 0 without one, None if it states none."""
+        return 0 if self.filler is None else self.random_ids if self.random_ids is not None else self.count
+
+    @property
+    def exact(self) -> bool:
+        """Whether the filler states how many tokens it has, all of them its own. A prompt that breaks this is refused.
+
+        Blanks cannot, since tokenizers merge them.
+        """
+        return self.tokens is not None and (self.unit is None or bool(self.unit.strip()))
+
+    @property
+    def gap(self) -> str | None:
+        """What stands between instruction and problem, where a rewording changes that."""
+        return self._gap
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its prompts are those of the baseline."""
+        return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
+
+    def for_samples(self, count: int) -> list[Condition]:
+        """The condition as each sample of a problem has it. Empty, unless they differ: its tokens are drawn anew."""
+        return [self._with_draw(self._draw + SEEDS_APART * index) for index in range(count)] if self.fresh else []
+
+    def _with_draw(self, draw: int) -> Condition:
+        copy = self.model_copy()
+        copy._draw = draw
+        return copy
+
+    def repeated_ids(self) -> list[int]:
+        """The filler's `token_ids`, repeated up to `count`."""
+        return list(islice(cycle(self.token_ids or ()), self.count or 0))
+
+    def filler_text(
+        self,
+        count_tokens: Callable[[str], int] | None = None,
+        words: Sequence[str] = (),
+        key: str | None = None,
+    ) -> str:
+        """The filler as text, but for token ids, which only a tokenizer turns into text; empty for a repeated problem.
+
+        Args:
+            count_tokens: Counts a text's tokens as it will stand in the prompt. Without it a sentence has about its
+                count: each word is taken as one token, and each comma as another.
+            words: The words that are one token each where they follow a blank, which random ids are drawn from.
+            key: The problem, if each has a draw of random ids of its own.
+
+        Raises:
+            ConfigError: the filler needs a tokenizer, or none of its kind has the count in this one.
+        """
+        if self.unit is not None:
+            return (self.separator or "").join([self.unit] * (self.count or 0))
+        if self.sentence is not None:
+            return _cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
+        if self.random_ids is not None:
+            seed = self.seed + self._draw
+            draw = random.Random(seed if key is None else f"{seed}/{key}")
+            return _draw_words(words, self.random_ids, count_tokens or (lambda text: len(text.split())), draw)
+        if self.token_ids is not None:
+            raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
+        return self.text or ""
+
+    def recorded(self) -> str | dict[str, Any]:
+        """The entry of a config that makes the condition again."""
+        if self == named_conditions().get(self.name):
+            return self.name
+        values = self.model_dump(mode="json", exclude={"file", "count_to"})
+        kept = ("separator",) if self.filler in COUNTED[:2] else ()
+        return {
+            key: value
+            for key, value in values.items()
+            if (value is not False and value not in (None, "")) or key in kept
+        }
+
+    def factors(self) -> dict[str, Any]:
+        """What a sweep can vary of the condition: all of it but its name.
+
+        Returns:
+            `filler`: the repeated text, or the kind of filler, with what else makes it another one; None without one.
+            `filler_tokens`: how many it states, 0 without one, None if it states none. `placement`: None without one.
+            `words`: what else stands in the prompt; empty for the usual prompt.
+        """
+        said = {
+            None: None,
+            "unit": self.unit,
+            "token_ids": f"token ids {' '.join(map(str, self.token_ids or ()))}",
+            "sentence": "sentence" if self.name == "random" else f"sentence {self.sentence}",
+            "random_ids": "fresh random tokens" if self.fresh else "random tokens",
+            "text": "own text",
+            "repeat_problem": "problem",
+        }[self.filler]
+        changed: dict[str, object] = {"label": self.label} if self.label else {}
+        if self.separator is not None and self.separator != usual_separator(self.unit):
+            changed["separator"] = self.separator
+        drawn = self.filler == "random_ids" or self.placement is Placement.RANDOM
+        if drawn and self.seed != DEFAULT_SEED:
+            changed["seed"] = self.seed
+        return {
+            "filler": said and said + "".join(f", {key} {value!r}" for key, value in changed.items()),
+            "filler_tokens": self.tokens if self.exact else None,
+            "placement": str(self.placement) if self.filler else None,
+            "words": ", ".join(f"{key} {value!r}" for key in WORDS if (value := getattr(self, key))),
+        }
+
+
+def usual_separator(unit: str | None) -> str:
+    """What stands between two units unless told: nothing between blank ones."""
+    return "" if unit is not None and not unit.strip() else " "
+
+
+def _read_text(path: Path) -> str:
+    """A file's text without the line break that ends it."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # the last is said of ~NAME where nobody has that name
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"file {path} cannot be read: {why}") from None
+
+
+def _cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
+    """A sentence cut to so many tokens and, where needed, filled up with short words."""
+    if count_tokens is None:
+        fitting = [size for size in range(1, len(words) + 1) if _estimate_tokens(words[:size]) <= count]
+        return _as_sentence(words[: max(fitting, default=1)])
+    for size in range(min(len(words), count), 0, -1):
+        missing = count - count_tokens(_as_sentence(words[:size]))
+        if missing < 0:
+            continue
+        for shift in range(len(PADDING_WORDS)):
+            padding = [PADDING_WORDS[(shift + i) % len(PADDING_WORDS)] for i in range(missing)]
+            for padded in range(missing, -1, -1):  # a padding word may be several tokens: then fewer words fit
+                candidate = _as_sentence(words[:size] + padding[:padded])
+                if (got := count_tokens(candidate)) == count:
+                    return candidate
+                if got < count:
+                    break
+    raise ConfigError(f"No cut of the sentence has exactly {count} tokens in this tokenizer. Choose another count.")
+
+
+def _draw_words(words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random) -> str:
+    """So many tokens' worth of words, drawn at random; the first of them follows no blank."""
+    for _ in range(RANDOM_DRAWS if words else 0):
+        drawn = draw.choices(words, k=count)
+        while drawn and (got := count_tokens(" ".join(drawn))) >= count:
+            if got == count:
+                return " ".join(drawn)
+            drawn.pop()
+    raise ConfigError(
+        f"Random tokens are drawn from the words of the model's vocabulary, and no draw of these has {count} tokens. "
+        "Name the model's tokenizer (--set model.arguments.tokenizer=NAME), or leave random_ids and filler_null out."
+    )
+
+
+def _estimate_tokens(words: list[str]) -> int:
+    """Tokens of plain English in a large vocabulary: one per word, one per comma, one for the full stop."""
+    return len(words) + sum(word.endswith(",") for word in words) + 1
+
+
+def _as_sentence(words: list[str]) -> str:
+    return " ".join(words).rstrip(",") + "."
+
+
+LONGEST = min(_estimate_tokens(sentence.split()) for sentence in SENTENCES)
+"""Tokens that every sentence has at least."""
+CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
+"""The positive control: the model must answer at once, without any working."""
+
+
+@cache
+def named_conditions() -> dict[str, Condition]:
+    """The study's four conditions, by name, in the order in which tables and figures show them."""
+    drawn = SENTENCES.index(random.Random(DEFAULT_SEED).choice(SENTENCES)) + 1
+    fillers: dict[str, dict[str, Any]] = {
+        BASELINE: {},
+        "mless": {"unit": "/"},
+        "mful": {"unit": "he"},
+        "random": {"sentence": drawn},
+    }
+    return {name: Condition(name=name, **filler) for name, filler in fillers.items()}
+
+
+def named_condition(name: str) -> Condition:
+    """The study's condition of that name.
+
+    Raises:
+        ConfigError: there is no such condition. The message lists the four.
+    """
+    conditions = named_conditions()
+    if name not in conditions:
+        raise ConfigError(
+            f"Unknown condition {name!r}: expected one of {', '.join(conditions)}, or an inline condition such as "
+            "{name: dots, unit: '.', count: 55}."
+        )
+    return conditions[name]
+
+
+def parse_condition(values: Mapping[str, Any]) -> Condition:
+    """The condition that a mapping describes.
+
+    Raises:
+        ConfigError: a value does not fit, or nothing is changed.
+    """
+    where = f"condition {values.get('name', '')!r}"
+    try:
+        condition = Condition.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, where, Condition)) from None
+    if condition.is_plain:
+        raise ConfigError(
+            f"{where} changes nothing: expected a filler ({', '.join((*FILLERS, *WRITTEN_TEXTS))}), or one of "
+            f"{', '.join(WORDS)}. For the prompt without a filler use `wo`."
+        )
+    return condition
+
+
+def as_condition(value: Any) -> Condition:
+    """The condition of an entry in a config: the study's, if it is a name, or the one that a mapping describes.
+
+    Raises:
+        ConfigError: the entry is neither, describes no condition, or takes a name that stands for another condition.
+    """
+    if isinstance(value, str):
+        return named_condition(value)
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}. "
+            "Quote names that YAML reads as something else."
+        )
+    condition = parse_condition(value)
+    if condition.name in named_conditions() or yardstick(condition.name):
+        raise ConfigError(f"conditions: the name {condition.name!r} is the study's own condition's or a yardstick's.")
+    return condition
+
+
+def draw_sentences(values: Any) -> Any:
+    """`{name: X, sentences: 3}` becomes three conditions X-1, X-2, X-3, with sentences drawn by the seed."""
+    if not isinstance(values, (list, tuple)):
+        return values
+    expanded: list[Any] = []
+    for value in values:
+        if not (isinstance(value, Mapping) and "sentences" in value):
+            expanded.append(value)
+            continue
+        rest = dict(value)
+        count = rest.pop("sentences")
+        if "sentence" in rest or not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
+            raise ConfigError(
+                f"conditions: sentences: expected 1 to {len(SENTENCES)}, and no `sentence` beside, got {count!r}."
+            )
+        seed = rest.get("seed", DEFAULT_SEED)  # if it is no number, each condition says so
+        drawn = random.Random(seed if isinstance(seed, int) else None).sample(range(len(SENTENCES)), count)
+        for place, number in enumerate(drawn, start=1):
+            expanded.append({**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1})
+    return expanded
+
+
+def drawn_names(name: str, chosen: Iterable[Condition]) -> tuple[str, ...]:
+    """The names of the conditions that `draw_sentences` made of `{name: NAME, sentences: N}`; empty if it made none."""
+    names = [condition.name for condition in chosen if condition.sentence is not None]
+    return tuple(found for found in names if re.fullmatch(rf"{re.escape(name)}-\d+", found))
+
+
+SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
+"""Words for signs in the names of swept conditions; other signs have the name that Unicode gives them."""
+
+
+def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
+    """A condition for each combination of the values that a sweep lists, named after them: `slash-25-end`.
+
+    A count of 0 is the combination without its filler: the baseline, or a condition with the same words otherwise.
+
+    Args:
+        sweep: Keys of a condition, each with a value or a list of them. The first key varies slowest.
+
+    Raises:
+        ConfigError: it is no such mapping, or two combinations have one name.
+    """
+    known = [key for key in Condition.model_fields if key != "name"]
+    if not isinstance(sweep, Mapping) or not sweep or not sweep.keys() <= set(known):
+        raise ConfigError(
+            f"sweep: expected keys of a condition with lists, such as {{unit: ['/'], count: [10, 25]}}, got {sweep!r}. "
+            f"The keys are {', '.join(known)}."
+        )
+    lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
+    if empty := next((key for key, values in lists.items() if not values), None):
+        raise ConfigError(f"sweep: {empty} has no value: expected one or more.")
+    arms: list[str | dict[str, Any]] = []
+    for values in product(*lists.values()):
+        one = dict(zip(lists, values, strict=True))
+        without = type(one.get("count")) is int and one["count"] == 0
+        if without or all(value in ("", None) for value in one.values()):
+            one = {key: one[key] for key in WORDS if one.get(key)}
+        name = "-".join(filter(None, (_spell(key, value) for key, value in one.items())))
+        arm = {"name": name, **one} if one else BASELINE
+        if arm not in arms or not without:
+            arms.append(arm)
+    names = [arm if isinstance(arm, str) else arm["name"] for arm in arms]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"sweep: two conditions would be called {doubled!r}. Name one of them in `conditions`.")
+    return arms
+
+
+def _spell(key: str, value: Any) -> str:
+    """A value in letters, digits and hyphens; a number with its key, unless that is the count."""
+    if isinstance(value, int) and key != "count":
+        return f"{key.replace('_', '-')}-{value}"
+    spelt = [
+        one if one.isascii() and one.isalnum() else f"-{SPELT.get(one) or unicodedata.name(one, 'sign').lower()}-"
+        for one in str(value)
+    ]
+    return re.sub(r"[^A-Za-z0-9]+", "-", "".join(spelt)).strip("-")[:40]
 
 
 def contrast_name(condition: str, baseline: str = BASELINE) -> str:
@@ -55,109 +490,15 @@ def read_contrast(text: str) -> tuple[str, str]:
     return condition, baseline
 
 
-class Placement(StrEnum):
-    """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
-
-    `between` instruction and problem, at the `end` of the question, at a `random` word of it, or at the beginning of
-    the model's own `answer`, which it continues.
-    """
-
-    BEFORE_SYSTEM = "before_system"
-    BETWEEN = "between"
-    END = "end"
-    RANDOM = "random"
-    ANSWER = "answer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """Another instruction, such as another wording of the same.
-
-    Attributes:
-        instruction: The instruction's text.
-        separator: The text between instruction and problem. None: the standard separator.
-    """
-
-    instruction: str
-    separator: str | None = None
-
-
-_APART = 1_000_003
-"""Between the seeds of two samples, so that no other condition's seed is one of them: see `Condition.for_samples`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """One arm of the experiment: a filler at a placement, or another change of the prompt.
-
-    Attributes:
-        name: Its name in tables, figures and tasks.
-        filler: What is inserted. None: nothing.
-        placement: Where the filler is inserted.
-        seed: Draws the place if the placement is `random`. Each problem gets a place of its own.
-        edit: Another instruction: that of the condition itself, or one of the prompt null.
-        label: Words before the filler, such as `Filler:`.
-        cue: Words after the question, such as `Answer:`.
-        answer_prefix: The beginning of the answer, which the prompt then ends in, and the model continues.
-    """
-
-    name: str
-    filler: AnyFiller | None = None
-    placement: Placement = Placement.BETWEEN
-    seed: int = DEFAULT_SEED
-    edit: Edit | None = None
-    label: str = ""
-    cue: str = ""
-    answer_prefix: str = ""
-
-    def for_samples(self, count: int) -> list[Condition]:
-        """The condition as each sample of a problem has it. Empty, unless they differ: its tokens are drawn anew."""
-        filler = self.filler
-        if not (isinstance(filler, RandomTokens) and filler.fresh):
-            return []
-        return [replace(self, filler=replace(filler, seed=filler.seed + _APART * index)) for index in range(count)]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its prompts are those of the baseline."""
-        return self.filler is None and self.edit is None and not (self.cue or self.answer_prefix)
-
-
-CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{")
-"""The positive control: the model must answer at once, without any working."""
-
-
-def named_conditions() -> dict[str, Condition]:
-    """The study's four conditions, by name, in the order in which tables and figures show them."""
-    conditions = (
-        Condition(name="wo"),
-        Condition(name="mless", filler=Filler(unit="/")),
-        Condition(name="mful", filler=Filler(unit="he")),
-        Condition(name="random", filler=Sentence()),
-    )
-    return {condition.name: condition for condition in conditions}
-
-
-def named_condition(name: str) -> Condition:
-    """The study's condition of that name.
-
-    Raises:
-        ConfigError: there is no such condition. The message lists the four.
-    """
-    conditions = named_conditions()
-    if name not in conditions:
-        raise ConfigError(
-            f"Unknown condition {name!r}: expected one of {', '.join(conditions)}, or an inline condition such as "
-            "{name: dots, unit: '.', count: 55}."
-        )
-    return conditions[name]
-
-
 @cache
 def all_edits() -> tuple[Condition, ...]:
     """Every edit of the prompt null as a condition: `edit-01`, `edit-02`, ... in the order of rewordings.yaml."""
-    entries = yaml.safe_load(resources.rewordings().read_text(encoding="utf-8"))
-    return tuple(Condition(name=f"edit-{n:02}", edit=Edit(**entry)) for n, entry in enumerate(entries, start=1))
+    edits = []
+    for number, entry in enumerate(yaml.safe_load(resources.rewordings().read_text(encoding="utf-8")), start=1):
+        edit = Condition(name=f"edit-{number:02}", instruction=entry["instruction"])
+        edit._gap = entry.get("separator")
+        edits.append(edit)
+    return tuple(edits)
 
 
 def first_edits(count: int) -> tuple[Condition, ...]:
@@ -172,7 +513,7 @@ def first_edits(count: int) -> tuple[Condition, ...]:
     return edits[:count]
 
 
-def other_fillers(number: int, like: Condition, own: Iterable[int] = ()) -> tuple[Condition, ...]:
+def other_fillers(number: int, like: Condition, own: Iterable[int | None] = ()) -> tuple[Condition, ...]:
     """So many other fillers of the length and at the place of a condition's: the filler null, `filler-01` and so on.
 
     Every other one is a sentence that neither the study's `random` nor the run has, while there are any of that length;
@@ -181,23 +522,24 @@ def other_fillers(number: int, like: Condition, own: Iterable[int] = ()) -> tupl
     Args:
         number: How many.
         like: The condition.
-        own: Places in `SENTENCES` of those that the run's conditions have.
+        own: Numbers of the sentences that the run's conditions have.
     """
-    count = like.filler.count if like.filler and is_exact(like.filler) else None
-    if count is None:
+    count = like.tokens if like.exact else None
+    if not count:
         raise ConfigError(
             f"filler_null: other fillers have the length of {like.name!r}, and its tokens are not counted beforehand: "
-            "expected a filler with a count. Make another contrast the primary one, or leave filler_null out."
+            "expected a filler with a count."
         )
-    used = random.Random(DEFAULT_SEED).choice(SENTENCES)
-    fits = count <= LONGEST
-    left = [place for place, text in enumerate(SENTENCES) if fits and text != used and place not in own]
+    used = {named_conditions()["random"].sentence, *own}
+    left = [place for place in range(1, len(SENTENCES) + 1) if count <= LONGEST and place not in used]
+    place = {"placement": like.placement, "seed": like.seed}
     found = []
-    for place in range(number):
-        sentence = place % 2 == 0 and bool(left)
-        filler = Sentence(count=count, number=left.pop(0)) if sentence else RandomTokens(count=count, seed=place + 1)
-        name = f"filler-{place + 1:02}"
-        found.append(Condition(name=name, filler=filler, placement=like.placement, seed=like.seed))
+    for one in range(1, number + 1):
+        name = f"filler-{one:02}"
+        if one % 2 and left:
+            found.append(Condition(name=name, sentence=left.pop(0), count=count, **place))
+        else:
+            found.append(Condition(name=name, random_ids=count, **place)._with_draw(one - like.seed))
     return tuple(found)
 
 

@@ -11,19 +11,22 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harness import resources
+from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
-from harness.experiment.condition_schema import as_condition, draw_sentences, drawn_names, expand_sweep, to_yaml
 from harness.experiment.conditions import (
     BASELINE,
     CONTROL,
     Condition,
     Placement,
+    as_condition,
     contrast_name,
+    draw_sentences,
+    drawn_names,
+    expand_sweep,
     first_edits,
     other_fillers,
     read_contrast,
 )
-from harness.experiment.fillers import DEFAULT_SEED, Sentence
 from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, resolve_sampling
@@ -292,7 +295,7 @@ class RunConfig(Strict):
         if len(set(tasks)) < len(tasks):
             raise ValueError("a condition's name ends like a layout; rename it")
         fixed = {Layout.AS_PUBLISHED, Layout.AS_PRINTED} & set(self.layouts)
-        if fixed and (self.instruction is not None or any(condition.edit for condition in self.conditions)):
+        if fixed and (self.instruction is not None or any(condition.instruction for condition in self.conditions)):
             raise ValueError(f"instruction cannot be changed in the layout {min(fixed)}: it is the authors'")
         for text in self.contrasts or ():
             if len(set(read_contrast(text)) & set(names)) < 2:
@@ -372,9 +375,7 @@ class RunConfig(Strict):
         """What the conditions are held against: rewordings, other fillers, the positive control."""
         about = (self.primary_contrast or ("",))[0]
         filled = sorted((one for one in self.conditions if one.filler), key=lambda one: one.name != about)
-        own = [
-            one.filler.number for one in filled if isinstance(one.filler, Sentence) and one.filler.number is not None
-        ]
+        own = [one.sentence for one in filled]
         fillers = other_fillers(self.filler_null, filled[0], own) if self.filler_null else ()
         return (*first_edits(self.prompt_null), *fillers, *([CONTROL] if self.positive_control else []))
 
@@ -436,7 +437,7 @@ class RunConfig(Strict):
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""
         values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
-        values["conditions"] = [to_yaml(condition) for condition in self.conditions]
+        values["conditions"] = [condition.recorded() for condition in self.conditions]
         return values
 
     def model_arguments(self) -> dict[str, Any]:

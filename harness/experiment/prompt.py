@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
-from harness.experiment.fillers import RepeatedProblem
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
@@ -133,11 +132,11 @@ def build_prompt(
     """
     gap = "" if layout is Layout.AS_PUBLISHED else SEPARATOR
     wording = layout.instruction if instruction is None else instruction
-    if condition.edit is not None:
-        wording = condition.edit.instruction
-        gap = gap if condition.edit.separator is None else condition.edit.separator
-    if isinstance(condition.filler, RepeatedProblem):
-        filler_text = gap.join([problem] * (condition.filler.times - 1))
+    if condition.instruction is not None:
+        wording = condition.instruction
+        gap = gap if condition.gap is None else condition.gap
+    if condition.repeat_problem is not None:
+        filler_text = gap.join([problem] * (condition.repeat_problem - 1))
     instruct = Segment(role="instruction", text=wording)
     separator = Segment(role="separator", text=gap)
     ask = Segment(role="problem", text=problem)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
 from harness.experiment.conditions import BASELINE, Condition, named_condition
-from harness.experiment.fillers import AnyFiller, Filler, RandomTokens, is_exact
 from harness.experiment.prompt import SEPARATOR, Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
@@ -203,7 +202,7 @@ class PromptBuilder:
         same = 0
         violations: list[str] = []
         notes: list[str] = []
-        exact = condition.filler is None or is_exact(condition.filler)
+        exact = condition.exact
         if self._tokenizer is not None:
             for problem_id, got, plain in zip(self._problems, prompts, self._plain, strict=True):
                 same += got.problem_token_ids == plain.problem_token_ids
@@ -226,14 +225,13 @@ class PromptBuilder:
         return self._build_all(named_condition(BASELINE))
 
     def _build_all(self, condition: Condition) -> tuple[BuiltPrompt, ...]:
-        anew = isinstance(condition.filler, RandomTokens) and condition.filler.fresh
-        filler_text = "" if anew else fit_filler(condition, self._tokenizer)
+        filler_text = "" if condition.fresh else fit_filler(condition, self._tokenizer)
         prompts = []
         for problem_id, problem in self._problems.items():
             prompt = build_prompt(
                 problem,
                 condition,
-                filler_text=fit_filler(condition, self._tokenizer, problem_id) if anew else filler_text,
+                filler_text=fit_filler(condition, self._tokenizer, problem_id) if condition.fresh else filler_text,
                 layout=self._layout,
                 key=problem_id,
                 system_turn=self._system_turn,
@@ -244,7 +242,7 @@ class PromptBuilder:
                     prompt,
                     self._layout,
                     self._tokenizer,
-                    unit=_unit(condition.filler),
+                    unit=condition.unit,
                     switches=self._switches,
                 )
             )
@@ -263,17 +261,13 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
         )
 
 
-def _unit(filler: AnyFiller | None) -> str | None:
-    return filler.unit if isinstance(filler, Filler) else None
-
-
 def _find_inexact(problem_id: str, condition: Condition, got: BuiltPrompt) -> Iterator[str]:
     """One sentence for each way in which a prompt's filler does not have exactly its count of tokens."""
-    count = condition.filler.count if condition.filler else 0
+    count = condition.tokens
     if got.straddling:
         yield f"problem {problem_id}: {got.straddling} tokens cover filler and neighbouring text at once."
     if count is not None and got.filler_tokens != count:
-        yield _explain_count(got, count, _unit(condition.filler))
+        yield _explain_count(got, count, condition.unit)
 
 
 def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.conditions import Condition
-from harness.experiment.fillers import Filler, RandomTokens, Sentence
 from harness.experiment.prompt import SEPARATOR
 
 if TYPE_CHECKING:
@@ -115,22 +114,16 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, 
         ConfigError: the filler needs a tokenizer and none was given, or it has no such ids or no sentence so long.
         PromptMismatchError: the tokenizer reads the decoded ids back as other ids.
     """
-    filler = condition.filler
-    if filler is None:
-        return ""
     if tokenizer is None:
-        return filler.text()
-    if isinstance(filler, Sentence | RandomTokens):
+        return condition.filler_text()
+    if condition.token_ids is None:
 
         def count_tokens(text: str) -> int:
             return len(_ids_between_separators(text, tokenizer))
 
-        if isinstance(filler, Sentence):
-            return filler.text(count_tokens)
-        return filler.text(_words(tokenizer), count_tokens, key)
-    if not isinstance(filler, Filler) or filler.token_ids is None:
-        return filler.text()
-    wanted, largest = filler.repeated_ids(), max(filler.token_ids)
+        words = () if condition.random_ids is None else _words(tokenizer)
+        return condition.filler_text(count_tokens, words, key)
+    wanted, largest = condition.repeated_ids(), max(condition.token_ids)
     if largest >= len(tokenizer):
         raise ConfigError(
             f"Filler {condition.name!r} names token id {largest}, but the tokenizer has {len(tokenizer)} "

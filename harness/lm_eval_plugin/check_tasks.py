@@ -46,7 +46,7 @@ def check_tasks(name: str) -> tuple[list[str], bool]:
                 (
                     condition.name,
                     str(layout),
-                    str(condition.filler.count if condition.filler else 0),
+                    str(condition.tokens),
                     _least_most(report.filler_tokens for report in reports),
                     _least_most(report.straddling for report in reports),
                     _least_most(report.merged for report in reports),

@@ -12,11 +12,10 @@ from typing import Any
 
 import datasets
 
+from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
-from harness.experiment.condition_schema import FILLERS, ConditionConfig
-from harness.experiment.conditions import Condition, named_condition
+from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, named_condition, parse_condition
 from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer, build_checked_prompts, make_document
-from harness.experiment.fillers import DEFAULT_SEED
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
@@ -56,11 +55,11 @@ def mless_as_published(**metadata: Any) -> Documents:
 
 def filler(**metadata: Any) -> Documents:
     """Documents of `math500_filler`: a filler and its place from metadata, by the keys of a run config's condition."""
-    keys = (*FILLERS, "count", "separator", "placement", "label", "cue")
+    keys = (*FILLERS, *WRITTEN_TEXTS, "count", "separator", "placement", "label", "cue")
     given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
-    if not given.keys() & set(FILLERS):
+    if not given.keys() & {*FILLERS, *WRITTEN_TEXTS}:
         given["unit"] = "/"
-    condition = ConditionConfig.parse({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
+    condition = parse_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
     return _documents(condition, metadata)
 
 

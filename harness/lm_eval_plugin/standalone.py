@@ -8,10 +8,10 @@ from pathlib import Path
 from string import Template
 
 from harness import resources
+from harness.constants import STUDY_COUNT
 from harness.errors import ConfigError
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer
-from harness.experiment.fillers import STUDY_COUNT, Filler
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import BuiltPrompt, PromptBuilder
@@ -98,7 +98,6 @@ def _task(name: str, user: str) -> str:
 
 
 def _describe(condition: Condition) -> str:
-    filler = condition.filler
-    if isinstance(filler, Filler):
-        return f"`{filler.unit}` {filler.count} times, with blanks between"
-    return "nothing" if filler is None else f"one unrelated sentence of about {filler.count} tokens"
+    if condition.unit is not None:
+        return f"`{condition.unit}` {condition.count} times, with blanks between"
+    return f"one unrelated sentence of about {condition.count} tokens" if condition.filler else "nothing"

@@ -15,9 +15,14 @@ import yaml
 
 from harness import resources
 from harness.errors import ConfigError, list_first, list_near
-from harness.experiment.condition_schema import as_condition, draw_sentences
-from harness.experiment.conditions import BASELINE, Condition, Placement, named_conditions
-from harness.experiment.fillers import RandomTokens, RepeatedProblem
+from harness.experiment.conditions import (
+    BASELINE,
+    Condition,
+    Placement,
+    as_condition,
+    draw_sentences,
+    named_conditions,
+)
 from harness.lm_eval_plugin.standalone import build_one_prompt, refuse_used, write_files
 from harness.yaml_settings import DoubledKeyError, parse_yaml
 
@@ -182,17 +187,16 @@ def _read_conditions(text: str | None) -> list[Condition]:
 
 def _find_obstacle(condition: Condition) -> str | None:
     """Why a condition is not one of a text before the question."""
-    filler = condition.filler
-    if condition.edit is not None:
+    if condition.instruction is not None:
         return "it has its own instruction, and so has the task. Leave `instruction` out"
-    if condition.answer_prefix or (filler is not None and condition.placement is Placement.ANSWER):
+    if condition.answer_prefix or (condition.filler and condition.placement is Placement.ANSWER):
         return "it begins the model's answer, which lm-eval does not ask. Use `mless run`"
     if condition.cue:
         return "it has words after the question, and the task ends the question itself. Leave `cue` out"
-    if isinstance(filler, RepeatedProblem):
+    if condition.repeat_problem is not None:
         return "it repeats the problem, which only lm-eval's own task knows. Use `mless run`"
-    if isinstance(filler, RandomTokens):
+    if condition.random_ids is not None:
         return "it draws random tokens from a model's vocabulary. Use `mless run`, or give a `text`"
-    if filler is not None and condition.placement is not Placement.BETWEEN:
+    if condition.filler and condition.placement is not Placement.BETWEEN:
         return f"its placement is {condition.placement}, and only `between` instruction and question is possible"
     return None

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.condition_schema import as_condition
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, refuse_other_text
-from harness.runs.find_filler import insert, split_plain
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
 from harness.runs.run_prompts import Problem, RunPrompt
@@ -38,7 +36,6 @@ class Source:
         conditions: In the order in which tables show them.
         problems: In the source's order.
         filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
-            Of logs also those that begin the answer without a filler: nothing there tells the two apart.
         metric: What the verdicts were read from; None where there are none.
         fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
 
@@ -84,7 +81,7 @@ def read_source(
 
     Raises:
         RunError: there is no run and no sample log, a file of it is damaged, or it does not say what was asked.
-        PromptMismatchError: a prompt is not the one that was hashed, or two conditions differ by more than a filler.
+        PromptMismatchError: a prompt is not the one that was hashed.
     """
     named = {name: Path(log) for name, log in path.items()} if isinstance(path, Mapping) else Path(path)
     return source_of(read_run(named, metric=metric), layout=layout)
@@ -110,11 +107,9 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
             f"{run.name}: its chat prompts were templated by a server whose tokenizer was not known, so the text that "
             "the model got is not recorded. Run it again with `model.arguments.tokenizer` named."
         )
-    plain = {one.problem_id: one for one in asked if one.condition == baseline}
     facts = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
-    stated = run.receipt.get("config", {}).get("conditions", ())  # lm-eval's logs do not say what a condition is
-    unfilled = [condition.name for condition in map(as_condition, stated) if condition.filler is None]
-    problems = _problems(_with_segments(one, plain, baseline) for one in asked)
+    stated = [as_condition(one) for one in run.receipt.get("config", {}).get("conditions", ())]
+    problems = _problems(asked)
     logs = {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}
     return Source(
         name=run.name,
@@ -123,7 +118,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         layout=chosen,
         conditions=tuple(conditions),
         problems=problems,
-        filled_answers=_find_filled_answers(problems, baseline, unfilled),
+        filled_answers=_filled_answers(stated),
         metric=run.metric,
         fingerprint={"logs": logs} if run.is_logs else facts,
     )
@@ -163,7 +158,6 @@ def build_source(
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
     ]
     problems = _problems(prompts)
-    unfilled = [condition.name for condition in conditions if condition.filler is None]
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",
@@ -171,7 +165,7 @@ def build_source(
         layout=str(chosen),
         conditions=tuple(condition.name for condition in conditions),
         problems=problems,
-        filled_answers=_find_filled_answers(problems, BASELINE, unfilled),
+        filled_answers=_filled_answers(conditions),
         fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )
 
@@ -184,29 +178,6 @@ def _refuse_unknown_text(asked: RunPrompt) -> None:
             "made of them. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
         )
     refuse_other_text(asked.text, asked.sha256, asked.where)
-
-
-def _with_segments(asked: RunPrompt, plain: Mapping[str, RunPrompt], baseline: str) -> RunPrompt:
-    """The prompt with its segments; where its document names none, by comparison with the one without filler.
-
-    Raises:
-        RunError: there is no prompt without filler to compare it with.
-        PromptMismatchError: the two differ by more than a filler.
-    """
-    if asked.segments:
-        return asked
-    base = plain.get(asked.problem_id)
-    if base is None:
-        other = next(iter(plain.values())).where.rpartition(", line ")[0]
-        raise RunError(
-            f"{asked.where}: problem {asked.problem_id} is not in {other}, so its filler cannot be found. Expected "
-            "logs of the same problems."
-        )
-    segments = split_plain(base.text, base.doc)
-    if asked is not base:
-        what = f"Problem {asked.problem_id}, {baseline} against {asked.condition}"
-        segments = insert(segments, asked.text, what=what)
-    return replace(asked, segments=segments)
 
 
 def _choose_layout(where: str | Path, found: Iterable[str], wanted: str | None) -> str:
@@ -234,24 +205,6 @@ def _problems(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def _find_filled_answers(problems: Iterable[Problem], baseline: str, unfilled: Collection[str]) -> tuple[str, ...]:
-    """Conditions whose prompts go on after the baseline's last words, and whose filler is in none of their segments.
-
-    `unfilled` are known to have no filler, such as those that only begin the answer.
-    """
-    found: dict[str, None] = {}
-    for problem in problems:
-        for name, prompt in problem.prompts.items():
-            if name in (*unfilled, baseline, *found) or any(segment.role == "filler" for segment in prompt.segments):
-                continue
-            plain = _last_words(problem.prompts[baseline]) if baseline in problem.prompts else ""
-            words = _last_words(prompt)
-            if words != plain and words.startswith(plain):
-                found[name] = None
-    return tuple(found)
-
-
-def _last_words(prompt: RunPrompt) -> str:
-    """What the model got after the question: the end of a template, and the answer's beginning."""
-    role, text = prompt.parts[-1]
-    return text if role == "template" else ""
+def _filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """Conditions whose filler stands in the answer that the prompt begins."""
+    return tuple(one.name for one in conditions if one.filler and one.placement is Placement.ANSWER)

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import RunError
-from harness.experiment.condition_schema import as_condition, describe_factors
-from harness.experiment.conditions import find_yardsticks
+from harness.experiment.conditions import as_condition, find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import (
@@ -115,9 +114,9 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
 
 
 def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a sweep can vary of a run's conditions, by name (`describe_factors`); of yardsticks nothing is known."""
+    """What a sweep can vary of a run's conditions, by name (`Condition.factors`); of yardsticks nothing is known."""
     conditions = map(as_condition, config["conditions"])
-    return {condition.name: describe_factors(condition) for condition in conditions}
+    return {condition.name: condition.factors() for condition in conditions}
 
 
 def read_frame(

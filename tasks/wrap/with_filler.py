@@ -36,6 +36,7 @@ class WithFiller:
             return ask(doc, *example) if example else filler + ask(doc)
 
         task.doc_to_text = doc_to_text
-        # into lm-eval's results file, where mless table reads which condition it is
-        task.config.metadata = {**(task.config.metadata or {}), "filler_condition": config["condition"]}
+        # into lm-eval's results file, where mless reads which condition it is, and where the probe finds the filler
+        known = {"filler_condition": config["condition"], "filler": filler}
+        task.config.metadata = {**(task.config.metadata or {}), **known}
         return task

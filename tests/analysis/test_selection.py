@@ -17,13 +17,11 @@ from harness.errors import ConfigError, JournalError, PromptMismatchError, RunEr
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.config import load_config
-from harness.experiment.fillers import Filler
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
-from harness.runs.find_filler import insert, split_plain
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
 from harness.runs.read_run import read_run
@@ -206,10 +204,7 @@ def test_logs_of_another_task_need_only_the_names_of_the_conditions(foreign, lay
     assert source.metric == "exact_match,boxed" and source.model == str(resources.demo_model())
     for problem, asked in zip(source.problems, load_demo().problems, strict=False):
         prompt = problem.prompts["mless"]
-        parts = [(s.role, s.text) for s in prompt.segments]
-        assert ("filler", "/ / / / /") in parts and ("problem", asked.problem) in parts
-        assert prompt.prompt.text == prompt.text
-        assert "filler" not in [s.role for s in problem.prompts["wo"].segments]
+        assert prompt.segments == (), "nothing says what in it is a filler"
         assert (problem.subject, problem.level, prompt.target) == (asked.subject, asked.level, asked.answer)
         assert prompt.verdict == ("correct" if prompt.answer == asked.answer else "incorrect")
     whole = read_source(files, metric="exact_match,whole")
@@ -241,22 +236,6 @@ def test_the_metric_is_there_and_decides(foreign, tmp_path):
     rewrite(path, lambda line: line.update(exact_match=0.5))
     with pytest.raises(RunError, match=r"exact_match is 0\.5, neither 0 nor 1 .* Name another metric"):
         read_source({"wo": path})
-
-
-def test_logs_that_do_not_pair_are_refused(foreign, tmp_path):
-    files = logs(foreign / "raw", "samples_{}_*.jsonl", ("plain", "slashes"))
-    other = shutil.copy(files["slashes"], tmp_path / "other.jsonl")
-
-    def reword(line):
-        text = line["arguments"]["gen_args_0"]["arg_0"].replace("Answer:", "Reply:")
-        line["arguments"]["gen_args_0"]["arg_0"], line["prompt_hash"] = text, hash_text(text)
-
-    rewrite(other, reword)
-    with pytest.raises(PromptMismatchError, match=r"Problem 0, wo against mless: expected the second prompt to be the"):
-        read_source({"wo": files["plain"], "mless": other})
-    rewrite(other, lambda line: line.update(doc_id=77))
-    with pytest.raises(RunError, match=r"problem 77 is not in .*plain.*, so its filler cannot be found"):
-        read_source({"wo": files["plain"], "mless": other})
 
 
 def test_damaged_and_unreadable_logs_are_named(tmp_path):
@@ -331,7 +310,7 @@ def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
             ours, theirs = problem.prompts[condition], run.prompts[condition]
             assert (ours.text, ours.sha256, ours.token_sha256) == (theirs.text, theirs.sha256, theirs.token_sha256)
             assert ours.segments == theirs.segments and ours.verdict is None and ours.completion is None
-    several = Condition(name="x", filler=Filler(unit="qxzvkj"))
+    several = Condition(name="x", unit="qxzvkj")
     with pytest.raises(PromptMismatchError, match="splits the unit 'qxzvkj'"):
         build_source(few, [several], demo_tokenizer, "raw")
 
@@ -343,23 +322,6 @@ def test_a_source_without_problems_or_with_double_ids_is_refused(demo):
         replace(demo, problems=demo.problems[:1] * 2)
     with pytest.raises(RunError, match=r"two conditions have one name, of wo, wo\. Rename one"):
         replace(demo, conditions=("wo", "wo"))
-
-
-def test_a_filler_is_found_where_it_could_stand_at_several_places():
-    def texts(segments):
-        return [(segment.role, segment.text) for segment in segments]
-
-    plain = split_plain("Q: / 3 = ? A:", {"question": "/ 3 = ?"})
-    assert texts(plain) == [("instruction", "Q: "), ("problem", "/ 3 = ?"), ("separator", " A:")]
-    found = insert(plain, "Q: / / / 3 = ? A:", what="x")
-    assert texts(found)[:3] == [("instruction", "Q: "), ("filler", "/ /"), ("separator", " ")]
-    assert texts(found)[3:] == texts(plain)[1:]
-    at_end = insert(plain, "Q: / 3 = ? A: he he", what="x")
-    assert texts(at_end)[-2:] == [("separator", " "), ("filler", "he he")]
-    within = insert(plain, "Q: / 3 he he = ? A:", what="x")
-    assert [s.role for s in within] == ["instruction", "problem", "filler", "separator", "problem", "separator"]
-    assert insert(plain, "Q: / 3 = ? A:", what="x") == plain
-    assert split_plain("nothing of it", {"question": "?", "n": 3}) == (Segment(role="problem", text="nothing of it"),)
 
 
 # Selections.

@@ -19,7 +19,7 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
-from harness.display.figures import write_figure
+from harness.display.figures.saving import write_figure
 from harness.display.figures.style import LOOKS
 from harness.errors import ConfigError
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
 from attention_probe.settings import ProbeSettings
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.experiment.condition_schema import as_condition
-from harness.experiment.conditions import Condition, Placement, named_condition, named_conditions
-from harness.experiment.fillers import Filler
+from harness.experiment.conditions import Condition, Placement, as_condition, named_condition, named_conditions
 from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import SEPARATOR as GAP
@@ -31,9 +29,7 @@ PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
 
 WO = Condition(name="wo")
-PLACED = {
-    f"at {place}": Condition(name=f"at {place}", filler=Filler(unit="/", count=20), placement=place) for place in PLACES
-}
+PLACED = {f"at_{place}": Condition(name=f"at_{place}", unit="/", count=20, placement=place) for place in PLACES}
 
 
 def problem_of(text, tokenizer, layout, conditions):
@@ -79,8 +75,7 @@ texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_s
     seed=st.integers(0, 99),
 )
 def test_any_problem_at_any_placement_is_aligned_exactly(demo_tokenizer, text, count, unit, layout, seed):
-    filler = Filler(unit=unit, count=count)
-    conditions = [Condition(name=str(place), filler=filler, placement=place, seed=seed) for place in PLACES]
+    conditions = [Condition(name=str(place), unit=unit, count=count, placement=place, seed=seed) for place in PLACES]
     tokenized = tokenize(
         problem_of(text, demo_tokenizer, layout, conditions), demo_tokenizer, conditions=["wo", *map(str, PLACES)]
     )
@@ -106,7 +101,7 @@ def test_every_tokenizer_kind_is_aligned_exactly(any_tokenizer, layout):
 
 def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
     """SentencePiece writes the first word of a text with a blank before it, so a filler there changes its token."""
-    tokenizer, name = load_vocabulary("mistral-7b"), "at before_system"
+    tokenizer, name = load_vocabulary("mistral-7b"), "at_before_system"
     problem = problem_of("Find $x$.", tokenizer, "raw", [PLACED[name]])
     tokenized = tokenize(problem, tokenizer, conditions=["wo", name])
     base, filled = tokenized.values()
@@ -150,12 +145,12 @@ def test_roles_and_pieces_cover_the_text_in_order(demo_tokenizer):
 
 def test_of_the_two_separators_the_second_is_inserted(demo_tokenizer):
     problem = problem_of("Find $x$.", demo_tokenizer, "raw", PLACED.values())
-    for name, prompt in tokenize(problem, demo_tokenizer, conditions=["at between", "at before_system"]).items():
+    for name, prompt in tokenize(problem, demo_tokenizer, conditions=["at_between", "at_before_system"]).items():
         low, high = prompt.filler_span
         inserted = np.flatnonzero(prompt.original_pos == ABSENT)
         assert inserted.tolist() == list(range(low, inserted[-1] + 1)) and inserted[-1] >= high
         assert "".join(prompt.tokens[high : inserted[-1] + 1]) == GAP
-        assert (low == 0) == (name == "at before_system")
+        assert (low == 0) == (name == "at_before_system")
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
@@ -185,14 +180,14 @@ def test_a_problem_that_begins_like_the_filler_is_not_taken_for_it(demo_tokenize
     problem = problem_of("/ / / is what?", demo_tokenizer, "raw", PLACED.values())
     tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", *PLACED])
     assert_exact(tokenized)
-    low, high = tokenized["at between"].filler_span
+    low, high = tokenized["at_between"].filler_span
     assert high - low == 20
 
 
 def test_a_separators_blank_is_not_the_blank_of_the_next_word(demo_tokenizer):
     """The bundled tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
-    filler = Filler(unit="/", count=3)
-    conditions = [Condition(name=str(seed), filler=filler, placement=Placement.RANDOM, seed=seed) for seed in range(40)]
+    slashes = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
+    conditions = [Condition(name=str(seed), seed=seed, **slashes) for seed in range(40)]
     problem = problem_of("Is A or B or C or A or B or C or A or B or C it?", demo_tokenizer, "raw", conditions)
     assert_exact(tokenize(problem, demo_tokenizer, conditions=["wo", *(condition.name for condition in conditions)]))
     assert any(
@@ -340,9 +335,7 @@ def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
         read_texts=pytest.fail,
         read_prompts=lambda: prompts,
     )
-    logs = source_of(replace(run, facts=facts | {"source": "lm-eval"}, receipt=facts))
     assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")
-    assert logs.filled_answers == ("at-once", "dots", "bare"), "logs do not say which of them have a filler"
     for chosen in ((), ("last", "dots")):
         with pytest.raises(ConfigError) as caught:
             ProbeSettings(conditions=chosen).fitted(source_of(run))

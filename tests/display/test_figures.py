@@ -18,15 +18,11 @@ from harness import load_run
 from harness.analysis import compare
 from harness.analysis.accuracy import accuracy_table
 from harness.choices import Kind
-from harness.display.figures import (
-    COLOURS,
-    draw_accuracies,
-    draw_completion_lengths,
-    draw_forest,
-    length_shares,
-    save_figure,
-)
-from harness.display.figures.style import LOOKS, looks
+from harness.display.figures.accuracies import draw_accuracies
+from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
+from harness.display.figures.forest import draw_forest
+from harness.display.figures.saving import save_figure
+from harness.display.figures.style import COLOURS, LOOKS, looks
 from harness.display.plots import make_plots
 from harness.errors import ComparisonError
 from tests.commands.test_cli import here, refused

@@ -22,9 +22,8 @@ from attention_probe.analysis.averaging import aligned_curve
 from attention_probe.figures.report_curves import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
-from harness.display.report import write_report
 from harness.display.report.details import unpack
-from harness.display.report.page import PALETTE
+from harness.display.report.page import PALETTE, write_report
 from harness.display.words import count, signed
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text

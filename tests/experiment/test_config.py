@@ -13,7 +13,6 @@ from harness.engines.vllm_arguments import fit_to_cpu
 from harness.errors import ConfigError
 from harness.experiment.conditions import Placement, contrast_name
 from harness.experiment.config import load_config
-from harness.experiment.fillers import Filler
 
 MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
 
@@ -34,7 +33,7 @@ def test_a_minimal_config_has_the_studys_defaults(tmp_path):
 def test_inline_conditions(tmp_path):
     inline = {"name": "dots", "unit": ".", "count": 10, "separator": " ", "placement": "end"}
     (condition,) = load_config(write(tmp_path, {**MINIMAL, "conditions": [inline]})).conditions
-    assert condition.filler == Filler(unit=".", count=10)
+    assert (condition.unit, condition.count) == (".", 10)
     assert condition.placement is Placement.END
 
 
@@ -62,7 +61,7 @@ def test_set_changes_nested_keys(tmp_path):
         ),
         ({"conditions": ["mles"]}, r"Unknown condition 'mles': expected one of wo, mless"),
         ({"conditions": []}, r"conditions: .*at least 1"),
-        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, r"whole number of tokens from 1 up, got 0"),
+        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, r"count: expected 1 or more, got 0"),
         ({"conditions": [{"name": "x", "unit": "/", "count": -3}]}, r"got -3"),
         ({"conditions": [{"name": "x", "units": "/"}]}, r"condition 'x': unknown key 'units'. Expected one of: unit, "),
         (
@@ -82,8 +81,11 @@ def test_set_changes_nested_keys(tmp_path):
         ({"conditions": [{"name": "mless", "unit": "?"}]}, r"'mless' is the study's own condition's"),
         ({"instruction": "Hi", "layouts": ["as_published"]}, r"instruction cannot be changed"),
         ({"conditions": [{"name": "edit-01", "unit": "?"}]}, r"the study's own condition's or a yardstick's"),
-        ({"conditions": [{"name": "x", "sentences": 6}]}, r"sentences: expected 1 to 5, got 6"),
-        ({"conditions": [{"name": "x", "sentence": 0}]}, r"There are 5 sentences: expected 1 to 5, got 0"),
+        (
+            {"conditions": [{"name": "x", "sentences": 6}]},
+            r"sentences: expected 1 to 5, .* got 6",
+        ),
+        ({"conditions": [{"name": "x", "sentence": 0}]}, r"sentence: expected 1 or more, got 0"),
         ({"conditions": [{"name": "x", "sentence": 1, "unit": "/"}]}, r"expected one filler, got unit and sentence"),
         ({"primary": "mful - wo"}, r"primary is one of the contrasts, which are mless - wo; got 'mful - wo'"),
         ({"primary": "mless"}, r"Expected a contrast of two conditions, such as 'mless - wo', got 'mless'"),
@@ -183,8 +185,8 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     config = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]}))
     names = [condition.name for condition in config.conditions]
     assert names == ["wo", "unrelated-1", "unrelated-2", "unrelated-3", "random"]
-    texts = {condition.filler.text() for condition in config.conditions[1:4]}
-    assert len(texts) == 3 and all(condition.filler.count == 40 for condition in config.conditions[1:4])
+    texts = {condition.filler_text() for condition in config.conditions[1:4]}
+    assert len(texts) == 3 and all(condition.count == 40 for condition in config.conditions[1:4])
     assert load_config(write(tmp_path, config.as_written())) == config
     assert load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", several, "random"]})) == config
     named = {**MINIMAL, "conditions": ["wo", several, "random"], "contrasts": ["unrelated - wo", "random - unrelated"]}
@@ -197,7 +199,7 @@ def test_several_sentences_are_conditions_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match=r"primary is one of the contrasts, which are unrelated-1 - wo, .*; got 'unr"):
         load_config(write(tmp_path, {**named, "primary": "unrelated - wo"}))
     other = load_config(write(tmp_path, {**MINIMAL, "conditions": ["wo", {**several, "seed": 5}]}))
-    assert [c.filler for c in other.conditions[1:4]] != [c.filler for c in config.conditions[1:4]]
+    assert [c.sentence for c in other.conditions[1:4]] != [c.sentence for c in config.conditions[1:4]]
 
 
 def test_the_identity_holds_what_can_change_a_sample(tmp_path):

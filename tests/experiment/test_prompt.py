@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.experiment.conditions import Condition, Placement, named_condition
-from harness.experiment.fillers import Filler
 from harness.experiment.prompt import (
     AS_PRINTED_INSTRUCTION,
     AS_PUBLISHED_INSTRUCTION,
@@ -20,12 +19,12 @@ from harness.experiment.prompt import (
 problems = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 placements = st.sampled_from(Placement)
 layouts = st.sampled_from(Layout)
-FILLER = Filler(unit="/", count=7)
+FILLER = {"unit": "/", "count": 7}
 
 
 def built(problem, placement=Placement.BETWEEN, layout=Layout.RAW, **more):
-    condition = Condition(name="x", filler=FILLER, placement=placement)
-    return build_prompt(problem, condition, filler_text=FILLER.text(), layout=layout, **more)
+    condition = Condition(name="x", **FILLER, placement=placement)
+    return build_prompt(problem, condition, filler_text=condition.filler_text(), layout=layout, **more)
 
 
 def joined(prompt, role):
@@ -57,7 +56,7 @@ def test_without_filler_the_user_turn_is_the_problem_alone():
 
 def test_as_published_is_the_authors_string():
     mless = named_condition("mless")
-    prompt = build_prompt("What?", mless, filler_text=mless.filler.text(), layout=Layout.AS_PUBLISHED)
+    prompt = build_prompt("What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED)
     assert prompt.text == AS_PUBLISHED_INSTRUCTION + " ".join(["/"] * 55) + "What?"
     assert "\\boxed{{}}." in prompt.text
     wo = build_prompt("What?", named_condition("wo"), filler_text="", layout=Layout.AS_PUBLISHED)
@@ -83,7 +82,7 @@ def test_the_problem_and_the_instruction_are_never_changed(problem, placement, l
     assert joined(prompt, "problem") == problem
     asked = "".join(segment.text for segment in prompt.segments)
     fillers = [segment.text for segment in (*prompt.segments, *prompt.answer) if segment.role == "filler"]
-    assert fillers == [FILLER.text()] and (FILLER.text() in asked) == (placement is not Placement.ANSWER)
+    assert fillers == ["/ / / / / / /"] and ("/ / / / / / /" in asked) == (placement is not Placement.ANSWER)
     special = {Layout.AS_PUBLISHED: AS_PUBLISHED_INSTRUCTION, Layout.AS_PRINTED: AS_PRINTED_INSTRUCTION}
     assert joined(prompt, "instruction") == special.get(layout, INSTRUCTION)
     assert asked == prompt.text == prompt.system + prompt.user

@@ -20,7 +20,7 @@ EDITS = all_edits()
 
 def test_there_are_enough_and_no_two_are_alike():
     assert len(EDITS) >= 20
-    assert len({edit.edit.instruction for edit in EDITS} | {INSTRUCTION}) == len(EDITS) + 1
+    assert len({edit.instruction for edit in EDITS} | {INSTRUCTION}) == len(EDITS) + 1
     assert [edit.name for edit in first_edits(3)] == ["edit-01", "edit-02", "edit-03"]
     assert all(yardstick(edit.name) == "rewording" for edit in EDITS) and not yardstick("mless")
     names = (
@@ -40,13 +40,13 @@ def test_there_are_enough_and_no_two_are_alike():
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_an_edit_still_asks_for_the_same(edit):
-    words = re.findall(r"\w+", edit.edit.instruction.lower())
+    words = re.findall(r"\w+", edit.instruction.lower())
     assert {"step", "by", "final", "answer", "boxed"} <= set(words) and {"mathematician", "mathematics"} & set(words)
-    assert edit.edit.instruction.count("\\boxed{}") == 1 and edit.filler is None
-    separator = edit.edit.separator or SEPARATOR
+    assert edit.instruction.count("\\boxed{}") == 1 and edit.filler is None
+    separator = edit.gap or SEPARATOR
     assert separator.startswith(" ") and separator.endswith("\n") and not separator.strip()
     prompt = build_prompt("What?", edit, filler_text="")
-    assert prompt.text == edit.edit.instruction + separator + "What?"
+    assert prompt.text == edit.instruction + separator + "What?"
     assert [segment.role for segment in prompt.segments] == ["instruction", "separator", "problem"]
 
 

@@ -19,7 +19,6 @@ from harness.experiment.chat_template import (
 )
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
-from harness.experiment.fillers import Filler
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
 from harness.experiment.token_checks import measure
@@ -41,18 +40,18 @@ def layouts(tokenizer):
 
 def test_token_ids_stand_for_themselves(demo_tokenizer):
     ids = tuple(demo_tokenizer.encode("/ he", add_special_tokens=False))
-    condition = Condition(name="ids", filler=Filler(token_ids=ids, count=2))
+    condition = Condition(name="ids", token_ids=ids, count=2)
     assert fit_filler(condition, demo_tokenizer) == "/ he"
 
 
 def test_token_ids_that_read_back_as_others_are_refused(demo_tokenizer):
     # half of a word's tokens, repeated: their text is tokenized otherwise
     piece = demo_tokenizer.encode("th", add_special_tokens=False)[0]
-    condition = Condition(name="ids", filler=Filler(token_ids=(piece, demo_tokenizer.encode("e")[0]), count=9))
+    condition = Condition(name="ids", token_ids=(piece, demo_tokenizer.encode("e")[0]), count=9)
     with pytest.raises(PromptMismatchError, match=r"reads back as \d+ other ids"):
         fit_filler(condition, demo_tokenizer)
     with pytest.raises(ConfigError, match=r"names token id 999999, but the tokenizer has \d+"):
-        fit_filler(Condition(name="ids", filler=Filler(token_ids=(999999,))), demo_tokenizer)
+        fit_filler(Condition(name="ids", token_ids=(999999,)), demo_tokenizer)
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)

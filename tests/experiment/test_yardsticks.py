@@ -8,11 +8,10 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import (
     CONTROL,
     SENTENCES,
-    RandomTokens,
-    Sentence,
     find_yardsticks,
     named_condition,
     other_fillers,
+    parse_condition,
 )
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
@@ -27,22 +26,18 @@ def test_other_fillers_are_sentences_and_random_tokens_and_more_of_them_begin_wi
     fillers = other_fillers(12, MLESS)
     assert list(find_yardsticks([one.name for one in fillers]).values()) == ["other filler"] * 12
     assert other_fillers(5, MLESS) == fillers[:5]
-    numbers = [one.filler.number for one in fillers if isinstance(one.filler, Sentence)]
+    numbers = [one.sentence for one in fillers if one.sentence]
     assert len(numbers) == len(set(numbers)) == len(SENTENCES) - 1, "all but the study's own"
-    assert not any(SENTENCES[number].startswith(named_condition("random").filler.text()[:30]) for number in numbers)
-    assert {one.filler.count for one in fillers} == {55} and {one.placement for one in fillers} == {MLESS.placement}
-    own = [one.filler.number for one in other_fillers(12, MLESS, numbers[:2]) if isinstance(one.filler, Sentence)]
+    assert named_condition("random").sentence not in numbers
+    assert {one.tokens for one in fillers} == {55} and {one.placement for one in fillers} == {MLESS.placement}
+    own = [one.sentence for one in other_fillers(12, MLESS, numbers[:2]) if one.sentence]
     assert own == numbers[2:], "nor any of the run's own"
     long = other_fillers(4, load_condition(count=400))
-    assert all(isinstance(one.filler, RandomTokens) and one.filler.count == 400 for one in long), (
-        "no sentence is so long"
-    )
+    assert all(one.random_ids == 400 for one in long), "no sentence is so long"
 
 
 def load_condition(**values):
-    from harness.experiment.condition_schema import ConditionConfig
-
-    return ConditionConfig.parse({"name": "x", "unit": "/", **values})
+    return parse_condition({"name": "x", "unit": "/", **values})
 
 
 def test_other_fillers_and_the_control_keep_every_guarantee_in_every_tokenizer(any_tokenizer):
@@ -63,10 +58,8 @@ def test_other_fillers_and_the_control_keep_every_guarantee_in_every_tokenizer(a
 
 def test_random_tokens_need_a_vocabulary():
     with pytest.raises(ConfigError, match=r"no draw of these has 55 tokens. Name the model's tokenizer"):
-        RandomTokens().text()
-    with pytest.raises(ConfigError, match="from 1 up, got 0"):
-        RandomTokens(count=0)
-    drawn = RandomTokens(count=7, seed=2).text(["a", "b"], lambda text: len(text.split()) + 1)
+        load_condition(unit=None, random_ids=55).filler_text()
+    drawn = load_condition(unit=None, random_ids=7, seed=2).filler_text(lambda text: len(text.split()) + 1, ["a", "b"])
     assert len(drawn.split()) == 6, "the first word is two tokens, as it follows no blank"
 
 
@@ -94,7 +87,7 @@ def test_a_plan_has_the_yardsticks_and_its_prompts_say_what_they_begin(tmp_path)
         )
     )
     (filler,) = about.yardsticks
-    assert (filler.filler.count, str(filler.placement)) == (9, "end"), "of the primary contrast's length and place"
+    assert (filler.tokens, str(filler.placement)) == (9, "end"), "of the primary contrast's length and place"
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from harness.experiment.conditions import Condition, Placement
-from harness.experiment.fillers import SENTENCES, Filler
+from harness.experiment.conditions import SENTENCES, Condition, Placement
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, Layout, build_prompt
 from tools.demo.problems import demo_problems, draw_problems
 
@@ -80,18 +79,18 @@ def random_filler(rng: random.Random) -> Condition:
     """A filler of any kind and length, mostly where the study puts it."""
     places = (Placement.BEFORE_SYSTEM, Placement.BETWEEN, Placement.END, Placement.RANDOM)
     placement = rng.choices(places, weights=[1, 7, 0.5, 1.5])[0]
-    filler = Filler(unit=rng.choice(FILLER_UNITS), count=rng.randint(1, 75))
-    return Condition(name="training", filler=filler, placement=placement, seed=rng.randrange(1 << 30))
+    unit, count = rng.choice(FILLER_UNITS), rng.randint(1, 75)
+    return Condition(name="training", unit=unit, count=count, placement=placement, seed=rng.randrange(1 << 30))
 
 
 def random_filler_text(rng: random.Random, condition: Condition) -> str:
     """The filler's text; in two of five cases words of our sentences in a random order instead."""
-    assert isinstance(condition.filler, Filler)
+    assert condition.count is not None
     if rng.random() < 0.6:
-        return condition.filler.text()
+        return condition.filler_text()
     words = rng.choice(SENTENCES).split()
     start = rng.randrange(len(words) // 2)
-    chosen = words[start : start + condition.filler.count]
+    chosen = words[start : start + condition.count]
     if rng.random() < 0.5:
         rng.shuffle(chosen)
     return " ".join(chosen).rstrip(",") + "."

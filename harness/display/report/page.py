@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from harness.analysis.comparison import COLUMNS, compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.display.comparison_tables import comparison_grid, heading, without_yardsticks
-from harness.display.figures import draw_forest, style
+from harness.display.figures import style
+from harness.display.figures.forest import draw_forest
 from harness.display.grid import Grid, make_grid, number_column, row_column, word_column
 from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content

@@ -92,9 +92,17 @@ class TaskResults:
     @property
     def condition(self) -> str:
         """The condition of a task that `mless tasks --wrap` wrote; empty for any other."""
+        return encodable(self._stated("filler_condition") or "")
+
+    @property
+    def filler(self) -> str | None:
+        """What such a task puts before the question; None for any other."""
+        return self._stated("filler")
+
+    def _stated(self, key: str) -> str | None:
         asked = self.file.configs.get(self.task or "")
-        named = asked.metadata.get("filler_condition") if asked and isinstance(asked.metadata, dict) else None
-        return encodable(named) if isinstance(named, str) else ""
+        said = asked.metadata.get(key) if asked and isinstance(asked.metadata, dict) else None
+        return said if isinstance(said, str) else None
 
     @property
     def version(self) -> float | str | None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from harness.errors import RunError
 from harness.experiment.documents import document_prompt, is_ours
-from harness.experiment.prompt import Layout, Segment, hash_text
+from harness.experiment.prompt import Layout, Role, Segment, hash_text
 from harness.runs.journal import parse
 from harness.runs.lm_eval_logs.results import TaskResults, read_results
 from harness.runs.records import Document, Graded, Word, encodable, fit
@@ -105,7 +105,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         if filter_name != chosen:
             continue
         try:
-            sample, found = _read_sample(where, line, name, results.condition, chat=chat)
+            sample, found = _read_sample(where, line, name, results, chat=chat)
         except RecursionError:
             raise RunError(f"{where}: nested too deeply for a sample. {_RESTORE}") from None
         name = name or found
@@ -131,9 +131,9 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
 
 
 def _read_sample(
-    where: str, line: Mapping[str, Any], metric: str, condition: str, *, chat: bool
+    where: str, line: Mapping[str, Any], metric: str, results: TaskResults, *, chat: bool
 ) -> tuple[RunPrompt, str]:
-    """The sample, and the metric that its verdicts were read from. `condition` is that of another task's log."""
+    """The sample, and the metric that its verdicts were read from. `results` is the file beside it."""
     doc = line["doc"]
     text, generated = _arguments(where, line["arguments"])
     sha256 = line.get("prompt_hash") or hash_text(text)  # lm-eval before 0.4.3 wrote none
@@ -146,11 +146,13 @@ def _read_sample(
         segments, system_size = prompt.segments, prompt.system_size
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
         layout = str(plain if text == prompt.text else Layout.CHAT)
+    elif results.filler is not None:
+        segments = _split_text(text, doc, results.filler)
     responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
     answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
     verdicts: tuple[str, ...] = ()
     # what another task's filter lets through is the model's own words, whatever they say
-    graded = segments and metric in ("", "verdict")
+    graded = is_ours(doc) and metric in ("", "verdict")
     grades = [grade for grade in (_grade(where, text) for text in filtered) if grade] if graded else []
     if grades:
         metric, answers = "verdict", tuple(grade.answer for grade in grades)
@@ -165,7 +167,7 @@ def _read_sample(
             problem_id=encodable(str(doc.get("id") or doc.get("unique_id") or line["doc_id"])),
             subject=encodable(str(doc.get("subject") or doc.get("type") or "")),
             level=int(level[0]) if level else 0,
-            condition=doc["condition"] if segments else condition,
+            condition=doc["condition"] if is_ours(doc) else results.condition,
             layout=layout,
             text=text,
             sha256=sha256,
@@ -182,6 +184,30 @@ def _read_sample(
         ),
         metric,
     )
+
+
+def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment, ...]:
+    """The segments of another task's prompt. The problem is the longest text of the document that stands in it.
+
+    What stands before the problem counts as instruction, a chat template's opening and worked examples included, and
+    what follows it as separator.
+    """
+    head, _, asked = text.rpartition(filler) if filler else ("", "", text)
+    known = sorted((value.strip() for value in doc.values() if isinstance(value, str)), key=len)
+    problem = next((one for one in reversed(known) if one and one in asked), asked)
+    before, _, after = asked.rpartition(problem)
+    inserted = filler.strip() or filler
+    left, _, right = filler.partition(inserted)
+    parts: list[tuple[Role, str]] = [
+        ("instruction", head),
+        ("separator", left),
+        ("filler", inserted),
+        ("separator", right),
+        ("instruction", before),
+        ("problem", problem),
+        ("separator", after),
+    ]
+    return tuple(Segment(role=role, text=part) for role, part in parts if part)
 
 
 def _arguments(where: str, arguments: Any) -> tuple[str, bool]:

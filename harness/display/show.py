@@ -1,0 +1,209 @@
+"""What `mless show` prints: a run at a glance, the problems that changed, or one problem whole.
+
+What models write is hostile text. It goes to the terminal as plain characters, never as markup. Every character that
+a terminal would obey rather than show (escapes, carriage returns, changes of direction) is spelt out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.analysis.flips import Criterion
+from harness.analysis.selection import Selection
+from harness.display.table_formats import align, fold
+from harness.display.visible import is_hidden, name_character
+from harness.display.words import LEVEL, define_flips, difference, flips, label
+from harness.errors import RunError, list_first
+from harness.experiment.conditions import group_name
+from harness.runs.prompt_source import Source
+from harness.runs.receipts import receipt_line
+from harness.runs.run import Run
+from harness.runs.run_prompts import RunPrompt
+
+_COLOURS = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
+"""How the parts of a prompt look on a terminal."""
+
+
+def describe_run(run: Run) -> str:
+    """A run at a glance: how it was made, what it holds, how its samples ended, and what to do next.
+
+    What others are held against (rewordings, other fillers, the positive control) is named and not counted.
+    """
+    frame = run.frame
+    first = frame[frame["replicate"] == 0]
+    asked = first[~first["condition"].isin(run.facts.get("yardsticks") or {})]
+    groups = Counter(group_name(name) for name in first["condition"].unique())
+    conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
+    rows = [("verdict", "samples", "share")]
+    for verdict, number in asked["verdict"].value_counts().items():
+        if number:
+            rows.append((str(verdict), f"{number:,}", f"{number / len(asked):.1%}"))
+    return "\n".join(
+        [
+            fold([receipt_line({"name": run.name, **run.facts}).removeprefix("receipt: ")]),
+            "",
+            fold([f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"]),
+            "",
+            fold([f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"]),
+            *align(rows, [False, True, True]),
+            "",
+            f"one problem  mless show {run.name} {first['problem_id'].iloc[0]}",
+            f"what changed mless show {run.name} --changed",
+            f"the table    mless table {run.name}",
+        ]
+    )
+
+
+def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int], shown: int) -> str:
+    """Above the problems that changed: what all problems say, and how many of them are listed.
+
+    Args:
+        row: The condition's row of `mless table`: what stands in the list proves nothing.
+        criterion: What was asked for.
+        outcomes: How many problems had each outcome.
+        shown: How many are listed.
+    """
+    baseline = criterion.baseline
+    again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
+    if row["aa_difference"] is None:
+        again = f"{baseline} was run once, so how many problems flip by themselves is not known"
+    matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
+    drawn = f"{shown} drawn from " if shown < matching else ""
+    within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
+    listed = f"{drawn}{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
+    rule = ", by the share of their samples that is right" if row["k"] > 1 else ""
+    lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
+    return fold(
+        [
+            f"difference  {difference(row)} points, {LEVEL} interval",
+            f"flips       {flips(row)}: {define_flips(row['k'])}",
+            f"A/A         {again}",
+            f"listed      {listed}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}",
+        ],
+        hyphens=False,
+        indent=12,
+    )
+
+
+def print_changes(console: Console, source: Source, selection: Selection, *, limit: int | None) -> None:
+    """Print the problems of a selection, each under its two conditions: one completion, its answer and its verdict.
+
+    Of several samples the first is shown that did what the outcome says, if one did.
+    """
+    problems = {problem.id: problem for problem in source.problems}
+    criterion = selection.criterion
+    for one in selection.problems:
+        if one.control or not criterion.wants(one.outcome):
+            continue
+        sides = [problems[one.problem_id].prompts[name] for name in (criterion.baseline, criterion.condition)]
+        right = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}.get(str(one.outcome), (None, None))
+        said = str(one.outcome).replace("_", " ")
+        asked = "".join(segment.text for segment in sides[0].segments if segment.role == "problem") or sides[0].text
+        console.print()
+        _print_title(console, f"{said}  {one.problem_id}", sides[0])
+        console.print(spell_out(asked.strip(), console.encoding), overflow="fold")
+        for prompt, wanted in zip(sides, right, strict=True):
+            agree = [n for n, verdict in enumerate(prompt.verdicts) if (verdict == "correct") is wanted]
+            console.print(Text(label(prompt.condition), style="bold"))
+            _print_answers(console, prompt, [agree[0] if agree else 0], limit)
+
+
+def print_problem(
+    console: Console, run: Run, problem: str, *, condition: str | None, layout: str | None, limit: int | None
+) -> None:
+    """Print one problem of a run: under each condition the prompt as the model got it, and what came back.
+
+    Args:
+        console: The terminal.
+        run: The run.
+        problem: The problem's id.
+        condition: Only this condition. By default all but those that others are held against.
+        layout: Only this layout.
+        limit: Show about this many characters of a completion. None shows all.
+
+    Raises:
+        RunError: the run has no such problem, condition or layout.
+    """
+    asked = run.read_prompts()
+    known = list(dict.fromkeys(one.problem_id for one in asked))
+    if problem not in known:
+        raise RunError(f"{run.name} has no problem {problem}: expected one of its {len(known)}: {list_first(known)}.")
+    kinds = run.facts.get("yardsticks") or {}
+    here = [one for one in asked if one.problem_id == problem]
+    shown = [
+        one
+        for one in here
+        if layout in (None, one.layout) and (one.condition == condition if condition else one.condition not in kinds)
+    ]
+    if not shown:
+        found = list_first(list(dict.fromkeys(f"{one.condition} ({one.layout})" for one in here)), 6)
+        asked_for = " and ".join(filter(None, (condition, layout)))
+        raise RunError(f"{run.name} did not ask problem {problem} under {asked_for}: expected one of {found}.")
+    _print_title(console, problem, shown[0])
+    for one in shown:
+        console.print()
+        parts = [(spell_out(text, console.encoding).plain, _COLOURS.get(role, "")) for role, text in one.parts]
+        heading = (f"{label(one.condition)}, {one.layout}\n", "bold")
+        console.print(Text.assemble(heading, *parts), overflow="fold")
+        _print_answers(console, one, range(len(one.completions)), limit)
+
+
+def spell_out(text: str, encoding: str = "utf-8") -> Text:
+    """The text without characters that a terminal would obey, except line breaks and tabs.
+
+    Hidden characters, and those that the terminal's encoding lacks, are spelt by number in a style of their own.
+    """
+    shown = Text()
+    for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
+        if plain:
+            shown.append("".join(characters))
+        else:
+            shown.append("".join(map(name_character, characters)), style="reverse")
+    return shown
+
+
+def shorten(text: str, limit: int | None) -> tuple[str, int, str]:
+    """Beginning, number of characters left out, and end, where the answer usually is."""
+    if limit is None or len(text) <= limit + 40:
+        return text, 0, ""
+    head = limit // 2
+    return text[:head], len(text) - limit, text[len(text) - (limit - head) :]
+
+
+def _print_title(console: Console, words: str, one: RunPrompt) -> None:
+    about = f"{words}  level {one.level}  {one.subject}  gold answer {one.target}"
+    console.print(spell_out(about, console.encoding), style="bold")
+
+
+def _print_answers(console: Console, one: RunPrompt, places: Iterable[int], limit: int | None) -> None:
+    for place in places:
+        verdict, answer, completion = (_at(all_, place) for all_ in (one.verdicts, one.answers, one.completions))
+        number = f" {place + 1} of {len(one.verdicts)}" if len(one.verdicts) > 1 else ""
+        head, left_out, tail = shorten((completion or "not recorded").strip("\n"), limit)
+        gap = f"\n[{left_out:,} characters left out]\n" if left_out else ""
+        said = Text.assemble(
+            (f"-> completion{number}: {verdict or 'not graded'}", "green" if verdict == "correct" else "red"),
+            f", answer {spell_out(answer or '-', console.encoding).plain}\n",
+            spell_out(head, console.encoding),
+            (gap, "dim"),
+            spell_out(tail, console.encoding),
+        )
+        console.print(said, overflow="fold")
+
+
+def _at(values: Sequence[str | None], place: int) -> str | None:
+    return values[place] if place < len(values) else None
+
+
+def _is_plain(character: str, encoding: str) -> bool:
+    try:
+        character.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return character == "\n" or not is_hidden(character)

@@ -1,0 +1,273 @@
+"""`mless show`: what is shown, of what, and that a terminal obeys nothing a model wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+
+import pytest
+from rich.console import Console
+
+from harness import load_run, read_run
+from harness.analysis import compare
+from harness.analysis.flips import Criterion
+from harness.analysis.leaderboard import records
+from harness.analysis.selection import Selection, select, selected_problems
+from harness.display.show import print_changes, shorten, spell_out
+from harness.display.table_pages import make_table
+from harness.display.words import MINUS, define_flips, signed
+from harness.experiment.prompt import Segment, hash_text
+from harness.runs.prompt_source import Source, read_source
+from harness.runs.run_prompts import Problem, RunPrompt
+from tests.commands.test_cli import here, refused
+from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT, passing_folder, small_run
+
+RUN = small_run(passing_folder() / "run", 125)
+"""Read by almost every test here, so it is small."""
+EXAMPLE = ROOT / "results" / "example"
+FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
+HOSTILE = (
+    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "
+    "\rover \x08\x7f\x9b2J \u202eright to left\u2066 \u200bzero \ud800 tab\there \N{GREEK SMALL LETTER PI}"
+)
+
+
+@pytest.fixture(scope="module")
+def frame():
+    """The first sample of everything, the baseline's first run."""
+    frame = load_run(RUN)
+    return frame[(frame["replicate"] == 0) & (frame["sample_index"] == 0)]
+
+
+@pytest.fixture
+def show(capsys, monkeypatch):
+    def run(*arguments, columns=80, path=RUN):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return here(capsys, monkeypatch, "show", str(path), "--changed", *arguments)
+
+    return run
+
+
+def changed(frame, to, direction):
+    """Problems whose verdict changed in this direction, in the prompts' order."""
+    right = {name: frame[frame["condition"] == name].set_index("problem_id")["correct"] for name in ("wo", to)}
+    return [problem for problem in right["wo"].index if (right["wo"][problem], right[to][problem]) == FLIPS[direction]]
+
+
+def listed(done):
+    """The outcome and the id of each problem that is printed, in their order."""
+    return re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", done.stdout, re.MULTILINE)
+
+
+def head_of(done):
+    """The lines above the problems, each in one piece; none of them was wider than a terminal."""
+    assert all(len(line) <= 80 for line in done.stdout.split("\n\n")[0].splitlines()[1:])
+    return re.sub(r"\n {12}", " ", done.stdout).splitlines()
+
+
+@pytest.mark.parametrize("to", ["mless", "mful", "random"])
+@pytest.mark.parametrize("direction", FLIPS)
+def test_it_lists_exactly_the_problems_whose_verdict_changed_with_both_answers(show, frame, to, direction):
+    done = show("--condition", to, "--direction", direction)
+    ids = changed(frame, to, direction)
+    assert listed(done) == [(direction.replace("_", " "), one) for one in ids]
+    rows = frame.set_index(["problem_id", "condition"])
+    for one in ids:
+        for condition in ("wo", to):
+            row = rows.loc[(one, condition)]
+            assert f"-> completion: {row['verdict']}, answer {row['answer']}" in done.stdout
+            assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", done.stdout)
+
+
+def test_both_directions_subject_and_level(show, frame):
+    every = [one for way in FLIPS for one in changed(frame, "random", way)]
+    assert sorted(one for _, one in listed(show("--condition", "random"))) == sorted(every)
+    of = frame.drop_duplicates("problem_id").set_index("problem_id")
+    level, subject = int(of["level"][every[0]]), of["subject"][every[0]]
+    wanted = [one for one in every if of["level"][one] == level and of["subject"][one] == subject]
+    done = show("--condition", "random", "--level", str(level), "--subject", subject)
+    assert wanted and sorted(one for _, one in listed(done)) == sorted(wanted)
+    inside = int(((of["level"] == level) & (of["subject"] == subject)).sum())
+    said = f"listed      {len(wanted)} of {inside} problems (subject {subject}, level {level}), changed"
+    assert head_of(done)[4].startswith(said)
+
+
+def test_above_the_problems_stands_what_all_of_them_say(show, frame):
+    lines = head_of(show("--condition", "mless"))
+    row = compare(load_run(RUN), **REGISTERED).set_index("condition").loc["mless"]
+    ends = f"[{row['low']:+.1f}, {row['high']:+.1f}]"
+    up, down = (len(changed(frame, "mless", name)) for name in FLIPS)
+    assert lines[0].endswith(f"raw: mless - wo, {row['n']} problems")
+    assert lines[1] == f"difference  {row['difference']:+.1f} {ends} points, 95 % interval"
+    assert lines[2] == f"flips       {up} / {down}: problems from wrong to right and from right to wrong"
+    assert lines[3] == "A/A         wo was run once, so how many problems flip by themselves is not known"
+    assert lines[4] == f"listed      {up + down} of {row['n']} problems, changed"
+
+
+def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
+    row = next(row for row in records(compare(load_run(EXAMPLE))) if row["condition"] == "mless")
+    count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(5)
+    assert "mean over pairs of samples" in defined
+    table = " ".join(make_table([str(EXAMPLE)]).split())
+    assert count in table and f"+ / -: flips, {defined}" in table
+    whole = compare(load_run(EXAMPLE, replicates=True), **REGISTERED).set_index("condition").loc["mless"]
+    drawn = head_of(show("--n", "3", path=EXAMPLE))
+    assert drawn[1].startswith(f"difference  {signed(whole['difference'])} [{whole['low']:+.1f}, ".replace(MINUS, "-"))
+    assert drawn[2] == f"flips       {count}: {defined}"
+    up, down = whole["aa_wrong_to_right"], whole["aa_right_to_wrong"]
+    assert drawn[3] == f"A/A         {up:.1f} / {down:.1f}: flips of wo against itself"
+    moved = row["problems_up"] + row["problems_down"]
+    assert (
+        drawn[4]
+        == f"listed      3 drawn from {moved} of 200 problems, changed, by the share of their samples that is right"
+    )
+
+
+def test_that_nothing_changed_is_a_result(show, frame, tmp_path):
+    of = frame.drop_duplicates("problem_id").set_index("problem_id")
+    touched = {(of["subject"][one], of["level"][one]) for way in FLIPS for one in changed(frame, "mless", way)}
+    subject, level = next(pair for pair in zip(of["subject"], of["level"], strict=True) if pair not in touched)
+    arguments = ("--condition", "mless", "--subject", subject, "--level", str(level))
+    done = show(*arguments)
+    assert done.returncode == 0 and re.search(r"^listed      0 of \d+ problems \(subject", done.stdout, re.M)
+    saved = tmp_path / "selection.json"
+    refused(show(*arguments, "-o", str(saved)), "Expected at least one problem with changed")
+    assert not saved.exists()
+
+
+def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(show, frame, tmp_path):
+    path = tmp_path / "selection.json"
+    done = show("--condition", "random", "--controls", "-o", str(path))
+    assert done.stdout.endswith(f"\nselection  {path}\n")
+    source, selection = read_source(RUN), Selection.load(path)
+    assert selection.on_outcome and selection.criterion.flip == "changed"
+    assert selection == select(source, Criterion(flip="changed", condition="random", controls=True))
+    flipped = [one.problem_id for one in selection.problems if not one.control]
+    assert sorted(flipped) == sorted(one for way in FLIPS for one in changed(frame, "random", way))
+    assert len(selected_problems(selection, source)) == 2 * len(flipped)
+    assert not any(one.problem_id in done.stdout for one in selection.problems if one.control)
+
+
+def test_a_terminal_obeys_nothing_that_a_model_wrote(show, tmp_path):
+    """Every completion and every wrong answer of a run is hostile."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUN, folder)
+    for name, change in (
+        ("journal.jsonl", lambda line: {**line, "completion": HOSTILE} if "task" in line else line),
+        ("scores.jsonl", lambda line: {**line, "answer": HOSTILE} if line.get("verdict") == "incorrect" else line),
+    ):
+        lines = [change(json.loads(line)) for line in (folder / name).read_text().splitlines()]
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = show("--condition", "random", path=folder).stdout
+    assert {char for char in text if not char.isprintable()} == {"\n"}
+    flat = re.sub(r"\s+", "", text)
+    for piece in (
+        "<U+001B>[31mred<U+001B>[0m",
+        "<U+001B>]0;title<U+0007>",
+        "[boldred]markup[/][/]:smile:",
+        "<U+000D>over<U+0008><U+007F><U+009B>2J<U+202E>",
+        "<U+D800>",
+        "\N{GREEK SMALL LETTER PI}",
+    ):
+        assert flat.count(piece) >= 2, piece
+
+
+def made(verdicts, *, completions=None):
+    """A source of one problem with several samples; a sample's answer is its number."""
+    prompts = {
+        condition: RunPrompt(
+            condition=condition,
+            layout="raw",
+            problem_id="p",
+            text=condition,
+            sha256=hash_text(condition),
+            segments=(Segment(role="instruction", text="Do."), Segment(role="problem", text="What is it?")),
+            completions=completions or tuple(f"{condition} wrote {n}" for n in range(len(given))),
+            verdicts=given,
+            answers=tuple(map(str, range(len(given)))),
+            target="7",
+        )
+        for condition, given in verdicts.items()
+    }
+    problem = Problem(id="p", subject="Algebra", level=1, prompts=prompts)
+    return Source(
+        name="s",
+        kind="run",
+        model=None,
+        layout="raw",
+        conditions=tuple(verdicts),
+        problems=(problem,),
+        metric="verdict",
+    )
+
+
+def printed(source, *, limit=None, encoding="utf-8", terminal=False):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    console = Console(file=stream, width=80, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    print_changes(console, source, select(source, Criterion(flip="changed")), limit=limit)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def test_colours_on_a_terminal_are_ours_alone_and_letters_that_it_lacks_are_spelt_out():
+    source = made({"wo": ("incorrect",), "mless": ("correct",)}, completions=(HOSTILE,))
+    text = printed(source, terminal=True)
+    assert "\x1b[" in text, "or this test shows nothing"
+    assert {char for char in re.sub(r"\x1b\[[\d;]*m", "", text) if not char.isprintable()} == {"\n"}
+    assert printed(source, encoding="ascii").count("<U+03C0>") == 2
+    assert spell_out("a\nb\tc\r\n[red]").plain == "a\nb    c<U+000D>\n[red]" and not spell_out("[red]x[/red]").spans
+
+
+def test_a_long_completion_is_shown_by_its_beginning_and_its_end():
+    text = "begin " + "x" * 5000 + r" \boxed{7}"
+    source = made({"wo": ("incorrect",), "mless": ("correct",)}, completions=(text,))
+    short = printed(source, limit=1000)
+    assert re.search(r"begin\s+x", short) and r"\boxed{7}" in short
+    assert f"[{len(text) - 1000:,} characters left out]" in short
+    assert re.sub(r"\s", "", printed(source)).count("x" * 5000) == 2
+    head, left_out, tail = shorten(text, 1000)
+    assert (len(head) + len(tail), left_out + 1000) == (1000, len(text)) and text.startswith(head)
+    assert shorten("x" * 1040, 1000) == ("x" * 1040, 0, "") and shorten("x" * 1041, 1000)[1] == 41
+
+
+def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
+    up = printed(made({"wo": ("correct", "incorrect", "incorrect"), "mless": ("incorrect", "correct", "correct")}))
+    assert up.startswith("\nwrong to right  p  level 0    gold answer 7")
+    assert "w/o\n-> completion 2 of 3: incorrect, answer 1" in up and "mless wrote 1" in up
+    down = printed(made({"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}))
+    assert "w/o\n-> completion 2 of 2: correct, answer 1" in down
+    assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in down
+
+
+def test_a_sample_log_of_lm_eval_is_read_too(show, tmp_path):
+    for file in GREEDY_RUN.glob("samples_*.jsonl"):
+        shutil.copy(file, tmp_path)
+    ours, theirs = (show("--condition", "random", path=path).stdout.splitlines() for path in (GREEDY_RUN, tmp_path))
+    assert ours[1:] == theirs[1:] and len(ours) > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--condition", "nope"), "has no condition 'nope', so nothing flips from 'wo' to 'nope'. It has wo, mless"),
+        (("--condition", "wo"), "A flip compares two conditions, got 'wo' twice"),
+        (("--subject", "Botany"), "has no problem of the subject 'Botany': expected one of Algebra"),
+        (("--layout", "chat"), "holds the layouts raw, not chat"),
+        (("--n", "499"), "Expected 499 problems with changed from wo to mless"),
+    ],
+)
+def test_mistakes_are_one_line(show, arguments, message):
+    refused(show(*arguments), message)
+
+
+def test_harmless_edits_of_the_prompt_are_no_conditions(show):
+    said = "edit-01 is a rewording, which conditions are held against: expected one of wo, mless, mful, random, "
+    refused(show("--condition", "edit-01", path=EXAMPLE), said)
+
+
+def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
+    prompts = [one for one in read_run(EXAMPLE).read_prompts() if one.condition == "wo"]
+    assert {len(one.verdicts) for one in prompts} == {5}, "its five samples, and not those of the second run"
