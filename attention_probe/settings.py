@@ -85,7 +85,7 @@ class ProbeSettings:
             )
         if any(not prompt.segments for one in source.problems for prompt in one.prompts.values()):
             raise ConfigError(
-                f"{source.name} does not record where its prompts' fillers stand, so nothing can be aligned. Expected a "
+                f"{source.name} does not record where fillers stand in its prompts: nothing can be aligned. Expected a "
                 "run, or logs of a task that `mless tasks --wrap` wrote."
             )
         model = self.model or source.model

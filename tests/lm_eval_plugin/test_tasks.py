@@ -84,7 +84,7 @@ def test_filler_takes_its_condition_from_metadata():
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"count": 0}, ConfigError, "whole number of tokens from 1 up, got 0"),
+        ({"count": 0}, ConfigError, "count: expected 1 or more, got 0"),
         ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
         ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
@@ -118,7 +118,7 @@ def test_grading_through_the_filter_and_process_results():
     first = task.process_results(task.eval_docs[0], [graded[0]])
     second = task.process_results(task.eval_docs[1], [graded[1]])
     right = ("correct", "math_verify", "exact_match_boxed", "authors_rule", "authors_rule_strict", "first_box")
-    wrong = ("no_box", "truncated", "ungraded", "exact_match")
+    wrong = ("no_box", "truncated", "ungraded")
     assert first == {**dict.fromkeys(right, 1.0), **dict.fromkeys(wrong, 0.0)}
     # the prompt's own empty box is what the authors' rule calls right
     assert {name for name, value in second.items() if value} == {"no_box", "authors_rule"}
@@ -162,9 +162,9 @@ def as_json(verdict, **columns):
 def test_a_column_counts_only_where_every_repeat_has_it():
     from harness.lm_eval_plugin.hooks import metrics
 
-    repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match=None)]
+    repeats = [as_json("correct", math_verify=None, first_box=False), as_json("incorrect", exact_match_boxed=None)]
     counted = metrics({}, [repeats])
-    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match"}
+    assert set(COLUMNS) - set(counted) == {"math_verify", "exact_match_boxed"}
     assert counted["correct"] == 0.5 and counted["first_box"] == 0.5 and counted["authors_rule"] == 1.0
     not_asked = as_text(Grade(verdict="correct", answer="3"), Audit(reason="not asked for"))
     assert set(metrics({}, [[not_asked]])) == {"correct", "no_box", "truncated", "ungraded"}
@@ -191,9 +191,9 @@ class Recorded(LM):
 
 def test_lm_evals_mean_is_over_the_documents_that_were_measured(tmp_path):
     """A column without some documents, one without all, one with a single document; in a task and in a group."""
-    lost = {"math_verify": None, "first_box": None, "exact_match": None}
+    lost = {"math_verify": None, "first_box": None, "exact_match_boxed": None}
     texts = [
-        as_json("correct", **{**lost, "math_verify": True, "exact_match": False}),
+        as_json("correct", **{**lost, "math_verify": True, "exact_match_boxed": False}),
         as_json("incorrect", **{**lost, "math_verify": False}),
         as_json("correct", **lost),
         as_json("correct", **{**lost, "math_verify": True}),
@@ -208,7 +208,7 @@ def test_lm_evals_mean_is_over_the_documents_that_were_measured(tmp_path):
     )
     result = found["results"]["math500_mless"]
     assert result["math_verify,graded"] == pytest.approx(2 / 3) and result["math_verify_stderr,graded"] > 0
-    assert (result["exact_match,graded"], result["exact_match_stderr,graded"]) == (0.0, "N/A")
+    assert (result["exact_match_boxed,graded"], result["exact_match_boxed_stderr,graded"]) == (0.0, "N/A")
     assert "first_box,graded" not in result
     assert result["correct,graded"] == 0.75 and result["sample_len"] == 4
     table = make_table(found)

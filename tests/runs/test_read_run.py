@@ -372,7 +372,7 @@ def test_one_dataset_is_the_same_problems():
         join([log, elsewhere])
 
 
-@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "flips"])
+@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "show"])
 def test_a_metric_for_a_run_of_ours_is_refused(command, capsys, monkeypatch):
     from tests.commands.test_cli import here, refused
 
@@ -381,7 +381,7 @@ def test_a_metric_for_a_run_of_ours_is_refused(command, capsys, monkeypatch):
     assert read_run(GREEDY_RUN, metric="verdict").metric == "verdict"
 
 
-@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "flips"])
+@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "show"])
 def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, capsys, monkeypatch):
     from tests.commands.test_cli import here, refused
 

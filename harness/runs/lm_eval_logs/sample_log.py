@@ -146,7 +146,7 @@ def _read_sample(
         segments, system_size = prompt.segments, prompt.system_size
         plain = Layout.AS_PUBLISHED if doc.get("layout") == Layout.AS_PUBLISHED else Layout.RAW
         layout = str(plain if text == prompt.text else Layout.CHAT)
-    elif results.filler is not None:
+    elif text and results.filler is not None:
         segments = _split_text(text, doc, results.filler)
     responses, filtered = (_flat(line.get(key)) for key in ("resps", "filtered_resps"))
     answers: tuple[str | None, ...] = tuple(filtered) if generated else ()
@@ -197,7 +197,7 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment
     problem = next((one for one in reversed(known) if one and one in asked), asked)
     before, _, after = asked.rpartition(problem)
     inserted = filler.strip() or filler
-    left, _, right = filler.partition(inserted)
+    left, _, right = filler.partition(inserted) if filler else ("", "", "")
     parts: list[tuple[Role, str]] = [
         ("instruction", head),
         ("separator", left),
