@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -214,28 +213,6 @@ def test_a_value_out_of_a_fixed_set_is_listed_and_another_refused(built, capsys,
 
 def test_tasks_prints_the_include_path(mless):
     assert mless("tasks").stdout.strip() == str(resources.folder("tasks"))
-
-
-def test_tasks_check_passes_for_the_bundled_model(capsys, monkeypatch):
-    done = here(capsys, monkeypatch, "tasks", "--check", "--model", "demo")
-    assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines()[2:]]
-    assert len(rows) == 12 and all(row[3] == row[2] and row[4] == row[5] == "0" and row[-1] == "same" for row in rows)
-
-
-def test_tasks_check_exits_2_on_a_violation(capsys, monkeypatch, tmp_path):
-    from tests.conftest import build_tokenizer
-
-    # a tokenizer without any merge splits `he`, so `mful` cannot be exact
-    tokenizer = build_tokenizer("gpt2", bos=False)
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["model"]["merges"] = []
-    tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    done = here(capsys, monkeypatch, "tasks", "--check", "--model", str(tmp_path))
-    assert done.returncode == 2
-    assert "violation: mful, raw: the tokenizer splits the unit 'he': 55 units became 164 tokens" in done.stdout
 
 
 def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, config):

@@ -185,10 +185,8 @@ def test_the_command_writes_it_and_options_that_do_not_go_together_are_refused(m
     done = mless("tasks", "--standalone", str(tmp_path / "tasks"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(path) for path in sorted((tmp_path / "tasks").iterdir())]
-    both = mless("tasks", "--standalone", str(tmp_path / "more"), "--check")
-    assert both.returncode == 2 and "Give one of --link, --unlink, --check, --standalone and --wrap" in both.stderr
-    idle = mless("tasks", "--model", "demo")
-    assert idle.returncode == 2 and "--model is for --check, --standalone or --wrap" in idle.stderr
+    both = mless("tasks", "--standalone", str(tmp_path / "more"), "--wrap", "gsm8k", "-o", str(tmp_path / "other"))
+    assert both.returncode == 2 and "--standalone DIR, or --wrap TASK" in both.stderr
 
 
 @pytest.mark.slow

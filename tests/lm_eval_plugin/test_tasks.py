@@ -16,7 +16,6 @@ from harness import resources
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR
 from harness.grading import COLUMNS, Audit, Grade, as_text
-from harness.lm_eval_plugin import links
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
 DEMO = str(resources.demo_model())
@@ -233,46 +232,3 @@ def test_only_what_is_not_graded_is_graded_and_truncation_is_known():
     ((first, second),) = grade_responses([[Replayed("a"), Cut("thinking")]], [doc])
     assert first == Replayed.graded
     assert json.loads(second)["verdict"] == "truncated"
-
-
-def test_link_writes_loadable_tasks_and_unlink_undoes_it_exactly():
-    folder = links._link_folder().parent
-    before = sorted(folder.iterdir())
-    try:
-        written = links.link()
-        assert links.link() == written
-        manager = TaskManager(include_path=str(written[0].parent), include_defaults=False)
-        assert {f"math500_{name}" for name in NAMES} | {"math500_conditions"} == set(manager.all_tasks)
-        assert len(manager.load(["math500_mless"])["tasks"]) == 1
-        assert list(manager.load(["math500_conditions"])["tasks"]) == [f"math500_{name}" for name in NAMES[:4]]
-    finally:
-        removed = links.unlink()
-    assert removed == written
-    assert sorted(folder.iterdir()) == before
-
-
-@pytest.mark.slow
-def test_the_bare_name_works_after_link_and_fails_clearly_after_unlink(lm_eval, tmp_path):
-    arguments = ("run", "--model", "hf", "--model_args", f"pretrained={DEMO}", "--device", "cpu", "--limit", "1")
-    arguments += ("--tasks", "math500_mless", "--gen_kwargs", "max_gen_toks=4", "--output_path", str(tmp_path))
-    try:
-        links.link()
-        assert "|correct" in lm_eval(*arguments).stdout.replace(" ", "")
-    finally:
-        links.unlink()
-    done = lm_eval(*arguments)
-    assert done.returncode != 0
-    assert "math500_mless" in done.stderr.strip().splitlines()[-1]
-
-
-def test_unlink_leaves_foreign_files_alone():
-    folder = links._link_folder()
-    folder.mkdir()
-    try:
-        (folder / "mine.yaml").write_text("task: mine\n")
-        with pytest.raises(ConfigError, match=r"did not write: mine.yaml"):
-            links.unlink()
-        assert (folder / "mine.yaml").exists()
-    finally:
-        (folder / "mine.yaml").unlink()
-        folder.rmdir()

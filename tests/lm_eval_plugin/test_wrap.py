@@ -175,10 +175,9 @@ def test_the_command_writes_the_tasks_and_refuses_options_that_do_not_go_togethe
     assert printed.out.splitlines()[:4] == [f"{folder}/gsm8k_{name}.yaml" for name in sorted(named_conditions())]
     for arguments, message in [
         (["--wrap", "gsm8k", "-o", folder], "not an empty folder"),
-        (["--wrap", "gsm8k"], "name a new one with -o DIR"),
+        (["--wrap", "gsm8k"], "--wrap TASK with --output DIR"),
         (["--wrap", "nothing", "-o", f"{folder}2"], "has no task 'nothing'"),
-        (["--conditions", "wo"], "are for --wrap"),
-        (["--wrap", "gsm8k", "--check"], "Give one of"),
+        (["-o", folder], "--wrap TASK with --output DIR"),
     ]:
         code, printed = command(monkeypatch, capsys, *arguments)
         (line,) = printed.err.splitlines()
