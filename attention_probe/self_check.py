@@ -13,11 +13,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from attention_probe.measure.decomposition import inserted_tokens
+from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture, takes_positions
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.model.reduce_attention import Capture
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt
-from attention_probe.settings import ProbeSettings
 from harness.constants import CHECKED_TOKENS, SAMPLED_QUERIES
 from harness.errors import ModelError
 

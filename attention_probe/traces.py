@@ -1,21 +1,17 @@
 """What the probe keeps: a folder with one safetensors file of curves and measures for every problem and condition.
 
-`header.json` says what all records share, which sessions made them, and the axes and units of every array. A record's
-file is there whole or not at all, so that a killed probe is continued where it stopped. Its name, such as
-`00000003-89abcdef.safetensors`, holds its place in the order of adding and the CRC-32 of its bytes, so that a damaged
-record is noticed. Reading holds one record in memory however many there are. Nothing here needs torch.
+`header.json` says what all records share, which session began them, and the axes and units of every array. A record's
+file is there whole or not at all, so that a killed probe is continued where it stopped; its name is its place in the
+order of adding. Reading holds one record in memory however many there are. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +21,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
-from attention_probe.trace_record import FACTS, Trace, TraceEntry, TraceHeader
 from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
 from harness.runs.journal import differences
@@ -33,11 +28,140 @@ from harness.runs.journal import differences
 if TYPE_CHECKING:
     from filelock import FileLock
 
-__all__ = ["AttentionTraces", "Trace", "TraceEntry", "TraceHeader"]
-
 HEADER = "header.json"
 
-_RECORD = re.compile(r"(\d{8})-([0-9a-f]{8})\.safetensors")
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceEntry:
+    """What a record is about.
+
+    Attributes:
+        problem_id: Which problem of the source.
+        condition: Under which condition.
+        subject: The problem's subject, if it has one.
+        level: The problem's level, if it has one.
+        outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
+        control: Whether it was chosen as an unflipped control.
+        prompt_sha256: Hash of the prompt's text, as in the run.
+        filler_span: Half-open positions of the filler; None without one.
+    """
+
+    problem_id: str
+    condition: str
+    subject: str | None = None
+    level: int | None = None
+    outcome: str | None = None
+    control: bool = False
+    prompt_sha256: str
+    filler_span: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace(TraceEntry):
+    """One prompt's first layers: see ARRAYS and MEASURES for axes and units of its arrays.
+
+    Attributes:
+        tokens: The text of each token, for people.
+        measures: [layer, head] arrays by name; each name is in MEASURES.
+        activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
+        self_check: Largest errors against other ways to compute the same, by name.
+
+    Raises:
+        ValueError: an array has another shape than the axes say, or a measure is not in MEASURES.
+    """
+
+    tokens: tuple[str, ...]
+    token_ids: NDArray[np.int32]
+    roles: NDArray[np.int8]
+    original_pos: NDArray[np.int32]
+    mean_all: NDArray[np.float32]
+    mean_common: NDArray[np.float32]
+    count_all: NDArray[np.int32]
+    count_common: NDArray[np.int32]
+    value_norm: NDArray[np.float32]
+    activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    activations: Mapping[str, float] = field(default_factory=dict)
+    self_check: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
+        sizes["bin"] = self.activation_histogram.size
+        axes = {name: axes for name, (axes, _) in ARRAYS.items()} | dict.fromkeys(self.measures, ("layer", "head"))
+        for name, values in self.arrays.items():
+            if name not in ARRAYS and name not in MEASURES:
+                raise ValueError(f"{name} is not in MEASURES: give it a unit and a definition there")
+            if values.shape != (expected := tuple(sizes[axis] for axis in axes[name])):
+                raise ValueError(f"{name} has the shape {values.shape}, expected {axes[name]} = {expected}")
+        if len(self.tokens) != sizes["position"]:
+            raise ValueError(f"{len(self.tokens)} token texts for {sizes['position']} tokens")
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All arrays by name, the measures among them."""
+        return {name: getattr(self, name) for name in ARRAYS} | dict(self.measures)
+
+
+FACTS = tuple(one.name for one in fields(Trace) if one.name not in (*ARRAYS, "measures"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeader:
+    """What all traces of one folder share; records of another kind are refused.
+
+    Attributes:
+        model: The model's name.
+        fingerprint: What identifies the weights that were loaded.
+        layers: Recorded decoder layers, ascending from 0.
+        head_count: Query heads of a layer.
+        conditions: In the order in which figures show them; may grow when a folder is continued.
+        baseline: The condition that `original_pos` and the common queries refer to.
+        layout: How the prompts were built.
+        queries: `prompt`, or `completion` where the recorded completion was read too.
+        dtype: What the model was run in.
+        options: What else decides the numbers: decomposition, activation thresholds, windows.
+        on_outcome: The problems were chosen by what became of them.
+    """
+
+    model: str
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[int, ...]
+    head_count: int
+    conditions: tuple[str, ...]
+    baseline: str = "wo"
+    layout: str = "raw"
+    queries: str = "prompt"
+    dtype: str = "float32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    on_outcome: bool = False
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """What must be said wherever numbers of these traces are shown."""
+        return ("selected on outcome",) if self.on_outcome else ()
+
+    def layer_index(self, layer: int) -> int:
+        """Where a layer stands on the layer axis.
+
+        Raises:
+            ConfigError: it was not recorded.
+        """
+        if layer not in self.layers:
+            known = ", ".join(f"{number} (Layer {number + 1})" for number in self.layers)
+            raise ConfigError(f"layer {layer} (Layer {layer + 1}) is not in these traces; they hold {known}.")
+        return self.layers.index(layer)
+
+    def check_head(self, head: int) -> int:
+        """The head, if the model has it.
+
+        Raises:
+            ConfigError: the model does not have it.
+        """
+        if not 0 <= head < self.head_count:
+            raise ConfigError(
+                f"head {head} (Head {head + 1}) is none of the model's heads, 0 to {self.head_count - 1}."
+            )
+        return head
 
 
 class AttentionTraces:
@@ -46,8 +170,7 @@ class AttentionTraces:
     Attributes:
         path: The folder.
         header: What all its records share.
-        receipts: Versions, settings and hashes of every session that added to it.
-        receipt: Those of the session that began it.
+        receipt: Versions, settings and hashes of the session that began it.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
@@ -55,16 +178,12 @@ class AttentionTraces:
         if begun is None:
             raise JournalError(f"{path} holds no trace yet. Continue it with the `mless probe` that began it.")
         self.path = path
-        self.header, self.receipts = begun
-        self.receipt = self.receipts[0]
+        self.header, self.receipt = begun
         self._lock = lock
-        self._entries: dict[tuple[str, str], TraceEntry] = {}
+        self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
         """By problem and condition, in the order of adding."""
-        self._files: dict[tuple[str, str], Path] = {}
-        """The records' files."""
-        with _clear_messages(path):
-            for name in sorted(filter(_RECORD.fullmatch, os.listdir(path))):
-                self._add(path / name, _read_facts(path / name))
+        for file in sorted(path.glob("*.safetensors")):
+            self._add(file, _read_facts(file))
 
     @classmethod
     def create(cls, path: Path, header: TraceHeader, *, receipt: Mapping[str, Any]) -> Self:
@@ -83,16 +202,13 @@ class AttentionTraces:
             path.mkdir(parents=True, exist_ok=True)
         held = lock(path)
         try:
-            known, sessions = _read_header(path) or (header, ())
+            known, first = _read_header(path) or (header, dict(receipt))
             _check_same(path, known, header)
             joined = replace(known, conditions=tuple(dict.fromkeys([*known.conditions, *header.conditions])))
-            session = json.loads(json.dumps(dict(receipt)))
-            if not sessions or session | {"created": None} != sessions[-1] | {"created": None}:  # else nothing is new
-                sessions = (*sessions, session)
             about = {
                 "mless_traces": TRACES_FORMAT,
                 "header": asdict(joined),
-                "receipts": sessions,
+                "receipt": first,
                 "arrays": _AXES_AND_UNITS,
             }
             with _clear_messages(path):
@@ -112,41 +228,24 @@ class AttentionTraces:
             JournalError: there is none, or it is damaged or something else.
         """
         if not path.exists():
-            raise JournalError(
-                f"{path} does not exist. Expected a folder of traces as `mless probe` makes it; check the path."
-            )
+            raise JournalError(f"{path} does not exist. Expected a folder of traces as `mless probe` makes it.")
         return cls(path)
 
     def append(self, trace: Trace) -> None:
         """Add one record, whole or not at all; it survives the death of this process from here on.
 
         Raises:
-            JournalError: the record is there already, has other layers or heads than the header says, or the folder
-                cannot be written.
+            JournalError: the folder cannot be written.
         """
         from harness.runs.stored_files import write_atomic
 
-        expected = self._shape
-        if trace.mean_all.shape[:2] != expected or trace.condition not in self.header.conditions:
-            raise JournalError(
-                f"{self.path} takes {expected[0]} layers of {expected[1]} heads under "
-                f"{', '.join(self.header.conditions)}; got {trace.mean_all.shape[:2]} under {trace.condition}. Write "
-                "these traces to another folder."
-            )
-        if self.has(trace.problem_id, trace.condition):
-            raise JournalError(
-                f"{self.path} already holds problem {trace.problem_id} under {trace.condition}. Ask `has` before."
-            )
-        content = safetensors.numpy.save(
-            {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()},
-            metadata={"facts": json.dumps(trace.facts)},
-        )
-        last = next(reversed(self._files.values()), None)
-        number = 1 if last is None else 1 + int(last.name.partition("-")[0])
-        file = self.path / f"{number:08d}-{zlib.crc32(content):08x}.safetensors"
+        facts = {name: getattr(trace, name) for name in FACTS}
+        arrays = {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()}
+        last = next((int(file.stem) for file, _ in reversed(self._files.values())), 0)
+        file = self.path / f"{last + 1:08d}.safetensors"
         with _clear_messages(self.path), write_atomic(file) as part:
-            part.write_bytes(content)
-        self._add(file, trace.facts)
+            part.write_bytes(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
+        self._add(file, facts)
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the record is there."""
@@ -157,21 +256,18 @@ class AttentionTraces:
 
         Raises:
             ConfigError: there is no such record.
-            JournalError: it is damaged, or has other layers or heads than the header says.
+            JournalError: it is damaged.
         """
         if not self.has(problem_id, condition):
             raise ConfigError(
                 f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
-                f"problems under {', '.join(self.conditions)}; probe that one too, or ask for another."
+                f"problems under {', '.join(self.conditions)}."
             )
-        file = self._files[problem_id, condition]
-        trace = _read_record(file)
-        if trace.mean_all.shape[:2] != self._shape:
-            raise JournalError(
-                f"{file} has other layers or heads than {HEADER} beside it: expected {self._shape} of them, got "
-                f"{trace.mean_all.shape[:2]}. Restore the folder from a copy, or probe again into another one."
-            )
-        return trace
+        file, _ = self._files[problem_id, condition]
+        with _damage_named(file):
+            facts, arrays = _read_facts(file), safetensors.numpy.load_file(file)
+            measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
+            return Trace(**facts | arrays | {"measures": measures})
 
     def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
         """The records of one condition and of these problems, in the order in which they were added."""
@@ -203,18 +299,16 @@ class AttentionTraces:
         wanted = list(found) if problem_ids is None else list(problem_ids)
         for name in names:
             if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
-                there = ", ".join(sorted(set.intersection(*map(set, found.values())))) if found else ""
                 raise ConfigError(
                     f"{self.path} has no {name} of {len(missing)} of {len(wanted)} problems under {condition} "
-                    f"(first: {missing[0]}). Recorded for all there: {there or 'nothing'}. Choose one of these, "
-                    "or probe again with what records it (--decompose for the parts of the change)."
+                    f"(first: {missing[0]}). The parts of the change are recorded by --decompose."
                 )
         values = np.array([[found[key][name] for key in wanted] for name in names], dtype=np.float64)
         return wanted, values.reshape(len(names), len(wanted), len(self.header.layers), self.header.head_count)
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
-        return list(self._entries.values())
+        return [entry for _, entry in self._files.values()]
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -228,7 +322,7 @@ class AttentionTraces:
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._files)
 
     def __iter__(self) -> Iterator[Trace]:
         return self.select()
@@ -244,15 +338,9 @@ class AttentionTraces:
         if self._lock is not None:
             self._lock.release()
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        """Layers and heads of every record."""
-        return len(self.header.layers), self.header.head_count
-
     def _add(self, file: Path, facts: Mapping[str, Any]) -> None:
         entry = TraceEntry(**{one.name: facts[one.name] for one in fields(TraceEntry)})
-        self._entries[entry.problem_id, entry.condition] = entry
-        self._files[entry.problem_id, entry.condition] = file
+        self._files[entry.problem_id, entry.condition] = file, entry
 
 
 _AXES_AND_UNITS = {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()} | {
@@ -261,82 +349,59 @@ _AXES_AND_UNITS = {name: {"axes": axes} | quantity._asdict() for name, (axes, qu
 
 
 def _read_facts(file: Path) -> dict[str, Any]:
-    """A record without its arrays.
-
-    Raises:
-        JournalError: it is damaged.
-    """
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            told = json.loads(opened.metadata()["facts"])
+    """A record without its arrays."""
+    with _damage_named(file), safe_open(file, framework="numpy") as opened:
+        told = json.loads(opened.metadata()["facts"])
         return {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in FACTS}
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(file, f"{type(error).__name__}: {error}") from None
 
 
-def _read_record(file: Path) -> Trace:
-    """A record, its bytes checked against the file's name.
-
-    Raises:
-        JournalError: it is damaged.
-    """
-    with _clear_messages(file):
-        content = file.read_bytes()
-        if (match := _RECORD.fullmatch(file.name)) is None or int(match[2], 16) != zlib.crc32(content):
-            raise _damaged(file, "its bytes are not those that were written")
-        facts = _read_facts(file)
-    arrays = safetensors.numpy.load(content)
-    measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
-    return Trace(**facts | arrays | {"measures": measures})
-
-
-def _read_header(path: Path) -> tuple[TraceHeader, tuple[dict[str, Any], ...]] | None:
-    """What all records share, and the receipts of the sessions; None where nothing was begun.
+def _read_header(path: Path) -> tuple[TraceHeader, dict[str, Any]] | None:
+    """What all records share, and the receipt of the first session; None where nothing was begun.
 
     Raises:
         JournalError: the path is of something else, of another format, damaged, or cannot be read.
     """
     file = path / HEADER
     with _clear_messages(path):
-        if not path.exists() or (path.is_dir() and all(re.fullmatch(r"\.lock|.*\.part", n) for n in os.listdir(path))):
+        if not path.exists() or (
+            path.is_dir() and all(re.fullmatch(r"\.lock|.*\.part", p.name) for p in path.iterdir())
+        ):
             return None
         content = file.read_bytes() if file.is_file() else b""
-        if b'"mless_traces"' not in content:
+    if b'"mless_traces"' not in content:
+        raise JournalError(f"{path} is no folder of traces: {HEADER} is missing or damaged. Nothing was touched.")
+    with _damage_named(file):
+        about = json.loads(content)
+        if about["mless_traces"] != TRACES_FORMAT:
             raise JournalError(
-                f"{path} is no folder of traces: {HEADER} is missing or damaged. Expected a folder that `mless probe` "
-                "made; check the path. Nothing was touched."
+                f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}."
             )
-        try:
-            about = json.loads(content)
-            if about["mless_traces"] != TRACES_FORMAT:
-                raise JournalError(
-                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}. "
-                    "Probe again, or use the mless that wrote it."
-                )
-            facts = about["header"]
-            header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
-            return header, tuple(about["receipts"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(file, f"{type(error).__name__}: {error}") from None
+        facts = about["header"]
+        header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
+        return header, about["receipt"]
 
 
 def _check_same(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
     """Raise unless two headers agree in all but their conditions, naming what differs."""
     old, new = (json.loads(json.dumps(asdict(replace(header, conditions=())))) for header in (known, wanted))
     if changes := differences(old, new):
-        told = "; ".join(changes[:4]) + (f"; and {len(changes) - 4} more" if len(changes) > 4 else "")
         raise JournalError(
-            f"{path} holds traces of another kind, nothing was added. Changed: {told}. Undo the change to continue it, "
-            "or choose another --output."
+            f"{path} holds traces of another kind, nothing was added. Changed: {'; '.join(changes[:4])}. "
+            "Choose another --output."
         )
 
 
-def _damaged(file: Path, what: str) -> JournalError:
-    remove = "the folder" if file.name == HEADER else "it"  # records are nothing without it
-    return JournalError(
-        f"{file} is torn or damaged ({what.splitlines()[0]}). Restore it from a copy, or delete {remove} and run the "
-        "same `mless probe` again."
-    )
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
+    """Say which file it is that cannot be understood."""
+    try:
+        with _clear_messages(file):
+            yield
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise JournalError(
+            f"{file} is torn or damaged ({what}). Delete it and run the same `mless probe` again."
+        ) from None
 
 
 @contextmanager
@@ -345,8 +410,6 @@ def _clear_messages(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "Free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "Mend that"
         raise JournalError(
-            f"{path} cannot be read or written: {error.strerror or error}. Every record before is safe. {remedy}, or "
-            "choose another path, and run the same command again."
+            f"{path} cannot be read or written: {error.strerror or error}. Every record before is safe."
         ) from None

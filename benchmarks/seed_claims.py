@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from attention_probe.choices import View
 from attention_probe.figures.config import PromptsConfig
+from attention_probe.probe import run_probe
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import run_probe
-from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
 from harness.choices import Definition

@@ -51,7 +51,7 @@ BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
 FINGERPRINT_VALUES = 4096
 """Values of each first-layer tensor that are hashed into the fingerprint."""
-TRACES_FORMAT = 5
+TRACES_FORMAT = 6
 """Of a folder of traces; another one is not read."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
 """The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.model.reduce_attention import Capture
 
 VOCABULARY, LENGTH, PADDING = 97, 45, 13
 LAYERS = (0, 1, 2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 
+from attention_probe.analysis.curves import average_curves
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 
 LAYERS, HEADS = (0, 2), 3
@@ -71,3 +73,12 @@ def same(one, other):
         elif a != b:
             return False
     return True
+
+
+def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
+    """The curve of one head under one condition."""
+    return average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)[0]
+
+
+full_curve = partial(aligned_curve, view="full")
+difference_curve = aligned_curve

@@ -24,7 +24,7 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import chosen_problems, has_one_filler
+from attention_probe.analysis.curves import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import FILLER_ONLY, GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.constants import FLIPS_AT_ONCE, HEADS_ALPHA, PROBE_SEED, RANKING_DRAWS, TIE

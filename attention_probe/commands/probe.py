@@ -76,11 +76,11 @@ def probe(
     ] = Path("probe.traces"),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
-    from attention_probe.analysis.summary import describe_checks, summary
+    from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.measure.measure_prompts import Record
+    from attention_probe.probe import run_probe
+    from attention_probe.probe_config import ProbeSettings
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
-    from attention_probe.run_probe import run_probe
-    from attention_probe.settings import ProbeSettings
     from attention_probe.traces import AttentionTraces
     from harness.analysis.selection import Selection
     from harness.display.progress import progress_bar

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from attention_probe.analysis.averaging import bootstrap_band, chosen_problems
+from attention_probe.analysis.curves import bootstrap_band, chosen_problems
 from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
 from attention_probe.figures.draw import STAMPS, stamp
 from attention_probe.measure.activations import ACTIVATION_MEASURES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas
 
-from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
-from attention_probe.analysis.curve import as_frame
+from attention_probe.analysis.curves import as_frame, average_curves, chosen_problems, shared_problems
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.accuracy import accuracy_table

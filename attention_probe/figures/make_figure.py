@@ -17,9 +17,9 @@ from attention_probe.figures.config import FigureConfig
 from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
 from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe import run_probe
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
-from attention_probe.run_probe import run_probe
-from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.saving import write_figure
 from harness.runs import receipts

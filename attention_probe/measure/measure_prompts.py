@@ -16,9 +16,9 @@ from torch import Tensor
 
 from attention_probe.measure.activations import Reference, measure_activations
 from attention_probe.measure.decomposition import REGIONS, decompose, key_regions, mass_measures, value_measures
+from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.model.reduce_attention import Capture
 from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
 from harness.runs.prompt_source import BASELINE
 

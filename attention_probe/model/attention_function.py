@@ -1,8 +1,8 @@
 """The attention function in Hugging Face's registry: a model's normal output, with each asked layer reduced on the way.
 
 Hugging Face models ask one registry for their attention function and another for their mask. Ours are in both under one
-name. The function computes the weights of a few queries at a time and reduces them (`reduce_attention`). The mask stays
-a rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are
+name. The function computes the weights of a few queries at a time and reduces them (`attention_statistics`). The mask
+stays a rule that is evaluated for one block at a time. So neither the weights nor the mask of a whole prompt, which are
 squares of its length, are ever in memory. What is asked travels with the call, as a keyword argument that models hand
 through to their attention. The pass ends as soon as the last thing asked is there.
 
@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
-from attention_probe.model.reduce_attention import Capture, Reduction
+from attention_probe.model.attention_statistics import Capture, Reduction
 from harness.constants import BLOCK_BYTES
 from harness.errors import ModelError
 

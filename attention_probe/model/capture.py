@@ -1,7 +1,7 @@
 """Run the first layers once, and reduce their attention to column means and masses while they run.
 
 Where the architecture calls our attention function (`attention_function`), it does the reducing. Elsewhere whole
-matrices from `output_attentions` are reduced (`eager_attention`), and a notice says so.
+matrices from `output_attentions` are reduced (`eager_fallback`), and a notice says so.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
-from attention_probe.model.eager_attention import run_eager, softmax_layers
-from attention_probe.model.reduce_attention import Capture, Done, Readout
+from attention_probe.model.attention_statistics import Capture, Done, Readout
+from attention_probe.model.eager_fallback import run_eager, softmax_layers
 from harness.errors import ModelError, PromptMismatchError
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from attention_probe.figures.config import load_figure_config
 from attention_probe.measure.activations import gini
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.measure.token_classes import CLASSES
-from attention_probe.run_probe import run_probe
-from attention_probe.settings import ProbeSettings
+from attention_probe.probe import run_probe
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.flips import Criterion

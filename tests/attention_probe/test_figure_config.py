@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from attention_probe.analysis.curve import leaves_out_first_token
+from attention_probe.analysis.curves import leaves_out_first_token
 from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from attention_probe.prompts.choose_prompts import prompts_config

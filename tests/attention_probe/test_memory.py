@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from attention_probe.run_probe import keep_freed_memory
+from attention_probe.probe import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

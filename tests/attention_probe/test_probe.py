@@ -17,11 +17,11 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from attention_probe.analysis.summary import MASSES, describe_checks, summary
+from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
 from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe import run_probe
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import run_probe
-from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness import cli, resources
 from harness.analysis.flips import Criterion
@@ -219,7 +219,7 @@ def test_activation_thresholds_are_frozen_without_filler(traced):
 
 
 def test_an_interrupted_probe_goes_on_and_ends_the_same(source, selection, settings, traced, tmp_path, monkeypatch):
-    monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
+    monkeypatch.setattr("attention_probe.probe.GROUP_TOKENS", 1)
     path = tmp_path / "again.traces"
 
     def stop(done, total):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
-from attention_probe.settings import ProbeSettings
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_condition, named_conditions
 from harness.experiment.problems import Dataset, load_demo, load_math500

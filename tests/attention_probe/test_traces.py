@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
-from harness.errors import ConfigError, HarnessError, JournalError
+from harness.errors import ConfigError, JournalError
 from tests.example_traces import make_header, make_trace, same, write_traces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,23 +102,14 @@ def test_a_record_is_one_safetensors_file_that_others_can_read(written):
     np.testing.assert_array_equal(arrays["mass_filler"], trace.measures["mass_filler"])
 
 
-def test_a_second_session_like_the_first_leaves_one_receipt(tmp_path):
-    for day in ("Monday", "Tuesday"):
-        receipt = {"seed": 1, "created": day}
-        with AttentionTraces.create(tmp_path / "x.traces", make_header(), receipt=receipt) as traces:
-            assert traces.receipts == ({"seed": 1, "created": "Monday"},)
-
-
-def test_continuing_knows_what_is_there_and_keeps_both_receipts(tmp_path):
+def test_continuing_knows_what_is_there_and_keeps_the_first_receipt(tmp_path):
     path = write_traces(tmp_path / "x.traces", pairs(2))
     with AttentionTraces.create(path, make_header(conditions=("wo", "mful")), receipt={"seed": 2}) as traces:
         assert traces.has("p1", "mless") and not traces.has("p2", "wo")
         traces.append(make_trace("p2", "wo", seed=2))
-        with pytest.raises(JournalError, match="already holds problem p1 under wo"):
-            traces.append(make_trace("p1", "wo"))
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 5 and traces.header.conditions == ("wo", "mless", "random", "mful")
-        assert traces.receipts == ({"seed": 1}, {"seed": 2}) and traces.receipt == {"seed": 1}
+        assert traces.receipt == {"seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -139,15 +130,6 @@ def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, writte
         AttentionTraces.create(path, make_header(**change), receipt={})
     assert f"holds traces of another kind, nothing was added. Changed: {told}." in str(error.value)
     assert contents(path) == contents(written)
-
-
-def test_a_record_with_other_heads_or_an_unknown_condition_is_refused(tmp_path):
-    with AttentionTraces.create(tmp_path / "x", make_header(head_count=5), receipt={}) as traces:
-        with pytest.raises(JournalError, match=r"takes 2 layers of 5 heads under wo, mless, random; got \(2, 3\)"):
-            traces.append(make_trace())
-    with AttentionTraces.create(tmp_path / "y", make_header(conditions=("mless",)), receipt={}) as traces:
-        with pytest.raises(JournalError, match=r"under mless; got .* under wo"):
-            traces.append(make_trace())
 
 
 def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
@@ -220,7 +202,6 @@ def test_a_full_disk_is_one_clear_line_and_what_was_written_stays(tmp_path):
     with script(tmp_path, body) as process:
         *reported, message = process.communicate()[0].strip().split("\n")
     assert process.returncode == 2 and "cannot be read or written: File too large" in message
-    assert "Free some space" in message
     with AttentionTraces.open(tmp_path / "x.traces") as traces:
         assert len(list(traces)) == len(reported) > 0
     assert len(contents(tmp_path / "x.traces")) == 1 + len(reported)
@@ -243,7 +224,7 @@ def test_a_torn_record_is_named_and_probed_again_once_it_is_deleted(tmp_path, wr
     path = copied(written, tmp_path)
     torn = sorted(path.glob("*.safetensors"))[2]
     torn.write_bytes(torn.read_bytes()[:50])
-    with pytest.raises(JournalError, match=rf"{torn.name} is torn or damaged .* delete it and run the same"):
+    with pytest.raises(JournalError, match=rf"{torn.name} is torn or damaged .* Delete it and run the same"):
         begin(path)
     torn.unlink()
     with begin(path) as traces:
@@ -252,23 +233,6 @@ def test_a_torn_record_is_named_and_probed_again_once_it_is_deleted(tmp_path, wr
     with AttentionTraces.open(path) as traces:
         assert [entry.problem_id for entry in traces.entries()][-1] == "p1"
         assert same(traces.get("p1", "wo"), pairs(4)[2])
-
-
-@given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_changed_byte_never_changes_a_number(tmp_path, written, data):
-    path = copied(written, tmp_path)
-    name = data.draw(st.sampled_from(sorted(contents(written))))
-    content = bytearray((written / name).read_bytes())
-    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    (path / name).write_bytes(content)
-    known = {(trace.problem_id, trace.condition): trace for trace in pairs(4)}
-    try:
-        with AttentionTraces.open(path) as traces:
-            for trace in traces:
-                assert same(trace, known[trace.problem_id, trace.condition])
-    except HarnessError as error:
-        assert "\n" not in str(error)
 
 
 def test_what_is_something_else_is_named_and_not_touched(tmp_path):
@@ -294,20 +258,8 @@ def test_a_folder_of_another_format_is_refused(tmp_path, written, other):
     about = json.loads((path / "header.json").read_text())
     (path / "header.json").write_text(json.dumps(about | {"mless_traces": other}))
     for attempt in (AttentionTraces.open, begin):
-        with pytest.raises(JournalError, match=f"is of trace format {other}, this mless reads format 5"):
+        with pytest.raises(JournalError, match=f"is of trace format {other}, this mless reads format 6"):
             attempt(path)
-
-
-def test_a_header_that_other_records_belong_to_is_refused(tmp_path, written):
-    path = copied(written, tmp_path)
-    about = json.loads((path / "header.json").read_text())
-    about["header"]["head_count"] += 1
-    (path / "header.json").write_text(json.dumps(about))
-    message = r"has other layers or heads than header\.json beside it: expected \(2, 4\) of them, got \(2, 3\)"
-    with AttentionTraces.open(path) as opened:
-        for read in (lambda: next(iter(opened)), lambda: opened.measure("mass_filler", "wo")):
-            with pytest.raises(JournalError, match=message):
-                read()
 
 
 def test_a_kill_before_the_header_leaves_a_folder_that_can_be_begun(tmp_path):
@@ -331,13 +283,9 @@ def test_what_is_not_there_is_named_with_what_is(written):
             ConfigError, match=r"layer 1 \(Layer 2\) is not in these traces; they hold 0 \(Layer 1\), 2"
         ):
             traces.header.layer_index(1)
-        with pytest.raises(
-            ConfigError, match=r"head 3 \(Head 4\) does not exist: the model has heads 0 to 2 \(Head 1 to"
-        ):
+        with pytest.raises(ConfigError, match=r"head 3 \(Head 4\) is none of the model's heads, 0 to 2"):
             traces.header.check_head(3)
-        with pytest.raises(
-            ConfigError, match=r"has no bias of 4 of 4 problems under mless .* Recorded for all there: mass_f"
-        ):
+        with pytest.raises(ConfigError, match=r"has no bias of 4 of 4 problems under mless .*--decompose"):
             traces.measure("bias", "mless")
 
 
@@ -366,10 +314,6 @@ def test_wrong_shapes_and_undocumented_measures_are_refused():
         make_trace(measures={"bais": np.zeros((2, 3), dtype=np.float32)})
     with pytest.raises(ValueError, match="mass_filler has the shape"):
         make_trace(measures={"mass_filler": np.zeros(3, dtype=np.float32)})
-    with pytest.raises(ValueError, match="layers must be ascending"):
-        make_header(layers=(1, 0))
-    with pytest.raises(ValueError, match="head_count must be at least 1"):
-        make_header(head_count=0)
 
 
 def test_reading_and_adding_hold_one_record_in_memory(tmp_path):
@@ -393,9 +337,9 @@ def test_reading_and_adding_hold_one_record_in_memory(tmp_path):
 def test_reading_needs_no_torch(written):
     code = (
         "import sys; from pathlib import Path; from attention_probe.traces import AttentionTraces\n"
-        "from attention_probe.analysis.averaging import aligned_curve\n"
+        "from attention_probe.analysis.curves import average_curves\n"
         f"t = AttentionTraces.open(Path({str(written)!r}))\n"
-        "aligned_curve(t, condition='mless', layer=0, head=0); t.close()\n"
+        "average_curves(t, conditions=['mless'], layer=0, heads=[0]); t.close()\n"
         "import attention_probe.analysis.head_ranking\n"
         "print(*sorted(set(sys.modules) & {'torch', 'transformers', 'vllm', 'lm_eval', 'sklearn'}))"
     )

@@ -18,8 +18,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from attention_probe.analysis.averaging import aligned_curve
-from attention_probe.figures.report_curves import read_attention
+from attention_probe.figures.for_report import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
 from harness.display.report.details import unpack
@@ -31,7 +30,7 @@ from harness.grading.grade_completion import read_boxes
 from harness.runs.sample_frame import load_run
 from tests.commands.test_cli import here, refused
 from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT
-from tests.example_traces import make_trace, write_traces
+from tests.example_traces import aligned_curve, make_trace, write_traces
 
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")

@@ -23,7 +23,7 @@ FOLDERS = {
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
     "attention_probe": (
-        "choices prompts model measure settings self_check trace_record traces run_probe analysis figures commands"
+        "choices prompts model measure probe_config self_check traces probe analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
@@ -33,9 +33,9 @@ NEED_HEAVY = {
     "attention_probe.measure.decomposition",
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
-    "attention_probe.run_probe",
+    "attention_probe.probe",
+    "attention_probe.probe_config",
     "attention_probe.self_check",
-    "attention_probe.settings",
     "harness.engines.mless_vllm",
     "harness.lm_eval_plugin.write_results",
 }

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_probe.analysis.averaging import aligned_curve, full_curve
 from attention_probe.traces import AttentionTraces
 from benchmarks.seed_claims import DEFINITIONS, PROMPTS, Traces, load, page
+from tests.example_traces import aligned_curve, full_curve
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/seeds.md"
 

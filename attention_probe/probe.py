@@ -16,9 +16,9 @@ import torch
 from attention_probe.measure.measure_prompts import Measurement, measure_group
 from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
 from attention_probe.model.load_first_layers import LoadedModel, check_indices
+from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
-from attention_probe.settings import ProbeSettings
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
 from harness.analysis.selection import SelectedProblem, Selection, selected_problems

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_probe.analysis.averaging import average_curves, chosen_problems, shared_problems
-from attention_probe.analysis.curve import leaves_out_first_token
+from attention_probe.analysis.curves import average_curves, chosen_problems, leaves_out_first_token, shared_problems
 from attention_probe.traces import AttentionTraces
 from harness.choices import Definition
 from harness.display.grid import Cell, Column, make_grid, number_column

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from attention_probe.model.attention_function import switched_attention
-from attention_probe.model.reduce_attention import Capture, Reduction
+from attention_probe.model.attention_statistics import Capture, Reduction
 from harness.constants import EAGER_QUERIES
 from harness.errors import ModelError
 

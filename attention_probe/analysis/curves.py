@@ -13,54 +13,95 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
-from attention_probe.analysis.curve import Curve, leaves_out_first_token
 from attention_probe.choices import View
 from attention_probe.measure.definitions import SHARE
-from attention_probe.traces import AttentionTraces
+from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.choices import Definition
 from harness.constants import BAND, BAND_DRAWS, PROBE_SEED
 from harness.errors import ConfigError
 
-_OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
+_FIRST_TOKEN_SINKS = ("llama", "gemma")
+"""Families whose first token takes most of the attention; the study leaves it out."""
 
 
-def aligned_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
-    """The curve of one head over original tokens, without what was inserted between them.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """One head's average attention weights under one condition.
 
-    Args:
-        traces: Where from.
-        condition: Whose prompts are averaged.
+    Attributes:
+        condition: Its name; `mless - wo` for a difference.
+        layer: Index from 0.
         head: Index from 0.
-        options: `layer`, and what else `average_curves` takes but `view` and `baseline`.
-
-    Raises:
-        ConfigError: no such layer, head, condition or problem in the traces.
+        unit: Of mean, low and high.
+        definition: Which queries the average is over.
+        view: What x is: the original token's position, or the position in the prompt as it was.
+        first_token_excluded: Whether x = 0 was left out (nothing was renormalised).
+        x: Ascending positions [n] to which at least one prompt contributes.
+        mean: [n] the average weight; one prompt's value if there is only one prompt.
+        low: [n] lower end of the band, NaN where fewer than two prompts contribute.
+        high: [n] upper end.
+        count: [n] how many prompts contribute.
+        prompts: How many prompts went in.
+        filler_region: Full view: what to shade, from half a token before the filler's first position to half a token
+            after its last, true of every prompt in the mean. None without filler.
+        tokens: [n] the tokens' texts, for one prompt; None for a mean.
+        note: What a reader must be told; None if there is nothing.
     """
-    return average_curves(traces, conditions=[condition], heads=[head], view="aligned", baseline=None, **options)[0]
+
+    condition: str
+    layer: int
+    head: int
+    unit: str
+    definition: Definition
+    view: View
+    first_token_excluded: bool
+    x: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    count: NDArray[np.int64]
+    prompts: int
+    filler_region: tuple[float, float] | None = None
+    tokens: tuple[str, ...] | None = None
+    note: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people, counted from 1."""
+        return f"Layer {self.layer + 1} Head {self.head + 1}"
+
+    @property
+    def in_filler(self) -> NDArray[np.bool_]:
+        """[n] whether each position lies in what is to be shaded."""
+        start, stop = self.filler_region or (0, 0)
+        return (self.x > start) & (self.x < stop)
 
 
-def full_curve(traces: AttentionTraces, *, condition: str, head: int, **options: Any) -> Curve:
-    """The curve of one head over the prompt as it was, with the region to shade; arguments as for `aligned_curve`.
-
-    Raises:
-        ConfigError: no such layer, head, condition or problem in the traces, or no region is shared by more than half
-            of the prompts.
-    """
-    return average_curves(traces, conditions=[condition], heads=[head], view="full", baseline=None, **options)[0]
+_COLUMNS = (
+    *("condition", "layer", "head", "label", "view", "definition", "first_token_excluded", "x", "tokens", "mean"),
+    *("low", "high", "unit", "count", "prompts", "in_filler", "note"),
+)
 
 
-def difference_curve(traces: AttentionTraces, *, condition: str, baseline: str, head: int, **options: Any) -> Curve:
-    """The paired difference, condition minus baseline, of every original token; arguments as for `aligned_curve`.
+def as_frame(curves: Iterable[Curve]) -> pandas.DataFrame:
+    """The curves' numbers, one row per point; `in_filler` marks the shaded ones."""
+    frames = [pandas.DataFrame({name: getattr(curve, name) for name in _COLUMNS}) for curve in curves]
+    table = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+    return table.rename(columns={"tokens": "token"})
 
-    Raises:
-        ConfigError: no such layer, head, condition or problem in the traces.
-    """
-    return average_curves(traces, conditions=[condition], heads=[head], view="aligned", baseline=baseline, **options)[0]
+
+def leaves_out_first_token(header: TraceHeader) -> bool:
+    """Whether the study leaves the first token out of this family's curves, for the attention that it absorbs."""
+    return str(header.options.get("model_type", "")).startswith(_FIRST_TOKEN_SINKS)
+
+
+_OF_COMPLETIONS = "averaged over the recorded completion's tokens, which differ between conditions in both definitions"
 
 
 def average_curves(

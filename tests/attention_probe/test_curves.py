@@ -8,19 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from attention_probe.analysis.averaging import (
-    aligned_curve,
+from attention_probe.analysis.curves import (
+    as_frame,
     average_curves,
     bootstrap_band,
     chosen_problems,
-    difference_curve,
-    full_curve,
     shared_problems,
 )
-from attention_probe.analysis.curve import Curve, as_frame
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-from tests.example_traces import make_trace, write_traces
+from tests.example_traces import aligned_curve, difference_curve, full_curve, make_trace, write_traces
 
 SIZES = (9, 12, 7, 9)
 
@@ -150,7 +147,7 @@ def test_what_is_not_there_is_named_with_what_is(traces):
     for change, told in [
         ({"condition": "mful"}, r"holds no trace under mful; it has wo, mless, random\. Ask"),
         ({"layer": 1}, r"layer 1 \(Layer 2\) is not in these traces; they hold 0 \(Layer 1\), 2 \(Layer 3\)"),
-        ({"head": 3}, r"head 3 \(Head 4\) does not exist: the model has heads 0 to 2 \(Head 1 to Head 3\)"),
+        ({"head": 3}, r"head 3 \(Head 4\) is none"),
         ({"problem_ids": ["p0", "lone"]}, r"1 of the 2 problems asked for have no trace under mless .* first lone\."),
         ({"problem_ids": []}, "0 of the 0 problems asked for"),
     ]:
@@ -222,18 +219,3 @@ def test_the_frame_has_a_row_a_point_with_everything_that_names_it(traces):
     assert tail["token"].tolist() == [f"wo{n}" for n in range(6)] and tail["low"].isna().all()
     assert set(tail["definition"]) == {"published"} and set(tail["label"]) == {"Layer 3 Head 1"}
     assert as_frame([]).empty
-
-
-def test_a_curve_checks_itself():
-    x = np.array([0, 2, 1])
-    facts = {
-        "condition": "wo",
-        "layer": 0,
-        "head": 0,
-        "unit": "share",
-        "definition": "common",
-        "view": "full",
-        "prompts": 1,
-    }
-    with pytest.raises(ValueError, match="x must ascend"):
-        Curve(**facts, first_token_excluded=False, x=x, mean=x / 2, low=x / 2, high=x / 2, count=x)
