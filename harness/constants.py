@@ -19,6 +19,22 @@ MOST_TOKENS = 100_000
 """More tokens, numbers or repetitions fit in no model's context, and would take hours to build."""
 
 # Prompts: their tokens, documents and sampling
+SEPARATOR = " \n\n"
+"""The text between instruction, filler and problem in the sound layouts, the same in every condition.
+
+The blank before the line breaks is there on purpose. Byte-level tokenizers join line breaks to the symbol before them
+(the Qwen pattern makes one piece of ` /` and a following newline), and the tekken pattern also joins a slash to the
+breaks before it. The blank ends the piece on the left, and the line break starts a new one on the right. So neither
+filler nor problem is ever merged with its neighbour.
+"""
+PROMPT_VERSION = 1
+"""Goes up when a problem, condition and layout give another prompt than before; older samples then count no more."""
+MAX_GEN_TOKS = 2048
+"""Tokens generated at most unless told, as in the authors' code."""
+GENERATE_TOP_K = 50
+"""What transformers' `generate` takes where a sampling model names no top_k."""
+PINNED_DATE = (2024, 7, 26)
+"""The date that chat templates print instead of today's: that which Llama 3.1's own template falls back to."""
 
 # Engines
 

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, StrictInt, ValidationError, field_validator, model_validator
+from pydantic import Field, StrictInt, ValidationError, field_validator, model_validator
 
 from attention_probe.choices import Shown
-from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
+from attention_probe.figures.activations_config import ActivationsConfig
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
 from harness.choices import Definition
 from harness.display.figures.style import Look, looks
 from harness.display.words import label
 from harness.errors import ConfigError
-from harness.experiment.config import DatasetConfig
 from harness.yaml_settings import Strict, explain, read_values
 
 BASELINE = "wo"
@@ -294,17 +293,6 @@ class FigureConfig(Strict):
         return head.name or self.model_name or (head.model or "").rstrip("/").rpartition("/")[2]
 
 
-_NESTED: Mapping[str, type[BaseModel]] = {
-    "heads": HeadConfig,
-    "rows": RowConfig,
-    "series": SeriesConfig,
-    "models": ModelConfig,
-    "prompts": PromptsConfig,
-    "bars": BarsConfig,
-    "dataset": DatasetConfig,
-}
-
-
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig | ActivationsConfig:
     """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
 
@@ -314,9 +302,9 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
         ConfigError: the file is missing or not YAML, a key is unknown, a label does not fit its index, or a value
             does not fit.
     """
-    values = read_values(path, "figures", FigureConfig, overrides)
+    values = read_values(path, "figures", overrides)
     schema = ActivationsConfig if "activations" in values else FigureConfig
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(path), schema, _NESTED)) from None
+        raise ConfigError(explain(error, str(path))) from None

@@ -97,7 +97,7 @@ def prompts_config(**values: Any) -> PromptsConfig:
     try:
         return PromptsConfig.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        raise ConfigError(explain(error, "prompts", PromptsConfig, {"dataset": DatasetConfig})) from None
+        raise ConfigError(explain(error, "prompts")) from None
 
 
 def open_source(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 from scipy.special import ndtri
 
 from harness import resources
@@ -98,8 +98,7 @@ def read_reference(name: str) -> Reference:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        nested: dict[str, type[BaseModel]] = {"setup": Setup, "accuracies": ModelAccuracies}
-        raise ConfigError(explain(error, str(path), Reference, nested)) from None
+        raise ConfigError(explain(error, str(path))) from None
 
 
 def reference_table(

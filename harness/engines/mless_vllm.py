@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from harness.constants import MAX_GEN_TOKS
 from harness.engines.engine_pool import check_engines, open_engines
 from harness.errors import ConfigError
 from harness.experiment.chat_template import apply_chat_template
-from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer
+from harness.experiment.documents import ModelTokenizer
 from harness.experiment.prompt import hash_text
 from harness.experiment.requests import Request
 from harness.experiment.sampling import from_lm_eval, sample_seed

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import PROMPT_VERSION
 from harness.display.progress import Progress
 from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan
-from harness.experiment.prompt import PROMPT_VERSION
 from harness.experiment.requests import make_requests
 from harness.experiment.sample_key import sample_key
 from harness.experiment.sampling import Sampling

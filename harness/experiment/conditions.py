@@ -63,58 +63,44 @@ class Placement(StrEnum):
 class Condition(Strict):
     """A condition as a config describes it: the filler (one of the eight keys after the name), its length and place."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="What tables call it.")
-    unit: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A text that is repeated; one token in the model's tokenizer. It may be a blank or a line break.",
-    )
-    token_ids: tuple[int, ...] | None = Field(
-        default=None, min_length=1, description="The exact token ids; a shorter list is repeated."
-    )
-    sentence: StrictInt | None = Field(
-        default=None,
-        ge=1,
-        le=len(SENTENCES),
-        description="The number of a sentence in sentences.yaml, from 1. `sentences: 3` in its place makes three "
-        "conditions, with sentences drawn by the seed.",
-    )
-    text: str | None = Field(default=None, min_length=1, description="A text of your own.")
-    file: Path | None = Field(default=None, description="A file with it.")
-    count_to: StrictInt | None = Field(
-        default=None, ge=1, le=MOST_TOKENS, description="The numbers from 1 to this one."
-    )
-    random_ids: StrictInt | None = Field(
-        default=None, ge=1, le=MOST_TOKENS, description="So many tokens, drawn from the words of the vocabulary."
-    )
-    repeat_problem: StrictInt | None = Field(
-        default=None,
-        ge=2,
-        le=MOST_TOKENS,
-        description="How often the problem stands in the prompt in all, instead of once.",
-    )
-    fresh: bool = Field(
-        default=False, description="Draw random ids anew for each sample of each problem, instead of once for the run."
-    )
-    count: StrictInt | None = Field(
-        default=None, ge=1, le=MOST_TOKENS, description="The tokens of a unit, token ids or a sentence. By default 55."
-    )
-    separator: str | None = Field(
-        default=None, description="The text between two units. By default a blank, and nothing between blank units."
-    )
-    placement: Placement = Field(
-        default=Placement.BETWEEN,
-        description="Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own "
-        "`answer`.",
-    )
-    seed: int = Field(
-        default=DEFAULT_SEED,
-        description="Draws sentences, tokens, and the place of each problem's filler if that is random.",
-    )
-    label: str = Field(default="", description="Words before the filler, such as `Filler:`.")
-    instruction: str | None = Field(default=None, min_length=1, description="The condition's own system prompt.")
-    cue: str = Field(default="", description="Words after the question, such as `Answer:`.")
-    answer_prefix: str = Field(default="", description="The beginning of the model's answer, which it continues.")
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
+    """What tables call it."""
+    unit: str | None = Field(default=None, min_length=1)
+    """A text that is repeated; one token in the model's tokenizer. It may be a blank or a line break."""
+    token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """The exact token ids; a shorter list is repeated."""
+    sentence: StrictInt | None = Field(default=None, ge=1, le=len(SENTENCES))
+    """The number of a sentence in sentences.yaml, from 1. `sentences: 3` in its place makes three conditions, with
+    sentences drawn by the seed.
+    """
+    text: str | None = Field(default=None, min_length=1)
+    """A text of your own."""
+    file: Path | None = None
+    """A file with it."""
+    count_to: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """The numbers from 1 to this one."""
+    random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """So many tokens, drawn from the words of the vocabulary."""
+    repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
+    """How often the problem stands in the prompt in all, instead of once."""
+    fresh: bool = False
+    """Draw random ids anew for each sample of each problem, instead of once for the run."""
+    count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """The tokens of a unit, token ids or a sentence. By default 55."""
+    separator: str | None = None
+    """The text between two units. By default a blank, and nothing between blank units."""
+    placement: Placement = Placement.BETWEEN
+    """Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own `answer`."""
+    seed: int = DEFAULT_SEED
+    """Draws sentences, tokens, and the place of each problem's filler if that is random."""
+    label: str = ""
+    """Words before the filler, such as `Filler:`."""
+    instruction: str | None = Field(default=None, min_length=1)
+    """The condition's own system prompt."""
+    cue: str = ""
+    """Words after the question, such as `Answer:`."""
+    answer_prefix: str = ""
+    """The beginning of the model's answer, which it continues."""
 
     _draw: int = PrivateAttr(default=0)
     """Added to the seed of random ids: other samples and other fillers have other tokens at the same places."""
@@ -366,7 +352,7 @@ def parse_condition(values: Mapping[str, Any]) -> Condition:
     try:
         condition = Condition.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, where, Condition)) from None
+        raise ConfigError(explain(error, where)) from None
     if condition.is_plain:
         raise ConfigError(
             f"{where} changes nothing: expected a filler ({', '.join((*FILLERS, *WRITTEN_TEXTS))}), or one of "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harness import resources
-from harness.constants import DEFAULT_SEED
+from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     BASELINE,
@@ -34,19 +34,17 @@ from harness.yaml_settings import Strict, explain, read_values
 
 
 class ModelConfig(Strict):
-    """Which model, by which backend, with which of the backend's own arguments.
-
-    Attributes:
-        backend: `vllm`, or one of lm-eval's model names: `hf`, `local-completions`, `local-chat-completions`.
-        arguments: lm-eval's model arguments, which for vLLM are vLLM's own engine arguments. `pretrained: demo` is the
-            bundled model. `chat_template_args`, such as {enable_thinking: false}, are switches of the chat template:
-            every prompt of the layout `chat` is rendered and checked with them.
-        label: What tables and figures call the model. By default the last part of its name.
-    """
+    """Which model, by which backend, with which of the backend's own arguments."""
 
     backend: str = "vllm"
+    """`vllm`, or one of lm-eval's model names: `hf`, `local-completions`, `local-chat-completions`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    """lm-eval's model arguments, which for vLLM are vLLM's own engine arguments. `pretrained: demo` is the bundled
+    model. `chat_template_args`, such as {enable_thinking: false}, are switches of the chat template: every prompt
+    of the layout `chat` is rendered and checked with them.
+    """
     label: str | None = None
+    """What tables and figures call the model. By default the last part of its name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,19 +125,16 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DatasetConfig(Strict):
-    """A JSONL file of one's own, and which of its fields hold what.
+    """A JSONL file of one's own, and which of its fields hold what."""
 
-    Attributes:
-        path: The file.
-        problem: The field with the problem.
-        answer: The field with the gold answer: the final answer alone.
-        id: The field with the problem's id; null numbers the lines.
-    """
-
-    path: Path = Field(examples=["FILE.jsonl"])
+    path: Path
+    """The file."""
     problem: str = "problem"
+    """The field with the problem."""
     answer: str = "answer"
+    """The field with the gold answer: the final answer alone."""
     id: str | None = "unique_id"
+    """The field with the problem's id; null numbers the lines."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -160,21 +155,18 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
 
 
 class ExplicitSampling(Strict):
-    """Sampling values of one's own; what is left out is off.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: Draw from the most likely tokens that together have this probability.
-        top_k: Draw from so many of the most likely tokens; 0 is off.
-        min_p: Leave out tokens less likely than this share of the most likely one.
-        repetition_penalty: Above 1 makes repeated tokens less likely.
-    """
+    """Sampling values of one's own; what is left out is off."""
 
     temperature: float = Field(ge=0, allow_inf_nan=False)
+    """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the most likely tokens that together have this probability."""
     top_k: int = Field(default=0, ge=0)
+    """Draw from so many of the most likely tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens less likely than this share of the most likely one."""
     repetition_penalty: float = Field(default=1.0, gt=0)
+    """Above 1 makes repeated tokens less likely."""
 
 
 def _contrast(text: str) -> tuple[str, str]:
@@ -186,72 +178,71 @@ def _contrast(text: str) -> tuple[str, str]:
 
 
 class StudyConfig(Strict):
-    """Several runs that are one study: a run for each model, whose primary contrasts are pooled into one.
-
-    Attributes:
-        name: The study's.
-        models: The labels of all its models (`model.label`), named before any of them is run.
-    """
+    """Several runs that are one study: a run for each model, whose primary contrasts are pooled into one."""
 
     name: str = Field(min_length=1)
+    """The study's."""
     models: tuple[str, ...] = Field(min_length=2)
+    """The labels of all its models (`model.label`), named before any of them is run."""
 
 
 class RunConfig(Strict):
-    """One experiment.
-
-    Attributes:
-        name: The run's name, and that of its folder in `output`.
-        model: Which model, and who runs it.
-        dataset: `math500`, `demo` (500 bundled problems), or a JSONL file of one's own.
-        conditions: What stands before the problem: `wo`, `mless`, `mful`, `random`, or a filler described by a mapping.
-        sweep: Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25, 40]}. The run's record
-            has them among `conditions`.
-        contrasts: The differences that are tested, such as `mless - wo` and `mless - random`; all others are
-            exploratory. By default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
-        primary: The contrast that the experiment is about, named before it is run and tested first. By default
-            `mless - wo` if it is among the contrasts.
-        study: The study that the run is part of, hashed into it like all that is registered.
-        replicates: How often the baseline is run: 2 gives a noise floor (A/A).
-        prompt_null: So many harmless rewordings of the instruction are run too, without a filler.
-        filler_null: So many other fillers are run too, of the length and at the place of the primary contrast's:
-            sentences and random tokens.
-        positive_control: Whether the problems are also asked so that the model must answer at once, which must do harm.
-        layouts: `raw` (plain text), `chat` (the model's chat template), `as_published` (the exact string of the
-            authors' code), `as_printed` (`raw` with the instruction that their paper prints).
-        instruction: Another instruction than the study's.
-        sampling: `greedy`, `model_default` (the model's generation_config), or values.
-        samples_per_problem: How often each prompt is asked, with a seed of its own each time.
-        max_gen_toks: The most tokens of a completion.
-        until: Strings that end a completion.
-        audit: Whether the other graders look at each completion too.
-        output: The folder of run folders.
-        seed: Seed of all samples and of all that is drawn.
-    """
+    """One experiment."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    """The run's name, and that of its folder in `output`."""
     model: ModelConfig
+    """Which model, and who runs it."""
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
+    """`math500`, `demo` (500 bundled problems), or a JSONL file of one's own."""
     conditions: Annotated[
         tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
+    """What stands before the problem: `wo`, `mless`, `mful`, `random`, or a filler described by a mapping."""
     sweep: None = None
+    """Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25, 40]}. The run's record has
+    them among `conditions`.
+    """
     contrasts: tuple[str, ...] | None = None
+    """The differences that are tested, such as `mless - wo` and `mless - random`; all others are exploratory. By
+    default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
+    """
     primary: str | None = None
+    """The contrast that the experiment is about, named before it is run and tested first. By default `mless - wo`
+    if it is among the contrasts.
+    """
     study: StudyConfig | None = None
+    """The study that the run is part of, hashed into it like all that is registered."""
     replicates: int = Field(default=1, ge=1)
+    """How often the baseline is run: 2 gives a noise floor (A/A)."""
     prompt_null: int = Field(default=0, ge=0)
+    """So many harmless rewordings of the instruction are run too, without a filler."""
     filler_null: int = Field(default=0, ge=0, le=99)
+    """So many other fillers are run too, of the length and at the place of the primary contrast's: sentences and
+    random tokens.
+    """
     positive_control: bool = False
+    """Whether the problems are also asked so that the model must answer at once, which must do harm."""
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
+    """`raw` (plain text), `chat` (the model's chat template), `as_published` (the exact string of the authors'
+    code), `as_printed` (`raw` with the instruction that their paper prints).
+    """
     instruction: str | None = None
+    """Another instruction than the study's."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
+    """`greedy`, `model_default` (the model's generation_config), or values."""
     samples_per_problem: int = Field(default=1, ge=1)
-    max_gen_toks: int = Field(default=2048, ge=1)
+    """How often each prompt is asked, with a seed of its own each time."""
+    max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
+    """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Strings that end a completion."""
     audit: bool = True
+    """Whether the other graders look at each completion too."""
     output: Path = Path("results")
+    """The folder of run folders."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
+    """Seed of all samples and of all that is drawn."""
 
     @model_validator(mode="before")
     @classmethod
@@ -454,14 +445,6 @@ class RunConfig(Strict):
         return arguments
 
 
-_NESTED: dict[str, type[Strict]] = {
-    "model": ModelConfig,
-    "sampling": ExplicitSampling,
-    "dataset": DatasetConfig,
-    "study": StudyConfig,
-}
-
-
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
@@ -471,7 +454,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     overrides = list(overrides)
-    before, values = (read_values(path, "runs", RunConfig, some) for some in ((), overrides))
+    before, values = (read_values(path, "runs", some) for some in ((), overrides))
     labelled = any(re.match(r"model\.label=|model=.*\blabel:", override) for override in overrides)
     if _weights(before) != _weights(values) and not labelled:
         old, new = before.get("model"), values.get("model")
@@ -480,7 +463,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(path), RunConfig, _NESTED)) from None
+        raise ConfigError(explain(error, str(path))) from None
 
 
 def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:

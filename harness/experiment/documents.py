@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import resources
+from harness.constants import MAX_GEN_TOKS
 from harness.errors import ConfigError
 from harness.experiment.chat_template import refuse_unread, template_switches
 from harness.experiment.conditions import Condition
@@ -20,10 +21,6 @@ from harness.experiment.tokenizer import context_length, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MAX_GEN_TOKS = 2048
-"""Tokens generated at most, as in the authors' code."""
-
 
 _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
 """What `make_document` adds to a problem."""

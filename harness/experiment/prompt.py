@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
 
@@ -28,18 +29,6 @@ AS_PRINTED_INSTRUCTION = (
 
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
-
-SEPARATOR = " \n\n"
-"""The text between instruction, filler and problem in the sound layouts, the same in every condition.
-
-The blank before the line breaks is there on purpose. Byte-level tokenizers join line breaks to the symbol before them
-(the Qwen pattern makes one piece of ` /` and a following newline), and the tekken pattern also joins a slash to the
-breaks before it. The blank ends the piece on the left, and the line break starts a new one on the right. So neither
-filler nor problem is ever merged with its neighbour.
-"""
-
-PROMPT_VERSION = 1
-"""Goes up when a problem, condition and layout give another prompt than before; older samples then count no more."""
 
 Role = Literal["instruction", "separator", "filler", "problem"]
 

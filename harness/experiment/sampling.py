@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from harness.constants import GENERATE_TOP_K, MAX_GEN_TOKS
 from harness.errors import ConfigError, ModelError
 
 Source = Literal["greedy", "model_default", "explicit"]
-
-GENERATE_TOP_K = 50
-"""What transformers' `generate` takes where a sampling model names no top_k."""
 
 _UNSUPPORTED = (
     *("num_beams", "no_repeat_ngram_size", "typical_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"),
@@ -45,7 +43,7 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    max_tokens: int = 2048
+    max_tokens: int = MAX_GEN_TOKS
     stop: tuple[str, ...] = ()
     from_model: Mapping[str, float] = field(default_factory=dict)
     switched_off: Mapping[str, float] | None = None
@@ -82,7 +80,7 @@ class Sampling:
         return {**asdict(self), "stop": list(self.stop)}
 
 
-def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = 2048) -> Sampling:
+def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS) -> Sampling:
     """The sampling that lm-eval's generation arguments ask for.
 
     Raises:

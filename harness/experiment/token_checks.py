@@ -14,10 +14,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments, has_system_turn, render
 from harness.experiment.conditions import BASELINE, Condition, named_condition
-from harness.experiment.prompt import SEPARATOR, Layout, Prompt, build_prompt, hash_text
+from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
 
 if TYPE_CHECKING:

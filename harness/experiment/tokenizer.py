@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.conditions import Condition
-from harness.experiment.prompt import SEPARATOR
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,10 +12,10 @@ from typing import Any
 
 import datasets
 
-from harness.constants import DEFAULT_SEED
+from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
 from harness.errors import ConfigError
 from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, named_condition, parse_condition
-from harness.experiment.documents import MAX_GEN_TOKS, ModelTokenizer, build_checked_prompts, make_document
+from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text

@@ -167,7 +167,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
     try:
         values = parse_yaml(text if text.lstrip().startswith("[") else f"[{text}]")
     except DoubledKeyError as error:
-        raise ConfigError(f"--conditions {text!r}: {error.problem}. Expected each key once.") from None
+        raise ConfigError(f"--conditions {text!r}: {error}.") from None
     except yaml.YAMLError:
         values = None
     if not values:

@@ -198,12 +198,12 @@ def test_bad_references_are_refused(tmp_path):
     for change, message in (
         (
             whole.replace("uncertainty", "sigma"),
-            "unknown key 'sigma'. Expected one of: source, exact, uncertainty, datas",
+            "unknown key 'sigma'",
         ),
-        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: expected a number"),
+        (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: "),
         (whole.replace("source:", "source: ]"), "is not valid YAML"),
         ("[" * 100_000, "is not valid YAML"),
-        (whole.replace("source:", "source: 2024-13-45 #"), "is no valid timestamp"),
+        (whole.replace("source:", "source: 2024-13-45 #"), "month must be"),
     ):
         path = tmp_path / "r.yaml"
         path.write_text(change)

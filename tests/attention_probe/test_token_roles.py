@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
+from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_condition, named_conditions
 from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
-from harness.experiment.prompt import SEPARATOR as GAP
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode, hash_token_ids
 from harness.runs.prompt_source import build_source, read_source, source_of

@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 from harness.analysis.sweeps import group_lengths
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.run import execute
 from harness.experiment.conditions import as_condition
 from harness.experiment.config import RunConfig, load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import load_demo
-from harness.experiment.prompt import AS_PRINTED_INSTRUCTION, INSTRUCTION, SEPARATOR, Layout
+from harness.experiment.prompt import AS_PRINTED_INSTRUCTION, INSTRUCTION, Layout
 from harness.experiment.token_checks import PromptBuilder
 from harness.runs.read_run import read_run
 
@@ -106,13 +107,16 @@ def test_what_a_config_says_comes_back(tmp_path):
         ({"count_to": 5, "separator": ","}, "separator goes with unit, token_ids, got text."),
         ({"cue": "A:", "label": "F:"}, "label goes with unit, token_ids, "),
         ({"unit": "/", "fresh": True}, "fresh goes with random_ids, got unit."),
-        ({"count_to": 0}, "condition 'x': count_to: expected 1 or more, got 0."),
-        ({"repeat_problem": 1}, "repeat_problem: expected 2 or more, got 1."),
-        ({"text": ""}, "text: expected some text, got ''."),
-        ({"text": "\ud800"}, "text: expected text, got '\\ud800'."),
-        ({"unit": "/", "instruction": ""}, "instruction: expected some text, got ''."),
-        ({"random_ids": -3}, "random_ids: expected 1 or more, got -3."),
-        ({"unit": "/", "count": 10**9}, "count: expected 100000 or less, got 1000000000."),
+        ({"count_to": 0}, "condition 'x': count_to: Input should be greater than or equal to 1, got 0."),
+        ({"repeat_problem": 1}, "repeat_problem: Input should be greater than or equal to 2, got 1."),
+        ({"text": ""}, "text: String should have at least 1 character, got ''."),
+        (
+            {"text": "\ud800"},
+            "unable to parse raw data as a unicode string, got '\\ud800'.",
+        ),
+        ({"unit": "/", "instruction": ""}, "instruction: String should have at least 1 character, got ''."),
+        ({"random_ids": -3}, "random_ids: Input should be greater than or equal to 1, got -3."),
+        ({"unit": "/", "count": 10**9}, "count: Input should be less than or equal to 100000, got 1000000000."),
         ({"file": "~nobody-at-all/x"}, "cannot be read: "),
         ({"file": "none.txt"}, "condition 'x': file none.txt cannot be read: No such file or directory"),
     ],

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
+from harness.constants import SEPARATOR
 from harness.display.describe_plan import describe_plan
 from harness.errors import ConfigError
 from harness.experiment.conditions import all_edits, first_edits, named_condition, yardstick
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import INSTRUCTION, SEPARATOR, build_prompt
+from harness.experiment.prompt import INSTRUCTION, build_prompt
 from harness.experiment.token_checks import PromptBuilder
 from tests.experiment.test_token_checks import PROBLEMS, layouts
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.chat_template import (
     PINNED_DATE,
@@ -20,7 +21,7 @@ from harness.experiment.chat_template import (
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.prompt import SEPARATOR, Layout, build_prompt
+from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
 from harness.experiment.tokenizer import encode, explain_hub_error, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file

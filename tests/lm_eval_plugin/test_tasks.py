@@ -13,8 +13,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from harness import resources
+from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
-from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION, SEPARATOR
+from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import COLUMNS, Audit, Grade, as_text
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
@@ -83,7 +84,7 @@ def test_filler_takes_its_condition_from_metadata():
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"count": 0}, ConfigError, "count: expected 1 or more, got 0"),
+        ({"count": 0}, ConfigError, "count: .* got 0"),
         ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
         ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),

@@ -13,10 +13,10 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from harness import cli, resources
+from harness.constants import SEPARATOR
 from harness.display.table_pages import make_table
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.prompt import SEPARATOR
 from harness.experiment.tokenizer import encode, fit_filler
 from harness.lm_eval_plugin import wrap
 from harness.lm_eval_plugin.wrap import write_wrapped

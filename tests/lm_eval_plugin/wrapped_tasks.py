@@ -20,7 +20,7 @@ from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from harness import resources
-from harness.experiment.prompt import SEPARATOR
+from harness.constants import SEPARATOR
 from harness.experiment.tokenizer import encode, load_tokenizer
 from harness.lm_eval_plugin.wrap import write_wrapped
 
