@@ -124,17 +124,11 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-class DatasetConfig(Strict):
+class DatasetConfig(Fields):
     """A JSONL file of one's own, and which of its fields hold what."""
 
     path: Path
     """The file."""
-    problem: str = "problem"
-    """The field with the problem."""
-    answer: str = "answer"
-    """The field with the gold answer: the final answer alone."""
-    id: str | None = "unique_id"
-    """The field with the problem's id; null numbers the lines."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:
@@ -150,7 +144,7 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
         DataError: they cannot be had, or a file of one's own is not as described.
     """
     if isinstance(dataset, DatasetConfig):
-        return load_jsonl(dataset.path, Fields(**dataset.model_dump(exclude={"path"})))
+        return load_jsonl(dataset.path, dataset)
     return load_demo() if dataset == "demo" else load_math500()
 
 
@@ -213,7 +207,7 @@ class RunConfig(Strict):
     """
     study: StudyConfig | None = None
     """The study that the run is part of, hashed into it like all that is registered."""
-    replicates: int = Field(default=1, ge=1)
+    replicates: int = Field(default=1, ge=1, le=2)
     """How often the baseline is run: 2 gives a noise floor (A/A)."""
     prompt_null: int = Field(default=0, ge=0)
     """So many harmless rewordings of the instruction are run too, without a filler."""
@@ -278,49 +272,33 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
-        if len(set(names)) < len(names):
-            raise ValueError(f"condition names must differ, got {', '.join(names)}")
-        if len(set(self.layouts)) < len(self.layouts):
-            raise ValueError("each layout may be named once")
-        tasks = [self.task_name("x", c.name, layout) for layout in self.layouts for c in self.conditions]
+        tasks = [self.task_name("x", name, layout) for layout in self.layouts for name in names]
         if len(set(tasks)) < len(tasks):
-            raise ValueError("a condition's name ends like a layout; rename it")
+            raise ValueError(f"condition names and layouts must differ, also name_layout, got {', '.join(names)}")
         fixed = {Layout.AS_PUBLISHED, Layout.AS_PRINTED} & set(self.layouts)
         if fixed and (self.instruction is not None or any(condition.instruction for condition in self.conditions)):
             raise ValueError(f"instruction cannot be changed in the layout {min(fixed)}: it is the authors'")
-        for text in self.contrasts or ():
-            if len(set(read_contrast(text)) & set(names)) < 2:
-                raise ValueError(
-                    f"contrasts: expected two different ones of the conditions {', '.join(names)}, got {text!r}"
-                )
-        if self.contrasts and BASELINE not in names:
-            raise ValueError(f"contrasts are shown in tables against {BASELINE}: add it to the conditions")
-        if len({frozenset(read_contrast(text)) for text in self.contrasts or ()}) < len(self.contrasts or ()):
-            raise ValueError(f"contrasts: each pair may be named once, got {', '.join(self.contrasts or ())}")
-        if self.primary is not None and read_contrast(self.primary) not in self.tested:
-            known = ", ".join(contrast_name(*pair) for pair in self.tested) or "none"
+        pairs = [frozenset(read_contrast(text)) for text in self.contrasts or ()]
+        for text, pair in zip(self.contrasts or (), pairs, strict=True):
+            if len(pair & set(names)) < 2 or pairs.count(pair) > 1:
+                known = ", ".join(names)
+                raise ValueError(f"contrasts: expected pairs of the conditions {known}, each once, got {text!r}")
+        known_contrasts = [contrast_name(*pair) for pair in self.tested if set(pair) <= set(names)]
+        if self.primary is not None and self.primary not in known_contrasts:
+            known = ", ".join(known_contrasts) or "none"
             raise ValueError(f"primary is one of the contrasts, which are {known}; got {self.primary!r}")
-        if self.primary is not None and not set(read_contrast(self.primary)) <= set(names):
-            raise ValueError(f"primary: both must be among the conditions {', '.join(names)}, got {self.primary!r}")
-        if self.study is not None and (
-            self.model.label not in self.study.models or len(set(self.study.models)) < len(self.study.models)
-        ):
+        if self.study is not None and sorted({*self.study.models, self.model.label or ""}) != sorted(self.study.models):
             raise ValueError(
                 f"study.models: expected each model's label once, this run's model.label among them, got "
                 f"{', '.join(self.study.models)} and the label {self.model.label}"
             )
         if self.study is not None and self.primary_contrast is None:
             raise ValueError("study: its models' primary contrasts are pooled, and this run has none: name `primary`")
-        if self.replicates > 2:
-            raise ValueError(
-                f"replicates: expected 1, or 2 for a noise floor, got {self.replicates}: no table reads a third"
-            )
-        if self.replicates > 1 and BASELINE not in names:
-            raise ValueError(f"replicates repeat the baseline {BASELINE}, which is not among the conditions")
+        asked = {"contrasts": bool(self.contrasts), "replicates": self.replicates > 1, "prompt_null": self.prompt_null}
+        if BASELINE not in names and (needing := [name for name, value in asked.items() if value]):
+            raise ValueError(f"{needing[0]} needs the baseline {BASELINE}, which is not among the conditions")
         if self.prompt_null:
             first_edits(self.prompt_null)
-            if BASELINE not in names:
-                raise ValueError(f"prompt_null edits the baseline {BASELINE}, which is not among the conditions")
             if self.instruction is not None or fixed:
                 raise ValueError(
                     "prompt_null has edits of the standard instruction only: leave out `instruction`, as_published "
@@ -502,7 +480,4 @@ def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
     """Raise ConfigError where several greedy samples of one problem are asked for: they would all be the same."""
     if samples > 1 and sampling.greedy:
         own = "the model's own settings are greedy" if sampling.source == "model_default" else "the sampling is greedy"
-        raise ConfigError(
-            f"samples_per_problem is {samples}, and {own}: every repeat would be the same. Use 1, or sample, for "
-            "instance with `sampling: {temperature: 0.7, top_p: 0.95}`."
-        )
+        raise ConfigError(f"samples_per_problem is {samples}, and {own}: every repeat would be the same.")

@@ -97,9 +97,8 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
         return None if stated is None else int(stated)
     if stated is None:
         raise ConfigError(
-            "Prompts are checked against the served model's context, which is not known, and lm-eval cuts them to 2048 "
-            "tokens unless told. Add it: `max_length: 4096` to model.arguments of a run config, max_length=4096 to "
-            "--model_args of lm_eval."
+            "The served model's context is not known, and lm-eval cuts prompts to 2048 tokens unless told: add the "
+            "model argument max_length, such as max_length=4096."
         )
     return int(stated) - 1
 

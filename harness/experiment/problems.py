@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness import resources
 from harness.errors import DataError
+from harness.yaml_settings import Strict
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
 MATH500_REVISION = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
@@ -43,13 +44,19 @@ class Problem:
     level: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """The keys under which a JSONL record holds the problem's fields. If `id` is None, the lines are numbered."""
+class Fields(Strict):
+    """The keys under which a JSONL record holds the problem's fields."""
 
     problem: str = "problem"
+    """The field with the problem."""
     answer: str = "answer"
+    """The field with the gold answer: the final answer alone."""
     id: str | None = "unique_id"
+    """The field with the problem's id; null numbers the lines."""
+
+
+USUAL_FIELDS = Fields()
+"""MATH-500's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,49 +92,30 @@ def load_demo() -> Dataset:
     return Dataset(name="demo", source="bundled", problems=loaded.problems)
 
 
-def load_jsonl(path: Path, fields: Fields = Fields()) -> Dataset:
+def load_jsonl(path: Path, fields: Fields = USUAL_FIELDS) -> Dataset:
     """Load problems from a JSONL file.
 
     Raises:
         DataError: the file is missing, is not JSONL, or lacks a field. The message names file, line and field.
     """
     path = path.expanduser()
-    if not path.is_file():
-        named = ", ".join(filter(None, (fields.problem, fields.answer, fields.id)))
-        raise DataError(
-            f"Data file {path} {'is a folder' if path.is_dir() else 'does not exist'}. Expected a JSONL file with the "
-            f"fields {named}; check {PATH_VARIABLE} or the config's dataset.path."
-        )
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
+    except OSError as error:
+        raise DataError(f"Data file {path}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Expected JSONL: save the file as UTF-8."
-        ) from error
-    lines = text.rstrip().split("\n")
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"{path}, line {number}"
         try:
-            record = json.loads(line)
+            records.append((where, json.loads(line)))
         except json.JSONDecodeError as error:
-            problem = _explain_line(line, error, last=number == len(lines))
-            raise DataError(f"{path}, line {number}: {problem}") from error
-        records.append((f"{path}, line {number}", record))
+            got = f"got {line.strip()[:40]!r} ({error.msg}, column {error.colno})"
+            raise DataError(f"{where}: expected a JSON object on each line (JSONL), {got}.") from error
     return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
-
-
-def _explain_line(line: str, error: json.JSONDecodeError, *, last: bool) -> str:
-    """Why a line is no JSON object, and what to do: only a last line that begins as one can be torn."""
-    if not line.lstrip().startswith("{"):
-        return (
-            f"expected a JSON object on each line (JSONL), got {line.strip()[:40]!r}. Convert a table with pandas: "
-            "read_csv(FILE).to_json(NEW, orient='records', lines=True), and a JSON list likewise with read_json."
-        )
-    torn = "A last line that is cut off means an unfinished download: fetch the file again."
-    whole = "Expected each problem on one line of its own."
-    return f"not a complete JSON object ({error.msg}, column {error.colno}). {torn if last else whole}"
 
 
 def _from_hub() -> Dataset:
@@ -146,7 +134,7 @@ def _from_hub() -> Dataset:
         ) from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
-    return Dataset(name="math500", source=source, problems=_problems(records, Fields(), source))
+    return Dataset(name="math500", source=source, problems=_problems(records, USUAL_FIELDS, source))
 
 
 def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str) -> tuple[Problem, ...]:
@@ -179,18 +167,13 @@ def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str
 
 
 def _text(record: dict[str, object], field: str, where: str) -> str:
-    if field not in record:
-        raise DataError(
-            f"{where}: the field {field!r} is missing; it has {', '.join(map(repr, record)) or 'none'}. Name them: "
-            "`dataset: {path: FILE, problem: ..., answer: ..., id: ...}`; `id: null` numbers the lines."
-        )
-    value = record[field]
+    """A field that every problem needs, as text."""
+    value = record.get(field)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         value = str(value)
-    if not isinstance(value, str):
-        raise DataError(f"{where}, field {field!r}: expected text, got {type(value).__name__} {value!r}.")
-    if not value.strip():
-        raise DataError(f"{where}, field {field!r}: empty. Every problem needs it.")
+    if not isinstance(value, str) or not value.strip():
+        got = repr(value)[:60] if field in record else f"only the fields {', '.join(record)}"
+        raise DataError(f"{where}, field {field!r}: expected text, got {got}.")
     return _encodable(value, field, where)
 
 
@@ -199,8 +182,5 @@ def _encodable(value: str, field: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}, field {field!r}: expected text, got half a surrogate pair, {value[error.start]!r}, as character "
-            f"{error.start + 1}. Correct or remove that character."
-        ) from None
+        raise DataError(f"{where}, field {field!r}: {error.reason}: {value[error.start]!r}.") from None
     return value

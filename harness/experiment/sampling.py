@@ -89,8 +89,7 @@ def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS
     known = {"do_sample", "until", "stop", *_FIELDS, *_LIMITS}
     if unknown := sorted(arguments.keys() - known):
         raise ConfigError(
-            f"mless-vllm does not know the generation argument {unknown[0]!r}. Expected some of: "
-            f"{', '.join(sorted(known))}. Remove it, or use `--model vllm`."
+            f"mless-vllm does not know the generation argument {unknown[0]!r}: expected {', '.join(sorted(known))}."
         )
     sample = bool(arguments.get("do_sample", arguments.get("temperature", 0)))
     values = {name: arguments[name] for name in _FIELDS if arguments.get(name) is not None}
@@ -131,14 +130,11 @@ def resolve_sampling(
         values: dict[str, Any] = {n: v for n, v in explicit.items() if v is not None}
         return Sampling(source=source, **values, **limits, switched_off=None if generation_config is None else own)
     if generation_config is None:
-        raise ModelError(
-            "`sampling: model_default` takes the model's generation_config.json, and it has none. Use greedy, or give "
-            "values such as {temperature: 0.7, top_p: 0.95}."
-        )
+        raise ModelError("`sampling: model_default` takes the model's generation_config.json, and it has none.")
     if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
         raise ModelError(
             f"`sampling: model_default` cannot be obeyed: the model's generation_config.json sets {', '.join(lost)}, "
-            "which vLLM does not know. Use greedy, or give values such as {temperature: 0.7, top_p: 0.95}."
+            "which vLLM does not know."
         )
     if not generation_config.get("do_sample"):
         # greedy, as plain `generate` would be; a repetition penalty applies there too

@@ -256,9 +256,8 @@ def check_context(built: ConditionPrompts, context_length: int, generated: int) 
     if longest + generated > context_length:
         raise PromptMismatchError(
             f"Condition {built.condition.name!r}, layout {built.layout}: the longest prompt has {longest} tokens, and "
-            f"with {generated} generated ones that is {longest + generated}, over the context of {context_length}; the "
-            "prompt would be cut. Lower max_gen_toks (stock lm_eval: also say so with --metadata "
-            "'{\"max_gen_toks\": N}'), or raise max_model_len (of a server: max_length) if the model allows it."
+            f"with {generated} generated ones (max_gen_toks) that is {longest + generated}, over the context of "
+            f"{context_length}."
         )
 
 
@@ -272,19 +271,10 @@ def _find_inexact(problem_id: str, condition: Condition, got: BuiltPrompt) -> It
 
 
 def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:
-    """Why a filler does not have `count` tokens, and what to do."""
+    """Why a filler does not have `count` tokens."""
+    why = ""
     if unit is not None and got.filler_tokens > count:
-        remedy = "Choose a unit that is one token."
-        if unit[0].isspace():
-            remedy = "It begins with a blank, and the separator adds another: use `separator: ''`."
-        return (
-            f"the tokenizer splits the unit {unit!r}: {count} units became {got.filler_tokens} tokens, expected "
-            f"{count}. {remedy}"
-        )
-    if got.merged or got.filler_tokens < count:
-        return (
-            f"the tokenizer merges neighbouring units: expected {count} filler tokens, got {got.filler_tokens} "
-            f"({got.merged} of them cover several units, {got.straddling} reach beyond the filler). "
-            "Separate the units, for instance with `separator: ' '`."
-        )
-    return f"expected {count} filler tokens, got {got.filler_tokens}. Choose another filler for this tokenizer."
+        why = f"the tokenizer splits the unit {unit!r}: "
+    elif got.merged or got.filler_tokens < count:
+        why = f"the tokenizer merges units ({got.merged} tokens cover several, {got.straddling} reach out): "
+    return f"{why}expected {count} filler tokens, got {got.filler_tokens}."

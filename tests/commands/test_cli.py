@@ -230,7 +230,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
         ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, [], "got 0"),
         ({"conditions": [{"name": "x", "unit": "/", "count": -5}]}, [], "got -5"),
         ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
-        ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl does not exist"),
+        ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl: No such file"),
         ({}, ["--set", "model.arguments.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
         ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
         ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
@@ -295,7 +295,9 @@ def test_the_command_itself_refuses_in_one_line(mless, config):
 
 def test_a_broken_data_file_is_named_with_its_line(mless, config, tmp_path):
     (tmp_path / "d.jsonl").write_text('{"problem": "1+1?", "answer": "2", "unique_id": "a"}\n{"problem": "1+\n')
-    refused(mless("run", config(dataset={"path": str(tmp_path / "d.jsonl")})), "d.jsonl, line 2: not a complete JSON")
+    refused(
+        mless("run", config(dataset={"path": str(tmp_path / "d.jsonl")})), "d.jsonl, line 2: expected a JSON object"
+    )
 
 
 def test_chat_without_a_template_is_refused(config, tmp_path, capsys, monkeypatch):

@@ -28,7 +28,7 @@ def test_it_finds_the_installation_sound(mless):
 def test_it_names_the_fix(mless):
     done = mless("doctor", MATH500_PATH="nowhere.jsonl")
     assert done.returncode == 2
-    assert "FAIL  data" in done.stdout and "fix: Data file nowhere.jsonl does not exist" in done.stdout
+    assert "FAIL  data" in done.stdout and "fix: Data file nowhere.jsonl: No such file" in done.stdout
 
 
 def test_a_hub_out_of_reach_is_a_failure_only_of_a_model_that_was_named(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pandas as pd
 import pytest
 
 from harness.errors import DataError
@@ -34,13 +33,16 @@ def test_fields_can_be_named_and_lines_numbered(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([GOOD, {"problem": "2+2?", "unique_id": "b"}], r"line 2: the field 'answer' is missing"),
-        ([{**GOOD, "problem": ["x"]}], r"line 1, field 'problem': expected text, got list"),
-        ([{**GOOD, "answer": " "}], r"line 1, field 'answer': empty"),
+        (
+            [GOOD, {"problem": "2+2?", "unique_id": "b"}],
+            r"line 2, field 'answer': .* got only the fields problem, unique_id",
+        ),
+        ([{**GOOD, "problem": ["x"]}], r"line 1, field 'problem': expected text, got \['x'\]"),
+        ([{**GOOD, "answer": " "}], r"line 1, field 'answer': .* got ' '"),
         ([GOOD, GOOD], r"line 2, field 'unique_id': the id 'a' was already used at .*line 1"),
-        ([GOOD, '{"problem": "x", "ans', "", " "], r"line 2: not a complete JSON object .* an unfinished download"),
-        (["{", ' "problem": "x"}'], r"line 1: not a complete JSON object .* each problem on one line of its own"),
-        (["problem,answer,unique_id", "1+1?,2,a"], r"line 1: expected a JSON .* got 'problem,answer,unique_id'. Conv"),
+        ([GOOD, '{"problem": "x", "ans', "", " "], r"line 2: expected a JSON object .*column 18"),
+        (["{", ' "problem": "x"}'], r"line 1: expected a JSON object .*column 2"),
+        (["problem,answer,unique_id", "1+1?,2,a"], r"line 1: expected a JSON .* got 'problem,answer,unique_id'"),
         (["[", json.dumps(GOOD), "]"], r"line 1: expected a JSON object on each line \(JSONL\), got '\['"),
         (["[1, 2]"], r"line 1: expected a JSON object, got list"),
         ([""], r"no problems in it"),
@@ -61,38 +63,26 @@ def test_a_byte_order_mark_is_read_over(tmp_path):
     assert load_jsonl(path) == plain
 
 
-def test_what_pandas_makes_of_a_table_is_read(tmp_path):
-    """As the message for a CSV file says."""
-    table, path = tmp_path / "data.csv", tmp_path / "data.jsonl"
-    table.write_text("problem,answer,unique_id\n1+1?,2,a\n")
-    with pytest.raises(DataError, match=r"read_csv\(FILE\).to_json\(NEW, orient='records', lines=True\)"):
-        load_jsonl(table)
-    pd.read_csv(table).to_json(path, orient="records", lines=True)
-    assert load_jsonl(path).problems[0].answer == "2"
-
-
 @pytest.mark.parametrize("field", ["unique_id", "problem", "answer", "solution", "subject"])
 def test_half_a_surrogate_pair_is_refused_by_file_line_and_field(tmp_path, field):
     path = write(tmp_path, {**GOOD, "unique_id": "b"}, {**GOOD, field: "what \ud800?"})
-    with pytest.raises(DataError, match=rf"line 2, field '{field}': expected text, got half a .*'\\ud800'") as caught:
+    with pytest.raises(DataError, match=rf"line 2, field '{field}': surrogates not allowed: '\\ud800'") as caught:
         load_jsonl(path)
     assert str(path) in str(caught.value) and str(caught.value).isascii()
     whole = "\U0001d465"
     assert load_jsonl(write(tmp_path, {**GOOD, "problem": whole})).problems[0].problem == whole
 
 
-def test_a_missing_file_is_refused_naming_the_fields_that_it_should_have(tmp_path):
-    with pytest.raises(DataError, match=r"does not exist.* with the fields problem, answer, unique_id; check"):
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"no\.jsonl: No such file"):
         load_jsonl(tmp_path / "no.jsonl")
-    with pytest.raises(DataError, match=r"does not exist.* with the fields problem, answer; check"):
-        load_jsonl(tmp_path / "no.jsonl", Fields(id=None))
-    with pytest.raises(DataError, match=rf"Data file {tmp_path} is a folder. Expected a JSONL file"):
+    with pytest.raises(DataError, match=rf"Data file {tmp_path}: Is a directory"):
         load_jsonl(tmp_path)
 
 
 def test_binary_is_refused(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"not UTF-8 .*: save the file as UTF-8"):
+    with pytest.raises(DataError, match=r"x\.jsonl: not UTF-8 text"):
         load_jsonl(tmp_path / "x.jsonl")
 
 

@@ -51,7 +51,7 @@ def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
 
 
 def test_model_default_without_a_generation_config_is_refused():
-    with pytest.raises(ModelError, match=r"has none. Use greedy"):
+    with pytest.raises(ModelError, match=r"has none"):
         resolve("model_default")
 
 
@@ -77,7 +77,7 @@ def test_lm_evals_defaults():
     assert from_lm_eval({"until": "a", "do_sample": True}).temperature == 1.0
     assert from_lm_eval({"until": []}).greedy and from_lm_eval({}).max_tokens == 2048
     assert from_lm_eval({"max_new_tokens": 9, "stop": "x"}).vllm()["max_tokens"] == 9
-    with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams'. Expected some of"):
+    with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams': expected do_sample"):
         from_lm_eval({"num_beams": 4})
 
 

@@ -67,14 +67,14 @@ def test_unspaced_units_merge_and_are_refused(any_tokenizer):
     condition = Condition(name="slashes", unit="/", separator="")
     built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
     assert all(report.filler_tokens < 55 for report in built.reports) and any(r.merged for r in built.reports)
-    with pytest.raises(PromptMismatchError, match="merges neighbouring units: expected 55 filler tokens, got"):
+    with pytest.raises(PromptMismatchError, match="merges units .* expected 55 filler tokens, got"):
         built.refuse("model")
 
 
 def test_a_unit_of_several_tokens_is_refused(any_tokenizer):
     condition = Condition(name="long", unit="qxzvkj", count=5)
     built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
-    with pytest.raises(PromptMismatchError, match=r"splits the unit 'qxzvkj': 5 units became \d+ tokens, expected 5"):
+    with pytest.raises(PromptMismatchError, match=r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+"):
         built.refuse("model")
 
 
@@ -121,6 +121,6 @@ def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
 
 def test_a_prompt_longer_than_the_context_is_refused(demo_tokenizer):
     built = PromptBuilder(PROBLEMS, Layout.RAW, demo_tokenizer).build(named_conditions()["mless"])
-    with pytest.raises(PromptMismatchError, match=r"over the context of 128; the prompt would be cut"):
+    with pytest.raises(PromptMismatchError, match=r"with 64 .* is 185, over the context of 128"):
         check_context(built, 128, 64)
     check_context(built, 4096, 2048)
