@@ -67,7 +67,7 @@ def test_unspaced_units_merge_and_are_refused(any_tokenizer):
     condition = Condition(name="slashes", unit="/", separator="")
     built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
     assert all(report.filler_tokens < 55 for report in built.reports) and any(r.merged for r in built.reports)
-    with pytest.raises(PromptMismatchError, match="merges units .* expected 55 filler tokens, got"):
+    with pytest.raises(PromptMismatchError, match=r"merges units .* expected 55 filler tokens, got"):
         built.refuse("model")
 
 
