@@ -22,8 +22,7 @@ from harness.errors import ConfigError, JournalError, ModelError, RunError, RunI
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan
-from harness.experiment.requests import make_requests
-from harness.experiment.sample_key import sample_key
+from harness.experiment.requests import make_requests, sample_key
 from harness.experiment.sampling import Sampling
 from harness.runs import receipts
 from harness.runs.folder import (

@@ -8,22 +8,19 @@ from datetime import date
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import PINNED_DATE
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.prompt import Layout, Prompt, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PINNED_DATE = date(2024, 7, 26)
-"""The date that chat templates print instead of today's, so that a prompt does not depend on the day it was run.
-
-It is the date that Llama 3.1's own template falls back to.
-"""
+_PINNED = date(*PINNED_DATE)
 _CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]
 """Every format code of `strftime`. Flags such as that of `%-d` are GNU's."""
 
 # `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
-_PINNED_CODES = {"%%": "\0", **{code: PINNED_DATE.strftime(code) for code in _CODES}, "\0": "%"}
+_PINNED_CODES = {"%%": "\0", **{code: _PINNED.strftime(code) for code in _CODES}, "\0": "%"}
 """The text of each format code on the pinned date, in the order in which they are replaced."""
 
 _OURS = frozenset(("chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "pinned_codes"))
@@ -48,10 +45,7 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = arguments.get("chat_template_args") or {}
     if not isinstance(given, Mapping) or (ours := _OURS & given.keys()):
         got = f"the name {min(ours)}, which is set for every prompt" if isinstance(given, Mapping) else repr(given)
-        raise ConfigError(
-            "The model argument chat_template_args: expected a mapping of the template's own switches, such as "
-            f"{{enable_thinking: false}}, got {got}. Correct it."
-        )
+        raise ConfigError(f"chat_template_args: expected a mapping of the template's own switches, got {got}.")
     thinking = arguments.get("enable_thinking")
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(given)
 
@@ -61,10 +55,7 @@ def refuse_unread(tokenizer: PreTrainedTokenizerBase, switches: Iterable[str]) -
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     for name in switches:
         if not re.search(rf"\b{re.escape(name)}\b", template):
-            raise ConfigError(
-                f"The chat template of {tokenizer.name_or_path} has no switch {name!r}: expected one that it reads. "
-                "Correct the model argument chat_template_args (or enable_thinking), or leave it out."
-            )
+            raise ConfigError(f"The chat template of {tokenizer.name_or_path} reads no switch {name!r}.")
 
 
 def apply_chat_template(
@@ -89,10 +80,7 @@ def apply_chat_template(
     """
     name = tokenizer.name_or_path or "This model"
     if not tokenizer.chat_template:
-        raise ModelError(
-            f"{name} has no chat template, and the layout `chat` needs one. Use `layouts: [raw]` for a base model, or "
-            "name its chat version."
-        )
+        raise ModelError(f"{name} has no chat template, and the layout `chat` needs one.")
     try:
         text = tokenizer.apply_chat_template(
             list(turns),
@@ -100,13 +88,11 @@ def apply_chat_template(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             pinned_codes=_PINNED_CODES,
-            **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
+            **{"date_string": _PINNED.strftime("%d %b %Y"), **switches},
         )
     except Exception as error:  # jinja's own errors, and any that a template makes Python raise
         raise ModelError(
-            f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]} "
-            f"Expected it to render the turns {', '.join(turn['role'] for turn in turns)}. Mend the template, or use "
-            "`layouts: [raw]`."
+            f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
         ) from error
     assert isinstance(text, str)
     return text
@@ -182,6 +168,5 @@ def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
         if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
             return places[-1 if last else 0]
     raise PromptMismatchError(
-        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated "
-        "prompt. Use the layout `raw`, or a template that keeps turns as they are."
+        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated prompt."
     )

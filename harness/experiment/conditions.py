@@ -335,10 +335,7 @@ def named_condition(name: str) -> Condition:
     """
     conditions = named_conditions()
     if name not in conditions:
-        raise ConfigError(
-            f"Unknown condition {name!r}: expected one of {', '.join(conditions)}, or an inline condition such as "
-            "{name: dots, unit: '.', count: 55}."
-        )
+        raise ConfigError(f"Unknown condition {name!r}: expected one of {', '.join(conditions)}, or a mapping.")
     return conditions[name]
 
 
@@ -354,10 +351,8 @@ def parse_condition(values: Mapping[str, Any]) -> Condition:
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
     if condition.is_plain:
-        raise ConfigError(
-            f"{where} changes nothing: expected a filler ({', '.join((*FILLERS, *WRITTEN_TEXTS))}), or one of "
-            f"{', '.join(WORDS)}. For the prompt without a filler use `wo`."
-        )
+        expected = ", ".join((*FILLERS, *WRITTEN_TEXTS, *WORDS))
+        raise ConfigError(f"{where} changes nothing: expected one of {expected}.")
     return condition
 
 
@@ -370,10 +365,7 @@ def as_condition(value: Any) -> Condition:
     if isinstance(value, str):
         return named_condition(value)
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}. "
-            "Quote names that YAML reads as something else."
-        )
+        raise ConfigError(f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}.")
     condition = parse_condition(value)
     if condition.name in named_conditions() or yardstick(condition.name):
         raise ConfigError(f"conditions: the name {condition.name!r} is the study's own condition's or a yardstick's.")
@@ -425,10 +417,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     """
     known = [key for key in Condition.model_fields if key != "name"]
     if not isinstance(sweep, Mapping) or not sweep or not sweep.keys() <= set(known):
-        raise ConfigError(
-            f"sweep: expected keys of a condition with lists, such as {{unit: ['/'], count: [10, 25]}}, got {sweep!r}. "
-            f"The keys are {', '.join(known)}."
-        )
+        raise ConfigError(f"sweep: expected lists by a condition's keys, {', '.join(known)}; got {sweep!r}.")
     lists = {key: value if isinstance(value, list) else [value] for key, value in sweep.items()}
     if empty := next((key for key, values in lists.items() if not values), None):
         raise ConfigError(f"sweep: {empty} has no value: expected one or more.")
@@ -512,10 +501,7 @@ def other_fillers(number: int, like: Condition, own: Iterable[int | None] = ()) 
     """
     count = like.tokens if like.exact else None
     if not count:
-        raise ConfigError(
-            f"filler_null: other fillers have the length of {like.name!r}, and its tokens are not counted beforehand: "
-            "expected a filler with a count."
-        )
+        raise ConfigError(f"filler_null: expected a filler with a count, and {like.name!r} has none.")
     used = {named_conditions()["random"].sentence, *own}
     left = [place for place in range(1, len(SENTENCES) + 1) if count <= LONGEST and place not in used]
     place = {"placement": like.placement, "seed": like.seed}

@@ -66,10 +66,7 @@ class ModelTokenizer:
                 resources.resolve_model(weights), revision=arguments.get("revision"), trust_remote_code=trust
             )
             if length is not None and own is not None and length > own and not arguments.get("hf_overrides"):
-                raise ConfigError(
-                    f"The context length {length} is over what {weights} was made for, {own}. "
-                    "Lower max_model_len (or max_length)."
-                )
+                raise ConfigError(f"The context length {length} is over what {weights} was made for, {own}.")
             length = own if length is None else length
         switches = template_switches(arguments)
         refuse_unread(loaded, switches)

@@ -34,11 +34,7 @@ def load_tokenizer(
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
-    missing = ModelError(
-        f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, beside its config.json. Copy the "
-        "file there, or name the model's tokenizer by the model argument `tokenizer` (--set "
-        "model.arguments.tokenizer=NAME)."
-    )
+    missing = ModelError(f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, in it.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -49,10 +45,7 @@ def load_tokenizer(
     if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
         raise missing
     if not tokenizer.is_fast:
-        raise ModelError(
-            f"The tokenizer of {name} has no fast version, and only fast ones give character offsets. "
-            "Expected a tokenizer.json beside the model: convert it with transformers."
-        )
+        raise ModelError(f"The tokenizer of {name} has no fast version, and only fast ones give character offsets.")
     # mless itself checks lengths against the model's context, with an error that says what to do
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
@@ -63,10 +56,7 @@ def refuse_missing_folder(name: str) -> None:
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
         trouble = "is a file" if Path(name).expanduser().is_file() else "does not exist"
-        raise ModelError(
-            f"Model folder {name} {trouble}. Expected a folder with config.json, a hub name such as "
-            "Qwen/Qwen2.5-Math-7B, or `demo` for the bundled model."
-        )
+        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, or `demo`.")
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:
@@ -125,10 +115,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, 
         return condition.filler_text(count_tokens, words, key)
     wanted, largest = condition.repeated_ids(), max(condition.token_ids)
     if largest >= len(tokenizer):
-        raise ConfigError(
-            f"Filler {condition.name!r} names token id {largest}, but the tokenizer has {len(tokenizer)} "
-            "tokens. Look the ids up with this model's tokenizer."
-        )
+        raise ConfigError(f"Filler {condition.name!r}: token id {largest} of {len(tokenizer)} in the tokenizer.")
     text = str(tokenizer.decode(wanted))
     got = _ids_between_separators(text, tokenizer)
     if got != wanted:

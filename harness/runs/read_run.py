@@ -11,7 +11,7 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name, find_yardsticks
 from harness.experiment.config import fixed_arguments
 from harness.experiment.documents import document_prompt, hash_problem
-from harness.experiment.sample_key import hash_json
+from harness.experiment.requests import hash_json
 from harness.runs.folder import (
     GRADE_ANEW,
     JOURNAL,

@@ -20,8 +20,7 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.requests import make_requests
-from harness.experiment.sample_key import sample_key
+from harness.experiment.requests import make_requests, sample_key
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
 from harness.runs.read_run import read_run

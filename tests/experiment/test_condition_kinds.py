@@ -101,7 +101,7 @@ def test_what_a_config_says_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "condition 'x' changes nothing: expected a filler (unit, token_ids, "),
+        ({}, "condition 'x' changes nothing: expected one of unit, token_ids, "),
         ({"unit": "/", "text": "a"}, "expected one filler, got unit and text."),
         ({"text": "a", "count": 3}, "count goes with unit, token_ids, sentence, got text."),
         ({"count_to": 5, "separator": ","}, "separator goes with unit, token_ids, got text."),
@@ -132,7 +132,10 @@ def test_what_cannot_be_is_refused(values, message):
     [
         ({"layouts": ["as_printed"], "instruction": "Go."}, "cannot be changed in the layout as_printed"),
         ({"layouts": ["as_published"], "conditions": ["wo", {"name": "x", **OTHERS[2]}]}, "in the layout as_published"),
-        ({"conditions": ["wo", {"name": "x", "text": "a"}], "filler_null": 3}, "its tokens are not counted beforehand"),
+        (
+            {"conditions": ["wo", {"name": "x", "text": "a"}], "filler_null": 3},
+            "filler_null: expected a filler with a count",
+        ),
         (
             {
                 "conditions": ["wo", {"name": "x", **EXACT[4]}],
@@ -297,8 +300,8 @@ def test_a_filler_that_states_no_tokens_has_no_length():
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ([1], "sweep: expected keys of a condition with lists, such as {unit: ['/'], count: [10, 25]}, got [1]"),
-        ({"lenght": [1]}, "got {'lenght': [1]}. The keys are unit, token_ids, "),
+        ([1], "got [1]"),
+        ({"lenght": [1]}, "got {'lenght': [1]}"),
         ({"unit": ["/"], "count": []}, "sweep: count has no value"),
         ({"unit": ["/", "/"], "count": 5}, "two conditions would be called 'slash-5'"),
         ({"count": [10]}, "condition '10': count goes with unit, token_ids, sentence, got none"),

@@ -16,8 +16,7 @@ from harness.engines.vllm_arguments import engine_arguments
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
-from harness.experiment.requests import make_requests
-from harness.experiment.sample_key import sample_key
+from harness.experiment.requests import make_requests, sample_key
 from harness.experiment.tokenizer import encode
 
 RUNS = resources.folder("configs") / "runs"

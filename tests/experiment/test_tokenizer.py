@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import date
 
 import pytest
 
-from harness.constants import SEPARATOR
+from harness.constants import PINNED_DATE, SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError
 from harness.experiment.chat_template import (
-    PINNED_DATE,
     apply_chat_template,
     find_segments,
     has_system_turn,
@@ -51,7 +51,7 @@ def test_token_ids_that_read_back_as_others_are_refused(demo_tokenizer):
     condition = Condition(name="ids", token_ids=(piece, demo_tokenizer.encode("e")[0]), count=9)
     with pytest.raises(PromptMismatchError, match=r"reads back as \d+ other ids"):
         fit_filler(condition, demo_tokenizer)
-    with pytest.raises(ConfigError, match=r"names token id 999999, but the tokenizer has \d+"):
+    with pytest.raises(ConfigError, match=r"token id 999999 of \d+ in the tokenizer"):
         fit_filler(Condition(name="ids", token_ids=(999999,)), demo_tokenizer)
 
 
@@ -82,7 +82,7 @@ def test_a_templates_switch_is_part_of_the_prompt(demo_tokenizer, tmp_path):
     assert built.token_sha256 != plain.token_sha256
     assert measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text == plain.text
     refuse_unread(tokenizer, off)
-    with pytest.raises(ConfigError, match=r"has no switch 'enable_thinkng': expected one that it reads\. Correct"):
+    with pytest.raises(ConfigError, match=r"reads no switch 'enable_thinkng'"):
         refuse_unread(tokenizer, {"enable_thinkng": False})
     for wrong, got in (("no", "got 'no'"), ({"tokenize": True}, "got the name tokenize, which is set for every pro")):
         with pytest.raises(ConfigError, match=rf"chat_template_args: expected a mapping of .*{got}"):
@@ -161,7 +161,7 @@ def test_an_empty_instruction_leaves_its_separator(demo_tokenizer):
 )
 def test_every_format_of_the_date_is_pinned(demo_tokenizer, format):
     tokenizer = with_template(demo_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
-    assert apply_chat_template(tokenizer, USER) == f"{PINNED_DATE.strftime(format)}|26 Jul 2024"
+    assert apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
 
 
 def test_a_template_may_ask_whether_there_is_a_clock_and_use_it_in_its_macros(demo_tokenizer):
@@ -203,9 +203,7 @@ def test_a_template_renders_to_the_byte_as_it_does_by_itself(demo_tokenizer, tem
 )
 def test_a_template_that_fails_says_why(demo_tokenizer, template, cause):
     tokenizer = with_template(demo_tokenizer, template)
-    with pytest.raises(
-        ModelError, match=rf"chat template of .+ failed: {cause}.* Expected it to render the turns user"
-    ):
+    with pytest.raises(ModelError, match=rf"chat template of .+ failed: {cause}"):
         apply_chat_template(tokenizer, USER)
     assert not has_system_turn(tokenizer)
 
@@ -218,7 +216,7 @@ def test_dates_in_templates_are_pinned():
         prompt = build_prompt(
             "?", named_conditions()["wo"], filler_text="", layout=Layout.CHAT, system_turn=has_system_turn(tokenizer)
         )
-        assert PINNED_DATE.strftime("%d %b %Y") in render(prompt, Layout.CHAT, tokenizer)
+        assert date(*PINNED_DATE).strftime("%d %b %Y") in render(prompt, Layout.CHAT, tokenizer)
 
 
 def test_chat_without_a_template_is_refused():
@@ -233,7 +231,7 @@ def test_chat_without_a_template_is_refused():
 def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         load_tokenizer(str(tmp_path / "nothing"))
-    with pytest.raises(ModelError, match=r"Model folder .*\.py is a file. Expected a folder with config.json"):
+    with pytest.raises(ModelError, match=r"Model folder .*\.py is a file"):
         load_tokenizer(__file__)
     assert "accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
     assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))

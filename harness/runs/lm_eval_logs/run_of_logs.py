@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import BASELINE, find_yardsticks, named_conditions
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.sample_key import hash_json
+from harness.experiment.requests import hash_json
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
 from harness.runs.journal import other_settings
