@@ -112,16 +112,15 @@ def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, wante
     """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
     found = traces.get(prompt.problem_id, prompt.condition)
     if found.prompt_sha256 != prompt.sha256:
-        what = f"with another prompt: expected SHA-256 {prompt.sha256[:12]}..., got {found.prompt_sha256[:12]}..."
+        what = "with another prompt"
     elif not np.array_equal(found.token_ids, prompt.token_ids):
-        what = "as another tokenizer or completion has it: the same prompt, other token ids."
+        what = "with the same prompt in other token ids"
     elif (found.outcome, found.control) != (wanted.outcome, wanted.control):
-        expected, got = (f"{one.outcome}{', a control' if one.control else ''}" for one in (wanted, found))
-        what = f"from another selection: expected the outcome {expected}, got {got}."
+        what = "from another selection"
     else:
         return
     raise PromptMismatchError(
-        f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} {what} Choose another --output."
+        f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} {what}. Choose another --output."
     )
 
 

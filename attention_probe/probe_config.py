@@ -53,10 +53,7 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         if self.record.completion and self.record.decompose:
-            raise ConfigError(
-                "--decompose compares the same queries with and without filler, and completions differ: expected "
-                "--queries prompt with it, got completion. Leave out one of the two."
-            )
+            raise ConfigError("--decompose compares the same queries, and those of --queries completion differ.")
 
     def fitted(self, source: Source) -> ProbeSettings:
         """The settings with the model and the conditions filled in from the source.
@@ -67,8 +64,7 @@ class ProbeSettings:
         """
         if BASELINE not in source.conditions:
             raise ConfigError(
-                f"{source.name} has {', '.join(source.conditions)} and not {BASELINE!r}, the prompt without filler "
-                f"that every other is aligned with. Add it: run it too, or give its log with --log {BASELINE}=FILE."
+                f"{source.name} has {', '.join(source.conditions)} and not {BASELINE!r}, to align the others with."
             )
         usual = [name for name in source.conditions if not yardstick(name)]
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))

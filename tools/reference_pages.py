@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attention_probe.figures import activations_config as activations
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import comparison, pooled, reference, side_tables, sweeps
@@ -39,8 +38,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "bars": figures.BarsConfig,
     },
     "Figure configs of the first MLP": {
-        "": activations.ActivationsConfig,
-        "an entry of models": activations.ModelConfig,
+        "": figures.ActivationsConfig,
+        "an entry of models": figures.ModelConfig,
     },
 }
 INTRODUCTION = """# Configs

@@ -226,8 +226,7 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     shared = [name for name in traces.problem_ids if all((name, condition) in known for condition in names)]
     if not shared:
         raise ConfigError(
-            f"{traces.path} has no problem under all of {', '.join(names)}; it has traces under "
-            f"{', '.join(traces.conditions) or 'no condition'}. Probe the missing ones, or ask for others."
+            f"{traces.path} has no problem under all of {', '.join(names)}; it has {', '.join(traces.conditions)}."
         )
     return shared
 
@@ -241,7 +240,7 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     controls = {entry.problem_id for entry in traces.entries() if entry.control}
     chosen = [name for name in shared_problems(traces, conditions) if name not in controls]
     if not chosen:
-        raise ConfigError(f"{traces.path} holds only controls. Probe the problems that they are matched to, too.")
+        raise ConfigError(f"{traces.path} holds only controls.")
     return chosen
 
 
@@ -252,18 +251,13 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
 
 def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
     """The problems to average, each once."""
-    known = [entry.problem_id for entry in traces.entries() if entry.condition == condition]
-    if not known:
-        raise ConfigError(
-            f"{traces.path} holds no trace under {condition}; it has {', '.join(traces.conditions) or 'none at all'}. "
-            "Ask for one of these, or probe that condition too."
-        )
+    known = shared_problems(traces, [condition])
     wanted = list(dict.fromkeys(known if problem_ids is None else problem_ids))
     missing = [name for name in wanted if name not in set(known)]
     if missing or not wanted:
         raise ConfigError(
             f"{len(missing)} of the {len(wanted)} problems asked for have no trace under {condition} in {traces.path}"
-            f"{f', first {missing[0]}' if missing else ''}. Ask for some that have, or probe these too."
+            f"{f', first {missing[0]}' if missing else ''}."
         )
     return wanted
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curves import bootstrap_band, chosen_problems
-from attention_probe.figures.activations_config import ActivationsConfig, ModelConfig
+from attention_probe.figures.config import ActivationsConfig, ModelConfig
 from attention_probe.figures.draw import STAMPS, stamp
 from attention_probe.measure.activations import ACTIVATION_MEASURES
 from attention_probe.measure.token_classes import CLASSES
@@ -273,4 +273,4 @@ def _note(config: ActivationsConfig, table: pandas.DataFrame) -> str:
         )
     else:
         said.append("Tokens: the mean of a prompt; prompts: those that have any.")
-    return " ".join([*said, config.note or ""])
+    return " ".join(said)

@@ -12,8 +12,7 @@ from typing import Any
 import pandas
 
 from attention_probe.figures.activations import draw_activations, read_activations
-from attention_probe.figures.activations_config import ActivationsConfig
-from attention_probe.figures.config import FigureConfig
+from attention_probe.figures.config import ActivationsConfig, FigureConfig
 from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
 from attention_probe.figures.draw import draw_figure
 from attention_probe.measure.measure_prompts import Record

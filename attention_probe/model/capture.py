@@ -75,10 +75,7 @@ def capture(
     usual = (real.long().cumsum(-1) - 1).clamp_min(0)
     positions = usual if position_ids is None else position_ids.to(model.device)
     if not takes_positions(loaded) and not torch.equal(positions[real], usual[real]):
-        raise ModelError(
-            f"{_name(model)} counts positions itself, so they cannot be shifted, and without that there is no position "
-            "gap. Leave out --decompose for this model."
-        )
+        raise ModelError(f"{_name(model)} counts positions itself: leave out --decompose for this model.")
     refuse_long_prompt(loaded, int(positions[real].max()) + 1)
     refuse_unknown_tokens(loaded, token_ids[real])
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
@@ -129,10 +126,7 @@ def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt")
     """Raise PromptMismatchError if `what`, which has so many tokens, is longer than the model's context."""
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     if context is not None and length > context:
-        raise PromptMismatchError(
-            f"{what} reaches position {length}, and {loaded.name} has a context of {context} tokens. Leave that "
-            "problem out, or use a model with a longer context."
-        )
+        raise PromptMismatchError(f"{what} reaches position {length}; {loaded.name} has a context of {context} tokens.")
 
 
 def refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"]) -> None:
@@ -141,8 +135,7 @@ def refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"])
     unknown = token_ids[(token_ids < 0) | (token_ids >= size)]
     if len(unknown):
         raise PromptMismatchError(
-            f"Token id {int(unknown[0])} is outside the vocabulary of {loaded.name}, 0 to {size - 1}. The prompts were "
-            "tokenized for another model: use this model's own tokenizer."
+            f"Token id {int(unknown[0])} is outside the vocabulary of {loaded.name}, 0 to {size - 1}."
         )
 
 
@@ -153,15 +146,11 @@ def takes_positions(loaded: LoadedModel) -> bool:
 
 
 def _refuse_missing(loaded: LoadedModel, found: Capture) -> None:
-    missing = [layer for layer in found.asked.layers if layer not in found.layers]
-    if not missing:
-        return
-    having = softmax_layers(loaded.config)
-    ask = f"ask for layers that have it, such as {having[0]}" if having else "ask for others, or another model"
-    raise ModelError(
-        f"{_name(loaded.model)} gave no attention weights for layer index {missing}, expected "
-        f"{list(found.asked.layers)}. These layers have no softmax attention that Hugging Face shows: {ask}."
-    )
+    if missing := [layer for layer in found.asked.layers if layer not in found.layers]:
+        raise ModelError(
+            f"{_name(loaded.model)} gave no attention weights for layers {missing}; layers with softmax attention: "
+            f"{softmax_layers(loaded.config) or 'none known'}."
+        )
 
 
 def _refuse_not_finite(loaded: LoadedModel, found: Capture) -> None:
@@ -172,17 +161,10 @@ def _refuse_not_finite(loaded: LoadedModel, found: Capture) -> None:
             continue
         weights = loaded.model.state_dict().items()
         broken = next((name for name, tensor in weights if not bool(tensor.isfinite().all())), None)
-        what = (
-            f"its {broken} holds NaN or infinity" if broken else "its weights are finite, so the computation overflows"
-        )
-        dtype = str(loaded.model.dtype).removeprefix("torch.")
-        if dtype != "float32":
-            advice = "Probe with --dtype float32; if that refuses too, fetch the checkpoint again."
-        else:
-            advice = "Fetch the checkpoint again." if broken else "This model cannot be probed."
+        what = f"its {broken} holds NaN or infinity" if broken else "its weights are finite: the computation overflows"
         raise ModelError(
             f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head index "
-            f"{heads}, expected numbers. In {dtype} {what}. {advice}"
+            f"{heads}. In {str(loaded.model.dtype).removeprefix('torch.')} {what}."
         )
 
 
@@ -213,8 +195,8 @@ def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]
         # some architectures lay all tokens in one row, or add an axis of one
         if result.shape[:-1].numel() != found.asked.real.numel():
             raise ModelError(
-                f"The first MLP gives {list(result.shape)} for {list(found.asked.real.shape)} tokens, expected one "
-                "vector for each. Leave out --activations for this model."
+                f"The first MLP gives {list(result.shape)} for {list(found.asked.real.shape)} tokens: leave out "
+                "--activations for this model."
             )
         found.activations = result.reshape(*found.asked.real.shape, -1)
         found.stop_if_done()
@@ -238,8 +220,7 @@ def _activation(loaded: LoadedModel) -> nn.Module:
     if experts or len(found) != 1:
         what = "a mixture of experts" if experts else f"{len(found)} activations"
         raise ModelError(
-            f"The first MLP of {loaded.name} has no single activation: expected a dense MLP, got {what}. Leave out "
-            "--activations for this model."
+            f"The first MLP of {loaded.name} has no single activation but {what}: leave out --activations."
         )
     return found[0]
 
@@ -248,15 +229,8 @@ def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
     """What a reader must know about how the numbers were made."""
     said = []
     if model.config.model_type not in TESTED:
-        said.append(
-            f"{model.config.model_type} is not among the tested architectures ({', '.join(sorted(TESTED))}): capture "
-            "was attempted, and "
-            + (
-                "there is no second attention to compare it with."
-                if fell_back
-                else "only its self-check against eager attention vouches for it."
-            )
-        )
+        vouching = "nothing" if fell_back else "only its self-check against eager attention"
+        said.append(f"{model.config.model_type} is not among the tested architectures: {vouching} vouches for it.")
     if fell_back:
         said.append(
             f"{_name(model)} does not call the registered attention function: weights are from output_attentions on "

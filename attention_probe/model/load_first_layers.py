@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.constants import FINGERPRINT_VALUES
-from harness.errors import ConfigError, ModelError
+from harness.errors import ConfigError, ModelError, list_first
 from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folder
 
 if TYPE_CHECKING:
@@ -157,10 +157,7 @@ def _check_device(device: str | torch.device) -> None:
     try:
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
-        said = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"--device {device} cannot be used: {said[:200]} Expected cpu, or cuda where there is one."
-        ) from None
+        raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
 
 
 def check_indices(noun: str, indices: Iterable[int], count: int, name: str) -> tuple[int, ...]:
@@ -176,14 +173,8 @@ def check_indices(noun: str, indices: Iterable[int], count: int, name: str) -> t
         ModelError: none is asked for, or one that the model does not have.
     """
     chosen = tuple(sorted(set(indices)))
-    valid = f"{noun}s 0 to {count - 1} (labelled {noun.title()} 1 to {noun.title()} {count})"
-    if not chosen:
-        raise ModelError(f"No {noun} was asked for. {name} has {valid}; name at least one.")
-    if outside := [i for i in chosen if not 0 <= i < count]:
-        raise ModelError(
-            f"{name} has no {noun} {outside[0]} (labelled {noun.title()} {outside[0] + 1}). Expected {valid}: "
-            "indices count from 0, labels in figures from 1."
-        )
+    if not chosen or chosen[0] < 0 or chosen[-1] >= count:
+        raise ModelError(f"{name} has {noun}s 0 to {count - 1}, counted from 0; got {list(chosen)}.")
     return chosen
 
 
@@ -197,11 +188,7 @@ def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        raise ModelError(
-            f"{name} is quantised ({method}), and its attention is not that of the model it was made from. "
-            "Expected float32, bfloat16 or float16 tensors: name the unquantised checkpoint, or dequantise it and save "
-            "it with save_pretrained."
-        )
+        raise ModelError(f"{name} is quantised ({method}): its attention is not that of the model it was made from.")
     if text.is_encoder_decoder:
         raise ModelError(f"{name} ({text.model_type}) is an encoder-decoder. The probe reads causal language models.")
     return text
@@ -217,37 +204,25 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
         with torch.device("meta"):
             model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     except ValueError as error:
-        raise ModelError(
-            f"{name} ({config.model_type}) is not a model that the probe can build: {str(error)[:200]}"
-        ) from error
+        raise ModelError(f"{name} ({config.model_type}) cannot be built: {str(error)[:200]}") from error
     count = config.num_hidden_layers
     lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count]
     outermost = [path for path in lists if path.count(".") == min(other.count(".") for other in lists)]
     if len(outermost) != 1:
         found = f"several lists of {count} modules ({', '.join(outermost)})" if lists else f"no list of {count} layers"
-        raise ModelError(
-            f"{type(model).__name__} has {found}, so it cannot be cut. The probe reads decoders whose layers are one "
-            "list."
-        )
+        raise ModelError(f"{type(model).__name__} has {found}, so it cannot be cut.")
     return str(outermost[0])
 
 
 def _explain_loading_error(name: str, error: Exception) -> str:
     folder = Path(name).expanduser()
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    if "file named config.json" in said:
-        return f"{name} has no config.json. Expected a model as save_pretrained writes it: config.json and safetensors."
-    if "file named model.safetensors" in said:
-        weights = sorted(path.name for path in folder.glob("*") if path.suffix in {".bin", ".pth", ".pt", ".gguf"})
-        return (
-            f"{name} has no safetensors: expected model.safetensors or model.safetensors.index.json, found "
-            f"{', '.join(weights) or 'no weights'}. Only safetensors lets the probe read single tensors. Convert it: "
-            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) with transformers writes "
-            "safetensors."
-        )
+    for needed in ("config.json", "model.safetensors"):
+        if f"file named {needed}" in said:
+            return f"{name} has no {needed}. Expected a model as save_pretrained writes it."
     if not folder.is_dir():
         return explain_hub_error(name, error)
-    return f"{name} cannot be read: {said[:400]}. A file is torn, missing, or not what the index says; fetch it again."
+    return f"{name} cannot be read: {said[:400]}. Fetch it again."
 
 
 def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]) -> None:
@@ -266,13 +241,7 @@ def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found:
         ([key for key, *_ in found["mismatched_keys"]], "has tensors of another shape than config.json says"),
     ):
         if names:
-            ordered = sorted(names)
-            shown = ", ".join(ordered[:4]) + (f" and {len(ordered) - 4} more" if len(ordered) > 4 else "")
-            raise ModelError(
-                f"{name} {what}: {shown}. With weights left out or drawn at random every number would be "
-                "wrong, so nothing was computed. config.json and weights belong to different models, or the "
-                "checkpoint is incomplete: fetch it again."
-            )
+            raise ModelError(f"{name} {what}: {list_first(sorted(names), 4)}. Fetch the checkpoint again.")
 
 
 def _finish(

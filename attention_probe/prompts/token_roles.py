@@ -101,21 +101,17 @@ def common_tokens(prompts: Mapping[str, TokenizedPrompt]) -> dict[str, NDArray[n
 
 def _prompt(problem: Problem, condition: str) -> RunPrompt:
     if condition not in problem.prompts:
-        raise RunError(
-            f"Problem {problem.id} was not asked under the condition {condition!r}: it has "
-            f"{', '.join(problem.prompts)}. Choose one of these."
-        )
+        raise RunError(f"Problem {problem.id} was not asked under {condition!r}, but {', '.join(problem.prompts)}.")
     return problem.prompts[condition]
 
 
 def _lay(prompt: RunPrompt, tokenizer: PreTrainedTokenizerBase) -> TokenizedPrompt:
     """The prompt's tokens over its segments, each at its own position."""
     ids, offsets = encode(prompt.text, tokenizer)
-    if prompt.token_sha256 is not None and (found := hash_token_ids(ids)) != prompt.token_sha256:
+    if prompt.token_sha256 is not None and hash_token_ids(ids) != prompt.token_sha256:
         raise PromptMismatchError(
             f"Problem {prompt.problem_id}, condition {prompt.condition!r}: this tokenizer makes other token ids of the "
-            f"prompt than the run's: expected SHA-256 {prompt.token_sha256[:12]}..., got {found[:12]}... Name the "
-            "model that was run, in the same revision."
+            "prompt than the run's. Name the model that was run, in the same revision."
         )
     characters = np.full(len(prompt.text), TEMPLATE, np.int8)
     for role, (low, high) in find_segments(prompt.prompt, prompt.text):
@@ -192,10 +188,7 @@ def _append_completion(
     completion is read by itself. A model may have written the same text in other tokens.
     """
     if prompt.completion is None:
-        raise RunError(
-            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded, and its tokens "
-            "were asked for. Take a run or a sample log, or leave the completion out."
-        )
+        raise RunError(f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is recorded.")
     size, text = len(tokenized), prompt.text + prompt.completion
     ids, offsets = encode(text, tokenizer)
     if ids[:size] == tuple(tokenized.token_ids.tolist()):

@@ -89,10 +89,7 @@ def test_tokens_of_another_vocabulary_are_refused_unless_they_are_padding(qwen2,
 def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
-    message = (
-        r"gave no attention weights for layer index \[[04]\], expected .*: ask for layers that have it, such as 3\."
-    )
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=r"gave no attention weights for layers \[[04]\]; .*: \[3"):
         capture(loaded, prompts("none")[0], layers=layers)
 
 
@@ -127,7 +124,7 @@ def damage(loaded, layer, projection, rows, value):
             "k_proj",
             torch.inf,
             r"layer 0 \(labelled Layer 1\), head index \[4, 5\]",
-            r"layers\.0\.\S+k_proj.*Fetch the",
+            r"layers\.0\.\S+k_proj",
         ),
         (
             0,
@@ -135,15 +132,15 @@ def damage(loaded, layer, projection, rows, value):
             torch.nan,
             # eager attention shows no values, so that they are only seen in the next layer's weights
             (r"layer 0 .*, head index \[4, 5\]", r"layer 1 .*, head index \[0, 1, 2, 3, 4, 5\]"),
-            r"layers\.0\.\S+v_proj.*Fetch the",
+            r"layers\.0\.\S+v_proj",
         ),
-        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]", r"weights are finite, so the computation overflows\."),
+        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]", r"weights are finite: the computation overflows\."),
     ],
 )
 def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where, cause, eager):
     loaded = damage(build("qwen2"), layer, projection, slice(16, 24), value)
     where = where if isinstance(where, str) else where[eager]
-    with pytest.raises(ModelError, match=rf"{where}, expected numbers\. In float32 its {cause}"):
+    with pytest.raises(ModelError, match=rf"{where}\. In float32 its {cause}"):
         capture(loaded, prompts("none")[0], eager=eager)
 
 
@@ -152,9 +149,7 @@ def test_what_overflows_in_float16_is_sent_to_float32():
     ids, _ = prompts("none")
     assert capture(loaded, ids)[0].column_mean[..., :-1].isfinite().all()
     loaded.model = loaded.model.to(torch.float16)
-    with pytest.raises(
-        ModelError, match=r"In float16 its layers\.0\.\S+ holds NaN or infinity\. Probe with --dtype float32"
-    ):
+    with pytest.raises(ModelError, match=r"In float16 its layers\.0\.\S+ holds NaN or infinity"):
         capture(loaded, ids)
 
 
@@ -255,7 +250,7 @@ def test_positions_that_the_model_counts_itself_cannot_be_shifted(model_type, ch
     positions = torch.arange(LENGTH).expand(2, -1)
     given = capture(loaded, ids, position_ids=positions)
     assert largest_error(given[0].column_mean, capture(loaded, ids)[0].column_mean) == 0
-    with pytest.raises(ModelError, match=r"counts positions itself, so they cannot be shifted.*Leave out --decompose"):
+    with pytest.raises(ModelError, match=r"counts positions itself: leave out --decompose"):
         capture(loaded, ids, position_ids=positions + 5 * (positions > 9))
 
 
@@ -278,9 +273,7 @@ def test_eager_attention_is_not_compared_with_itself():
 
 def test_means_over_other_queries_cannot_be_compared(qwen2):
     ids, mask = prompts("left")
-    with pytest.raises(
-        ModelError, match=r"other tokens without a mean in two captures of layer 0 \(labelled Layer 1\)"
-    ):
+    with pytest.raises(ModelError, match=r"other tokens without a mean in two captures of layer 0"):
         largest_difference(capture(qwen2, ids, attention_mask=mask), capture(qwen2, ids))
 
 
@@ -368,7 +361,7 @@ def test_activations_of_other_architectures_are_those_of_each_token(model_type, 
 
 
 def test_a_mixture_of_experts_has_no_activations():
-    with pytest.raises(ModelError, match=r"got a mixture of experts\. Leave out --activations"):
+    with pytest.raises(ModelError, match=r"a mixture of experts: leave out --activations"):
         ask(build("gpt_oss"), "none", activations=True)
 
 
@@ -376,7 +369,7 @@ def test_an_untested_architecture_is_attempted_and_says_so():
     loaded = build("olmo2")
     found = ask(loaded, "left")
     assert not found.eager
-    assert "olmo2 is not among the tested architectures (gemma2," in found.notices[0]
+    assert "olmo2 is not among the tested architectures: only its self-check" in found.notices[0]
     ids, mask = prompts("left")
     assert eager_error(loaded, ids, attention_mask=mask) < 1e-5
 
@@ -403,7 +396,7 @@ def test_an_architecture_that_never_calls_ours_falls_back_to_eager(padding):
 
 def test_a_model_without_attention_weights_is_refused():
     loaded = build("mamba", state_size=4, num_heads=None)
-    with pytest.raises(ModelError, match=r"MambaModel gave no attention weights for layer index \[0, 1, 2\]"):
+    with pytest.raises(ModelError, match=r"MambaModel gave no attention weights for layers \[0, 1, 2\]"):
         ask(loaded, "none")
 
 
@@ -417,7 +410,7 @@ def test_a_model_that_sees_later_tokens_is_refused():
 
 
 def test_a_prompt_over_the_context_is_refused(qwen2):
-    with pytest.raises(PromptMismatchError, match="reaches position 129, and tiny qwen2 has a context of 128 tokens"):
+    with pytest.raises(PromptMismatchError, match="reaches position 129; tiny qwen2 has a context of 128 tokens"):
         capture(qwen2, torch.ones(1, 129, dtype=torch.long))
 
 

@@ -96,9 +96,7 @@ def test_conditions_set_side_by_side_are_of_the_same_problems(traces):
     assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
     chosen = shared_problems(traces, ["wo", "mless"])
     assert aligned_curve(traces, condition="wo", layer=0, head=0, problem_ids=chosen).prompts == 4
-    with pytest.raises(
-        ConfigError, match=r"has no problem under all of wo, mful; it has traces under wo, mless, random"
-    ):
+    with pytest.raises(ConfigError, match=r"has no problem under all of wo, mful; it has wo, mless, random"):
         shared_problems(traces, ["wo", "mful"])
 
 
@@ -145,7 +143,7 @@ def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):
 
 def test_what_is_not_there_is_named_with_what_is(traces):
     for change, told in [
-        ({"condition": "mful"}, r"holds no trace under mful; it has wo, mless, random\. Ask"),
+        ({"condition": "mful"}, r"under all of mful; it has wo, mless, random\."),
         ({"layer": 1}, r"layer 1 \(Layer 2\) is not in these traces; they hold 0 \(Layer 1\), 2 \(Layer 3\)"),
         ({"head": 3}, r"head 3 \(Head 4\) is none"),
         ({"problem_ids": ["p0", "lone"]}, r"1 of the 2 problems asked for have no trace under mless .* first lone\."),

@@ -359,7 +359,7 @@ def test_an_unexpected_tensor_is_fatal_in_kept_layers_only(qwen2):
 
 def test_many_missing_tensors_are_counted(qwen2):
     rewrite(qwen2, lambda t: [t.pop(n) for n in list(t) if ".layers.0." in n and "norm" not in n])
-    with pytest.raises(ModelError, match=r"needs: layers\.0\.mlp\.down_proj\.weight, .* and 6 more\. With weights"):
+    with pytest.raises(ModelError, match=r"needs: layers\.0\.mlp\.down_proj\.weight, .*6 more"):
         load_model(str(qwen2), layers=[0])
 
 
@@ -379,13 +379,7 @@ def test_weights_of_another_architecture_are_fatal(qwen2, checkpoint):
 
 def test_pickled_weights_are_refused_with_the_way_out(qwen2):
     (qwen2 / "model.safetensors").rename(qwen2 / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"has no safetensors: .* found pytorch_model.bin\. .* Convert it: "):
-        load_model(str(qwen2), layers=[0])
-
-
-def test_a_folder_without_weights_says_so(qwen2):
-    (qwen2 / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"has no safetensors: .* found no weights"):
+    with pytest.raises(ModelError, match=r"has no model\.safetensors"):
         load_model(str(qwen2), layers=[0])
 
 
@@ -409,9 +403,7 @@ def test_a_hub_name_that_cannot_be_reached_says_so():
 def test_torn_files_say_so(qwen2, file):
     (qwen2 / "model.safetensors").unlink()
     (qwen2 / file).write_text('{"weight')
-    with pytest.raises(
-        ModelError, match=r"cannot be read: (Safetensor|JSONDecode)Error: .* A file is torn, missing, or not"
-    ):
+    with pytest.raises(ModelError, match=r"cannot be read: (Safetensor|JSONDecode)Error: "):
         load_model(str(qwen2), layers=[0])
 
 
@@ -423,7 +415,7 @@ def test_an_unknown_architecture_says_so(qwen2):
 
 def test_quantised_checkpoints_are_refused(qwen2):
     edit_config(qwen2, quantization_config={"quant_method": "mxfp4"})
-    with pytest.raises(ModelError, match=r"is quantised \(mxfp4\).* name the unquantised checkpoint"):
+    with pytest.raises(ModelError, match=r"is quantised \(mxfp4\)"):
         load_model(str(qwen2), layers=[0])
 
 
@@ -437,27 +429,25 @@ def test_encoder_decoders_are_refused(tmp_path):
 def test_layers_spread_over_several_lists_are_refused(qwen2):
     config = hf.XLMConfig(vocab_size=VOCABULARY, emb_dim=32, n_layers=5, n_heads=4, max_position_embeddings=64)
     config.save_pretrained(qwen2)
-    with pytest.raises(ModelError, match=r"several lists of 5 modules \(attentions, .*layers are one list"):
+    with pytest.raises(ModelError, match=r"several lists of 5 modules \(attentions, "):
         load_model(str(qwen2), layers=[0])
 
 
 @pytest.mark.parametrize("layer", [5, -1])
-def test_layers_out_of_range_name_the_range_both_ways(checkpoint, layer):
-    message = (
-        rf"has no layer {layer} \(labelled Layer {layer + 1}\)\. Expected layers 0 to 4 \(labelled Layer 1 to Layer 5\)"
-    )
+def test_layers_out_of_range_name_the_range(checkpoint, layer):
+    message = rf"has layers 0 to 4, counted from 0; got .*{layer}"
     with pytest.raises(ModelError, match=message):
         load_model(str(checkpoint("qwen2")), layers=[0, layer])
 
 
-def test_heads_out_of_range_name_the_range_both_ways():
+def test_heads_out_of_range_name_the_range():
     assert check_indices("head", [3, 0, 3], 4, "tiny") == (0, 3)
-    with pytest.raises(ModelError, match=r"tiny has no head 4 \(labelled Head 5\)\. Expected heads 0 to 3"):
+    with pytest.raises(ModelError, match=r"tiny has heads 0 to 3, .* got \[4\]"):
         check_indices("head", [4], 4, "tiny")
 
 
 def test_no_layer_is_refused(checkpoint):
-    with pytest.raises(ModelError, match=r"No layer was asked for\. .* has layers 0 to 4"):
+    with pytest.raises(ModelError, match=r"has layers 0 to 4, .* got \[\]"):
         load_model(str(checkpoint("qwen2")), layers=[])
 
 

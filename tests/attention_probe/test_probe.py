@@ -254,7 +254,7 @@ def test_completion_queries_are_those_of_the_recorded_answer(source, selection, 
             filler = trace.roles == ROLES.index("filler")
             expected = weights[:, :, queries][..., filler].sum(-1).mean(-1)
             np.testing.assert_allclose(trace.measures["mass_filler"], expected, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"--decompose compares the same queries.*got completion"):
+    with pytest.raises(ConfigError, match=r"--decompose compares the same queries"):
         ProbeSettings(record=Record(completion=True, decompose=True))
 
 
@@ -292,10 +292,10 @@ def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, t
         for instruction in (None, "Solve it.")
     ]
     run_probe(built[0], select(built[0], Criterion(n=2)), settings, path)
-    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt: expected SHA"):
+    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt"):
         run_probe(built[1], select(built[1], Criterion(n=4)), settings, path)
     judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
-    with pytest.raises(PromptMismatchError, match=r"from another selection: expected the outcome both_\w+, got None"):
+    with pytest.raises(PromptMismatchError, match=r"from another selection"):
         run_probe(source, select(source, Criterion(ids=judged)), settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
@@ -356,8 +356,8 @@ def test_an_architecture_is_probed_and_what_was_not_checked_is_said(
     ("model_type", "options", "message"),
     [
         ("bloom", ("--decompose",), "BloomModel does not call the registered .* leave out --decompose"),
-        ("gpt_oss", ("--activations",), "got a mixture of experts. Leave out --activations"),
-        ("qwen3_next", ("--layers", "0"), "no softmax attention that Hugging Face shows: ask for .* such as 3"),
+        ("gpt_oss", ("--activations",), "a mixture of experts: leave out --activations"),
+        ("qwen3_next", ("--layers", "0"), "layers with softmax attention: .*3"),
     ],
 )
 def test_what_an_architecture_cannot_give_is_refused_before_a_file_is_begun(
@@ -373,7 +373,7 @@ def test_a_checkpoint_with_nan_is_refused_naming_the_tensor(command, model_of, t
     tensors = load_file(model / "model.safetensors")
     tensors["layers.0.self_attn.q_proj.weight"][8:16] = np.nan
     save_file(tensors, model / "model.safetensors", metadata={"format": "np"})
-    message = r"layer 0 \(labelled Layer 1\), head index \[1\], .* its layers\.0\.self_attn\.q_proj\.weight holds NaN"
+    message = r"layer 0 \(labelled Layer 1\), head index \[1\]\. .* its layers\.0\.self_attn\.q_proj\.weight holds NaN"
     with pytest.raises(ModelError, match=message):
         command(*BUILT, "--model", model, "--n", 1, "-o", tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
@@ -405,8 +405,8 @@ def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "error", "message"),
     [
-        ({"layers": (4,)}, ModelError, r"has no layer 4 \(labelled Layer 5\)"),
-        ({"heads": (6,)}, ModelError, r"has no head 6 \(labelled Head 7\)"),
+        ({"layers": (4,)}, ModelError, r"has layers 0 to 3, .* got \[4\]"),
+        ({"heads": (6,)}, ModelError, r"has heads 0 to 5, .* got \[6\]"),
         ({"conditions": ("dots",)}, ConfigError, "has no condition 'dots': expected one of wo, mless, mful, random"),
         ({"device": "abacus"}, ConfigError, "--device abacus cannot be used: "),
         ({"model": "/no/such"}, ModelError, "Model folder /no/such does not exist"),
@@ -418,9 +418,9 @@ def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path,
     assert not (tmp_path / "t.traces").exists()
 
 
-def test_a_source_without_the_baseline_says_how_to_add_it(source, selection, tmp_path):
+def test_a_source_without_the_baseline_is_refused(source, selection, tmp_path):
     without = replace(source, conditions=("mless", "mful"))
-    with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo', .* with --log wo=FILE"):
+    with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo'"):
         run_probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
 
 
@@ -429,7 +429,7 @@ def test_a_problem_over_the_context_is_named_before_anything_is_measured(source,
     prompts = {name: replace(prompt, completions=("one two " * 3000,)) for name, prompt in first.prompts.items()}
     talkative = replace(source, problems=(replace(first, prompts=prompts), *source.problems[1:]))
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
-    with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo', reaches position \d+, and"):
+    with pytest.raises(PromptMismatchError, match=rf"Problem {first.id}, condition 'wo', reaches position \d+;"):
         run_probe(talkative, select(talkative, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
 

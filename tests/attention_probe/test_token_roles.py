@@ -18,7 +18,7 @@ from harness.experiment.conditions import Condition, Placement, as_condition, na
 from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.tokenizer import encode
 from harness.runs.prompt_source import build_source, read_source, source_of
 from harness.runs.run import Run
 from harness.runs.run_prompts import Problem, RunPrompt
@@ -272,7 +272,7 @@ def test_an_empty_completion_adds_nothing_and_a_missing_one_is_refused(demo_toke
     empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completions=("",))})
     prompt = tokenize(empty, demo_tokenizer, conditions=["wo"], completion=True)["wo"]
     assert not prompt.has_role("completion").any()
-    with pytest.raises(RunError, match=r"Problem p, condition 'wo': no completion is recorded, and its tokens were as"):
+    with pytest.raises(RunError, match=r"Problem p, condition 'wo': no completion is recorded"):
         tokenize(problem, demo_tokenizer, conditions=["wo"], completion=True)
 
 
@@ -281,20 +281,17 @@ def test_another_tokenizer_than_the_runs_is_refused(demo_tokenizer):
     other = build_tokenizer("qwen2", bos=False)
     with pytest.raises(PromptMismatchError) as caught:
         tokenize(source.problems[0], other, conditions=["mless"])
-    recorded = source.problems[0].prompts["wo"].token_sha256
-    found = hash_token_ids(encode(source.problems[0].prompts["wo"].text, other)[0])
     assert str(caught.value) == (
         "Problem demo/number_theory/0.json, condition 'wo': this tokenizer makes other token ids of the prompt than "
-        f"the run's: expected SHA-256 {recorded[:12]}..., got {found[:12]}... Name the model that was run, in the same "
-        "revision."
+        "the run's. Name the model that was run, in the same revision."
     )
 
 
 def test_a_condition_that_was_not_asked_is_refused(demo_tokenizer):
     problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
-    with pytest.raises(RunError, match=r"Problem p was not asked under the condition 'mless': it has wo. Choose one"):
+    with pytest.raises(RunError, match=r"Problem p was not asked under 'mless', but wo"):
         tokenize(problem, demo_tokenizer, conditions=["mless"])
-    with pytest.raises(RunError, match=r"not asked under the condition 'none'"):
+    with pytest.raises(RunError, match=r"not asked under 'none'"):
         tokenize(problem, demo_tokenizer, conditions=["wo"], baseline="none")
 
 
