@@ -251,7 +251,7 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
         ({"name": "S", "models": ["a", "b"]}, "expected each model's label once, this run's model.label among them"),
         ({"name": "S", "models": ["made", "made"]}, "expected each model's label once, this run's"),
         ({"name": "S", "models": ["made"]}, "study.models: .*at least 2"),
-        ({"models": ["made", "b"]}, "the key 'study.name' is missing"),
+        ({"models": ["made", "b"]}, "study.name: Field required"),
     ],
 )
 def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path, study, message):
