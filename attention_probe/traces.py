@@ -399,9 +399,8 @@ def _damage_named(file: Path) -> Iterator[None]:
             yield
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise JournalError(
-            f"{file} is torn or damaged ({what}). Delete it and run the same `mless probe` again."
-        ) from None
+        advice = "" if file.name == HEADER else " Delete it and run the same `mless probe` again."
+        raise JournalError(f"{file} is torn or damaged ({what}).{advice}") from None
 
 
 @contextmanager
