@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attention_probe.choices import Dtype
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from harness import resources
+from harness.constants import Dtype
 from harness.errors import ConfigError, list_first
 from harness.experiment.conditions import yardstick
 from harness.experiment.tokenizer import load_tokenizer

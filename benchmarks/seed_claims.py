@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_probe.choices import View
 from attention_probe.figures.config import PromptsConfig
 from attention_probe.probe import run_probe
 from attention_probe.probe_config import ProbeSettings
@@ -27,7 +26,7 @@ from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.runs import say, work_folder
-from harness.choices import Definition
+from harness.constants import Definition, View
 from harness.errors import HarnessError
 from harness.runs import receipts
 

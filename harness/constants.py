@@ -1,10 +1,13 @@
 """Values that the study or a method fixes, each with its reason.
 
-What a user may set is a `Field` of the schema instead. Nothing is imported here, so that every stage and the probe can
-import this file.
+What a user may set is a `Field` of the schema instead. Nothing of mless is imported here, so that every stage and the
+probe can import this file.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
 
 # The study: what is put before a question, and where
 STUDY_COUNT = 55
@@ -94,3 +97,39 @@ GLYPH = 0.56
 """Width of an average letter, in font sizes."""
 NUMBERS_LINE = 0.16
 """Height of a line of the numbers below a histogram, in inches."""
+
+# Words out of fixed sets, which command lines list and check
+Format = Literal["text", "markdown", "csv", "latex", "json"]
+"""How a page of tables is written."""
+Definition = Literal["common", "published"]
+"""Which queries an attention curve averages over. `common`: those that the prompt without filler has too. `published`:
+all later ones, filler included, so that instruction tokens fall merely because filler queries join the average."""
+Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
+"""What became of a problem from one condition to another."""
+Choice = Literal[Flip, "changed"]
+"""Which problems are chosen: those with one outcome, or those that changed in either direction."""
+Repeats = Literal["share", "first", "majority", "any"]
+"""By what of its several samples a problem changes: the share that is right, the first, the majority, or any right one.
+"""
+View = Literal["aligned", "full"]
+"""A curve with the filler's positions taken out, or over the prompt as it was."""
+Shown = Literal[View, "difference"]
+"""Also the paired difference of two conditions, token by token, in the aligned view."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+"""What the probe's layers are computed in."""
+
+
+class Split(StrEnum):
+    """By what a comparison is split. This is an enumeration because typer takes no list of literals."""
+
+    SUBJECT = "subject"
+    LEVEL = "level"
+
+
+class Kind(StrEnum):
+    """A kind of figure of accuracies and differences."""
+
+    ACCURACY = "accuracy"
+    FOREST = "forest"
+    COMPLETION_LENGTHS = "completion-lengths"
+    DOSE = "dose"

@@ -19,11 +19,9 @@ import numpy as np
 import pandas
 from numpy.typing import NDArray
 
-from attention_probe.choices import View
 from attention_probe.measure.definitions import SHARE
 from attention_probe.traces import AttentionTraces, TraceHeader
-from harness.choices import Definition
-from harness.constants import BAND, BAND_DRAWS, PROBE_SEED
+from harness.constants import BAND, BAND_DRAWS, PROBE_SEED, Definition, View
 from harness.errors import ConfigError
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_probe.analysis.curves import average_curves, chosen_problems, leaves_out_first_token, shared_problems
 from attention_probe.traces import AttentionTraces
-from harness.choices import Definition
+from harness.constants import Definition
 from harness.display.grid import Cell, Column, make_grid, number_column
 from harness.display.table_formats import render_grids
 

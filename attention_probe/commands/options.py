@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.choices import Definition
+from harness.constants import Definition
 from harness.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,11 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.choices import Dtype
 from attention_probe.commands.options import Averaged, parse_indices, split_words
-from harness.choices import Choice
-from harness.errors import ConfigError
-from harness.options import (
+from harness.commands.options import (
     Baseline,
     Condition,
     DrawCount,
@@ -22,6 +19,8 @@ from harness.options import (
     RightBy,
     Subject,
 )
+from harness.constants import Choice, Dtype
+from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
 """Options that select problems. They cannot be given together with a saved selection."""

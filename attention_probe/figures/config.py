@@ -9,11 +9,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, StrictInt, ValidationError, field_validator, model_validator
 
-from attention_probe.choices import Shown
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
-from harness.choices import Definition
-from harness.constants import NEAR_ZERO_FACTORS
+from harness.constants import NEAR_ZERO_FACTORS, Definition, Shown
 from harness.display.figures.style import Look, looks
 from harness.display.words import label
 from harness.errors import ConfigError

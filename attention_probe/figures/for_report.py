@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from attention_probe.analysis.curves import Curve, average_curves, chosen_problems, leaves_out_first_token
 from attention_probe.traces import AttentionTraces, TraceHeader
-from harness.choices import Definition
+from harness.constants import Definition
 from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid, tidy
 from harness.display.report.attention import AttentionFile
 

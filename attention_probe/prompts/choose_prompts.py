@@ -11,8 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection, select
-from harness.choices import Choice, Repeats
-from harness.constants import DEFAULT_SEED
+from harness.constants import DEFAULT_SEED, Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import named_condition, named_conditions
 from harness.experiment.config import DatasetConfig, open_dataset

@@ -7,8 +7,7 @@ from typing import ClassVar, get_args
 
 from pydantic import ConfigDict
 
-from harness.choices import Choice, Flip, Repeats
-from harness.constants import DEFAULT_SEED
+from harness.constants import DEFAULT_SEED, Choice, Flip, Repeats
 from harness.errors import ConfigError
 from harness.runs.prompt_source import BASELINE
 from harness.runs.run_prompts import Problem, RunPrompt

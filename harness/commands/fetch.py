@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import ConfigPath, Overrides
+from harness.commands.options import ConfigPath, Overrides
 
 
 def fetch(

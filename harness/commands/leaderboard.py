@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from harness.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
 
 
 def leaderboard(

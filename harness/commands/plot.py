@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Kind
-from harness.options import Baseline, Margin, Metric, RunNames
+from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.constants import Kind
 
 
 def plot(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from harness.commands.options import RunPath
 from harness.commands.run import show_run
-from harness.options import RunPath
 
 
 def regrade(

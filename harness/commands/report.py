@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Definition
-from harness.options import Baseline, Margin, Metric, RunNames
+from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.constants import Definition
 
 
 def report(

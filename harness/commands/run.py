@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import Overrides
+from harness.commands.options import Overrides
 
 
 def run(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.choices import Choice
-from harness.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
+from harness.commands.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
+from harness.constants import Choice
 
 if TYPE_CHECKING:
     from harness.analysis.flips import Criterion

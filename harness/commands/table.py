@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
 
 
 def table(

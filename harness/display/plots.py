@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import Leaderboard, join_factors, make_leaderboard
 from harness.analysis.sweeps import find_sweeps
-from harness.choices import Kind
+from harness.constants import Kind
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares
 from harness.display.figures.dose import draw_dose

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from harness.choices import Format
+from harness.constants import Format
 from harness.display.grid import Cell, Grid
 from harness.display.visible import visible
 from harness.display.words import MINUS, NONE

@@ -19,7 +19,7 @@ from harness.analysis.leaderboard import (
     tasks_as_json,
 )
 from harness.analysis.reference import read_reference, reference_table, setup_differences
-from harness.choices import Format, Split
+from harness.constants import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Grid
 from harness.display.side_tables import (

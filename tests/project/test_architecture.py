@@ -19,12 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources choices options yaml_settings experiment engines grading runs analysis "
+        "constants errors resources yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
-    "attention_probe": (
-        "choices prompts model measure probe_config self_check traces probe analysis figures commands"
-    ).split(),
+    "attention_probe": ("prompts model measure probe_config self_check traces probe analysis figures commands").split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
@@ -151,7 +149,7 @@ def test_the_help_of_all_commands_imports_no_stage_of_the_work():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[1] for name in done.stdout.splitlines()[-1].split()[1:]}
-    assert loaded <= {"choices", "cli", "commands", "display", "errors", "faces", "options"}, loaded
+    assert loaded <= {"cli", "commands", "constants", "display", "errors"}, loaded
 
 
 def test_load_run_and_help_import_nothing_heavy():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.choices import Format, Repeats, Split
+from harness.constants import Format, Repeats, Split
 
 ConfigPath = Annotated[Path, typer.Argument(help="A run config, e.g. configs/runs/demo.yaml.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
