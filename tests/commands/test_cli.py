@@ -372,7 +372,7 @@ def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch,
         ),
         (
             ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "9"),
-            "head 9 (Head 10) does not exist: the model has heads 0 to 2",
+            "head 9 (Head 10) is none of the model's heads, 0 to 2",
         ),
         (
             ("heads", "t.traces", "--condition", ""),

@@ -476,7 +476,7 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
     assert f"Layer {layer + 1} Head 3" in drawn and "Head 1<" not in drawn
     refused(
         here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked[:4], "--head", "9"),
-        "head 9 (Head 10) does not exist",
+        "head 9 (Head 10) is none of",
     )
 
 
