@@ -24,7 +24,7 @@ from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.constants import ACTIVATION_BINS, COVERED, NUMBERS_LINE
 from harness.display.figures import style
-from harness.display.words import LEVEL, number, plural, signed
+from harness.display.numbers import LEVEL, number, plural, signed
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 

@@ -8,8 +8,8 @@ import pandas
 from matplotlib.axes import Axes
 
 from harness.display.figures import style
+from harness.display.numbers import LEVEL
 from harness.display.visible import visible
-from harness.display.words import LEVEL
 
 COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea"}
 """The study's purple, teal and light blue."""

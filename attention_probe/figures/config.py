@@ -13,7 +13,7 @@ from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.flips import CHANGED, CHANGES
 from harness.constants import NEAR_ZERO_FACTORS, Definition, Shown
 from harness.display.figures.style import Look, looks
-from harness.display.words import label
+from harness.display.numbers import label
 from harness.errors import ConfigError
 from harness.runs.prompt_source import BASELINE
 from harness.yaml_settings import Strict, explain, read_values

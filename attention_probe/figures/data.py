@@ -10,7 +10,7 @@ from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.accuracy import accuracy_table
 from harness.analysis.reference import read_reference
-from harness.display.words import label
+from harness.display.numbers import label
 from harness.errors import ConfigError
 from harness.runs.sample_frame import load_run
 

@@ -22,7 +22,7 @@ from attention_probe.figures.bars import plot_accuracy_bars
 from attention_probe.figures.config import FigureConfig, Panel
 from harness.constants import GLYPH
 from harness.display.figures.style import FONT, INCHES, MUTED, add_legend, add_note, styled
-from harness.display.words import label, plural
+from harness.display.numbers import label, plural
 from harness.experiment.conditions import contrast_name
 
 DEFINITIONS = {"common": "common queries", "published": "published definition"}

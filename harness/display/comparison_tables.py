@@ -21,7 +21,7 @@ from harness.display.grid import (
     verdict_column,
     word_column,
 )
-from harness.display.words import (
+from harness.display.numbers import (
     LEVEL,
     NOISE,
     PASSED,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.display.words import NONE, PASSED, label, verdict
+from harness.display.numbers import NONE, PASSED, label, verdict
 
 Row = Mapping[str, Any]
 

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection
+from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table_formats import align, fold
 from harness.display.visible import is_hidden, name_character
-from harness.display.words import LEVEL, define_flips, difference, flips, label
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import group_name
 from harness.runs.prompt_source import Source

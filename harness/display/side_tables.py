@@ -10,7 +10,7 @@ from harness.analysis.leaderboard import Leaderboard, Study, records
 from harness.analysis.pooled import FEWEST
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
-from harness.display.words import (
+from harness.display.numbers import (
     LEVEL,
     NONE,
     PASSED,

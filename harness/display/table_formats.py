@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from harness.constants import Format
 from harness.display.grid import Cell, Grid
+from harness.display.numbers import MINUS, NONE
 from harness.display.visible import visible
-from harness.display.words import MINUS, NONE
 
 WIDTH = 80
 """A terminal's usual width: tables and notes are fitted to it."""

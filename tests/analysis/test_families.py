@@ -9,8 +9,8 @@ import pytest
 from harness.analysis import holm
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.display.comparison_tables import comparison_grid
+from harness.display.numbers import NONE
 from harness.display.table_pages import make_table
-from harness.display.words import NONE
 from harness.errors import RunError
 from harness.runs.read_run import read_run
 from tests.example_runs import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run

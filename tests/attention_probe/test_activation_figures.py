@@ -29,7 +29,7 @@ from harness.analysis.flips import Criterion
 from harness.analysis.selection import select
 from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
-from harness.display.words import MINUS, NONE
+from harness.display.numbers import MINUS, NONE
 from harness.errors import ConfigError
 from harness.runs.prompt_source import read_source
 from tests.example_runs import GREEDY_RUN

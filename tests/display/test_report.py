@@ -21,9 +21,9 @@ import pytest
 from attention_probe.figures.for_report import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
+from harness.display.numbers import count, signed
 from harness.display.report.details import unpack
 from harness.display.report.page import PALETTE, write_report
-from harness.display.words import count, signed
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.grading.grade_completion import read_boxes

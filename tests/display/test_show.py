@@ -15,9 +15,9 @@ from harness.analysis import compare
 from harness.analysis.flips import Criterion
 from harness.analysis.leaderboard import records
 from harness.analysis.selection import Selection, select, selected_problems
+from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, shorten, spell_out
 from harness.display.table_pages import make_table
-from harness.display.words import MINUS, define_flips, signed
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompt_source import Source, read_source
 from harness.runs.run_prompts import Problem, RunPrompt

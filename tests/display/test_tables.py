@@ -19,10 +19,10 @@ from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
 from harness.analysis.side_tables import MEDIATORS, audit_table
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
+from harness.display.numbers import MINUS, NONE, p_value, signed
 from harness.display.side_tables import audit_grid, mediator_grid, yardstick_grid
 from harness.display.table_formats import render_grids
 from harness.display.table_pages import Parts, make_leaderboard_page, make_table
-from harness.display.words import MINUS, NONE, p_value, signed
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.comparable import join
 from harness.runs.read_run import read_run

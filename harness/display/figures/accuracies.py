@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from harness.display.figures import style
 from harness.display.figures.rows import Row, draw_estimate, draw_rows
+from harness.display.numbers import LEVEL, interval, number
 from harness.display.visible import visible
-from harness.display.words import LEVEL, interval, number
 
 
 def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:

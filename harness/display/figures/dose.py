@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
 from harness.display.figures import style
+from harness.display.numbers import LEVEL, PASSED
 from harness.display.visible import name_character, visible
-from harness.display.words import LEVEL, PASSED
 
 _OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
 """Fillers that have the look of a condition of the study, where they stand at one place only."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from harness.analysis.verdicts import APART
 from harness.display.figures import style
 from harness.display.figures.rows import Row, draw_estimate, draw_marks, draw_rows
-from harness.display.words import PASSED, interval, p_value, plural, points, signed
+from harness.display.numbers import PASSED, interval, p_value, plural, points, signed
 
 COLUMNS = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
 """What stands to the right of the axes, and how far from them, in inches."""

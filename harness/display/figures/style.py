@@ -9,9 +9,9 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.analysis.verdicts import APART
+from harness.display.numbers import label as whole_label
+from harness.display.numbers import plural
 from harness.display.visible import visible
-from harness.display.words import label as whole_label
-from harness.display.words import plural
 
 if TYPE_CHECKING:
     import pandas

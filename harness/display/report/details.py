@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.display.numbers import define_flips, flips
 from harness.display.report.content import Content
-from harness.display.words import define_flips, flips
 from harness.grading import COLUMNS as GRADERS
 
 BLOCK = 1 << 18

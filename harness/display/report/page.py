@@ -23,13 +23,13 @@ from harness.display.comparison_tables import comparison_grid, heading, without_
 from harness.display.figures import style
 from harness.display.figures.forest import draw_forest
 from harness.display.grid import Grid, make_grid, number_column, row_column, word_column
+from harness.display.numbers import LEVEL, accuracy, count, define_flips, label, number, p_value, points, signed
 from harness.display.report.attention import AttentionFile
 from harness.display.report.content import Content, read_content
 from harness.display.report.details import make_details
 from harness.display.report.summary import make_card
 from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
 from harness.display.visible import visible
-from harness.display.words import LEVEL, accuracy, count, define_flips, label, number, p_value, points, signed
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.leaderboard import Leaderboard, records, task_name
 from harness.display.comparison_tables import describe_control, without_yardsticks
-from harness.display.words import flips, interval, judgement, label, p_value, plural, signed
+from harness.display.numbers import flips, interval, judgement, label, p_value, plural, signed
 
 Row = Mapping[str, Any]
 
