@@ -18,7 +18,7 @@ from harness.analysis import COLUMNS, compare, holm, mcnemar_test, score_interva
 from harness.analysis.intervals import difference_bounds
 from harness.analysis.verdicts import judge
 from harness.errors import ComparisonError
-from tests.example_runs import GREEDY_RUN
+from tests.make import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]

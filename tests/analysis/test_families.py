@@ -13,7 +13,7 @@ from harness.display.numbers import NONE
 from harness.display.table_pages import make_table
 from harness.errors import RunError
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
+from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 

@@ -13,8 +13,8 @@ from harness.display.comparison_tables import comparison_grid
 from harness.display.side_tables import pooled_grid
 from harness.errors import ComparisonError, ConfigError
 from harness.experiment.config import load_config
-from tests.example_runs import drawn, evaluation
 from tests.experiment.test_config import MINIMAL, write
+from tests.make import drawn, evaluation
 
 NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
 

@@ -18,7 +18,7 @@ from harness.analysis.reference import COLUMNS, read_reference, reference_table,
 from harness.display.table_pages import Parts, make_table
 from harness.errors import ConfigError
 from harness.runs.comparable import join
-from tests.example_runs import GREEDY_RUN, evaluation
+from tests.make import GREEDY_RUN, evaluation
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))
 

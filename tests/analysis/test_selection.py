@@ -27,7 +27,7 @@ from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
 from harness.runs.records import Sample
 from harness.runs.run_prompts import Problem, RunPrompt
-from tests.example_runs import GREEDY_RUN, drawn, evaluation
+from tests.make import GREEDY_RUN, drawn, evaluation
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 

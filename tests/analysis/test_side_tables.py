@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from harness.analysis import compare
 from harness.analysis.side_tables import MEDIATORS, mediator_table
-from tests.example_runs import drawn, evaluation
+from tests.make import drawn, evaluation
 
 
 def table(verdicts, **options):

@@ -11,7 +11,7 @@ from harness.analysis.yardsticks import find_broken
 from harness.display.comparison_tables import comparison_grid
 from harness.experiment.conditions import find_yardsticks
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, drawn, evaluation, small_run
+from tests.make import GREEDY_RUN, drawn, evaluation, small_run
 
 
 def test_a_condition_is_held_against_the_mean_of_wordings_and_of_fillers():

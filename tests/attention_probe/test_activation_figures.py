@@ -32,8 +32,7 @@ from harness.display.figures.style import LOOKS
 from harness.display.numbers import MINUS, NONE
 from harness.errors import ConfigError
 from harness.runs.prompt_source import read_source
-from tests.example_runs import GREEDY_RUN
-from tests.example_traces import make_trace, write_traces
+from tests.make import GREEDY_RUN, make_trace, write_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("histogram", "token-classes")

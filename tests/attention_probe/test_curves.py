@@ -17,7 +17,7 @@ from attention_probe.analysis.curves import (
 )
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-from tests.example_traces import aligned_curve, difference_curve, full_curve, make_trace, write_traces
+from tests.make import aligned_curve, difference_curve, full_curve, make_trace, write_traces
 
 SIZES = (9, 12, 7, 9)
 

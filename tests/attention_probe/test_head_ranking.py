@@ -17,7 +17,7 @@ from attention_probe.analysis.head_ranking import max_t, permute_labels, rank_he
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.errors import ConfigError
-from tests.example_traces import HEADS, LAYERS, make_trace, write_traces
+from tests.make import HEADS, LAYERS, make_trace, write_traces
 
 
 def write(path, count, *, shift=0.0, seed=0):

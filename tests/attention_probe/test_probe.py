@@ -31,8 +31,7 @@ from harness.experiment.conditions import named_condition
 from harness.experiment.config import open_dataset
 from harness.runs.prompt_source import build_source, read_source
 from tests.capture_errors import build_whole
-from tests.example_runs import GREEDY_RUN
-from tests.example_traces import make_trace, write_traces
+from tests.make import GREEDY_RUN, make_trace, write_traces
 
 LAYERS = (0, 2)
 BUILT = ("probe", "--dataset", "demo")

@@ -23,7 +23,7 @@ from harness.runs.prompt_source import build_source, read_source, source_of
 from harness.runs.run import Run
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.example_runs import GREEDY_RUN
+from tests.make import GREEDY_RUN
 
 PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""

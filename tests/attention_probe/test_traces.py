@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, JournalError
-from tests.example_traces import make_header, make_trace, same, write_traces
+from tests.make import make_header, make_trace, same, write_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def script(tmp_path, body):
     path = tmp_path / "script.py"
     path.write_text(
         "import os, sys, time\nfrom pathlib import Path\nfrom attention_probe.traces import AttentionTraces\n"
-        f"from tests.example_traces import make_header, make_trace\npath = Path({str(tmp_path / 'x.traces')!r})\n{body}"
+        f"from tests.make import make_header, make_trace\npath = Path({str(tmp_path / 'x.traces')!r})\n{body}"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(

@@ -18,8 +18,7 @@ import yaml
 
 from harness import resources
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN
-from tests.example_traces import make_trace, write_traces
+from tests.make import GREEDY_RUN, make_trace, write_traces
 
 CONFIG = {
     "name": "t",

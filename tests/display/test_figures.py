@@ -26,7 +26,7 @@ from harness.display.figures.style import COLOURS, LOOKS, looks
 from harness.display.plots import make_plots
 from harness.errors import ComparisonError
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN, REGISTERED
+from tests.make import GREEDY_RUN, REGISTERED
 
 EDITS = tuple(f"edit_{number}" for number in range(6))
 MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}

@@ -14,7 +14,7 @@ from harness.display.describe_plan import describe_outlook, describe_plan, descr
 from harness.display.forecast import find_speed
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
-from tests.example_runs import CONFIG, GREEDY_RUN
+from tests.make import CONFIG, GREEDY_RUN
 
 SAMPLED = {"sampling": {"temperature": 0.5}, "samples_per_problem": 5}
 

@@ -29,8 +29,7 @@ from harness.experiment.prompt import hash_prompts, hash_text
 from harness.grading.grade_completion import read_boxes
 from harness.runs.sample_frame import load_run
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT
-from tests.example_traces import aligned_curve, make_trace, write_traces
+from tests.make import GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_traces
 
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")

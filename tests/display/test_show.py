@@ -22,7 +22,7 @@ from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompt_source import Source, read_source
 from harness.runs.run_prompts import Problem, RunPrompt
 from tests.commands.test_cli import here, refused
-from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT, passing_folder, small_run
+from tests.make import GREEDY_RUN, REGISTERED, ROOT, passing_folder, small_run
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""

@@ -28,7 +28,7 @@ from harness.runs.comparable import join
 from harness.runs.read_run import read_run
 from harness.runs.receipts import receipt_line
 from harness.runs.sample_frame import load_run
-from tests.example_runs import GREEDY_RUN, REGISTERED, ROOT, add_stop, drawn, evaluation, right, write_run
+from tests.make import GREEDY_RUN, REGISTERED, ROOT, add_stop, drawn, evaluation, right, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 """Chances to be right that are found with 200 problems."""

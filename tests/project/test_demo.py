@@ -15,7 +15,7 @@ import pytest
 from harness import resources
 from harness.experiment.problems import load_demo
 from tests.conftest import needs_vllm
-from tests.example_runs import GREEDY_RUN, ROOT
+from tests.make import GREEDY_RUN, ROOT
 from tools.demo.problems import FAMILIES, demo_problems, draw_problems
 
 FIELDS = {"problem", "solution", "answer", "subject", "level", "unique_id"}

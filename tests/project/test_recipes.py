@@ -13,7 +13,7 @@ import pytest
 
 from harness.display.table_pages import make_table
 from tests.conftest import PATIENCE
-from tests.example_runs import GREEDY_RUN
+from tests.make import GREEDY_RUN
 from tools import reference_pages
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from attention_probe.traces import AttentionTraces
 from benchmarks.seed_claims import DEFINITIONS, PROMPTS, Traces, load, page
-from tests.example_traces import aligned_curve, full_curve
+from tests.make import aligned_curve, full_curve
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/seeds.md"
 

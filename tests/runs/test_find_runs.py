@@ -11,7 +11,7 @@ import pytest
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.runs.find_runs import locate, locate_one
-from tests.example_runs import GREEDY_RUN, add_stop, right, write_run
+from tests.make import GREEDY_RUN, add_stop, right, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
 

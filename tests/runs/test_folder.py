@@ -56,7 +56,7 @@ from harness.runs.lm_eval_logs.sample_log import find_logs
 from harness.runs.records import Fingerprint, as_json
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from tests.conftest import needs_vllm
-from tests.example_runs import GREEDY_RUN, small_run
+from tests.make import GREEDY_RUN, small_run
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = resources.folder("configs") / "runs" / "demo.yaml"

@@ -16,50 +16,12 @@ from harness.runs.comparable import by_table, join
 from harness.runs.folder import read_prompts
 from harness.runs.lm_eval_logs.sample_log import find_logs, read_log
 from harness.runs.read_run import read_run
-from tests.example_runs import GREEDY_RUN, add_stop, evaluation, right, write_run
-
-DATE = "2026-01-0{}T00-00-00.0"
-
-
-def line(number, text=None, **changes):
-    """Of a log of another task, whose documents have no id."""
-    question = text or f"What is {number}?"
-    return {
-        "doc_id": number,
-        "doc": {"question": question},
-        "target": str(number),
-        "arguments": {"gen_args_0": {"arg_0": f"Q: {question}", "arg_1": {}}},
-        "resps": [["x"]],
-        "filtered_resps": ["x"],
-        "filter": "none",
-        "metrics": ["exact_match"],
-        "exact_match": float(number % 2),
-        **changes,
-    }
-
-
-RESULTS = {
-    "model_name": "some/model",
-    "config": {"model": "hf", "model_args": "pretrained=some/model,dtype=float32", "random_seed": 0},
-    "configs": {"task": {"generation_kwargs": {"do_sample": False}, "num_fewshot": 0}},
-    "versions": {"task": 3},
-    "n-samples": {"task": {"original": 20, "effective": 20}},
-    "date": 1.0,
-}
-
-
-def write_log(folder, lines, *, number=1, **results):
-    """A log under lm-eval's name, with its results file."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"results_{DATE.format(number)}.json").write_text(json.dumps({**RESULTS, **results}))
-    path = folder / f"samples_task_{DATE.format(number)}.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    return path
+from tests.make import DATE, GREEDY_RUN, add_stop, evaluation, log_line, right, write_log, write_run
 
 
 def both(tmp_path, lines=None, **results):
     """Logs under two conditions; the second has other lines or results."""
-    plain = [line(i) for i in range(20)]
+    plain = [log_line(i) for i in range(20)]
     return {
         "wo": write_log(tmp_path, plain),
         "mless": write_log(tmp_path, plain if lines is None else lines, number=2, **results),
@@ -84,9 +46,9 @@ def test_logs_of_the_same_problems_are_one_evaluation(tmp_path):
 @pytest.mark.parametrize(
     "lines",
     [
-        [line(i, f"Another question, {i}?") for i in range(20)],
-        [line(i, target="0") for i in range(20)],
-        [*[line(i) for i in range(17)], *[line(i, doc={"question": f"What is {i} ?"}) for i in range(17, 20)]],
+        [log_line(i, f"Another question, {i}?") for i in range(20)],
+        [log_line(i, target="0") for i in range(20)],
+        [*[log_line(i) for i in range(17)], *[log_line(i, doc={"question": f"What is {i} ?"}) for i in range(17, 20)]],
     ],
     ids=["questions", "answers", "some"],
 )
@@ -178,7 +140,7 @@ def test_a_log_is_given_once_and_is_whole(tmp_path):
     with pytest.raises(ComparisonError, match="is given twice: expected one log a condition"):
         read_run({**logs, "mless": logs["wo"]})
     with pytest.raises(RunError, match=r"samples are missing: expected 20, as its results file says, got 19. Restore"):
-        read_run(both(tmp_path, [line(i) for i in range(19)]))
+        read_run(both(tmp_path, [log_line(i) for i in range(19)]))
 
 
 DEEP = "[" * 100_000
@@ -196,14 +158,14 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD_LINES)
 def test_a_line_that_is_no_sample_is_named(tmp_path, changes, message):
-    path = write_log(tmp_path, [line(0), line(1, **changes)])
+    path = write_log(tmp_path, [log_line(0), log_line(1, **changes)])
     with pytest.raises(RunError, match=message):
         read_run({"wo": path})
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"doc_id": 0, "doc": ' + DEEP, "{", "3", '{"doc_id": 0}', "\udcff"])
 def test_a_line_that_is_none_is_named(tmp_path, text):
-    path = write_log(tmp_path, [line(0)])
+    path = write_log(tmp_path, [log_line(0)])
     path.write_text(path.read_text() + text + "\n", errors="surrogateescape")
     with pytest.raises(RunError, match=r"line 2: (damaged, expected one JSON object|not a line of a sample log)"):
         read_run({"wo": path})
@@ -214,7 +176,7 @@ def test_nesting_that_python_reads_and_cannot_follow_is_refused(tmp_path):
     # json stops at about 1,000 levels, as Python's own calls do; from 3.12 it reads deeper than they reach
     for _ in range(700 if sys.version_info < (3, 12) else 1200):
         nested = [nested]
-    path = write_log(tmp_path, [line(0), line(1, resps=nested)])
+    path = write_log(tmp_path, [log_line(0), log_line(1, resps=nested)])
     with pytest.raises(RunError, match=r"line 2: (nested too deeply for a sample|damaged)"):
         read_run({"wo": path})
 
@@ -292,20 +254,22 @@ def test_a_document_of_ours_without_its_segments_is_refused(tmp_path, segments, 
     path = our_log(tmp_path, lambda sample: sample["doc"].update(segments=segments, system="You are an expert."))
     with pytest.raises(RunError, match=rf"line 2: its document: .*{message}"):
         read_run(path)
-    other = write_log(tmp_path, [line(0, doc={"segments": segments, "condition": 3})])
+    other = write_log(tmp_path, [log_line(0, doc={"segments": segments, "condition": 3})])
     (tmp_path / f"results_{DATE.format(1)}.json").unlink()
     assert len(read_run({"wo": other}).frame) == 1, "another task's fields of the same names"
 
 
 def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
     boast = json.dumps({"verdict": "correct", "answer": "x"})
-    path = write_log(tmp_path, [line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
+    path = write_log(tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
     assert read_run({"wo": path}).frame["correct"].sum() == 0
 
 
 def test_half_a_pair_in_words_is_spelt_out(tmp_path):
     doc = {"question": "?", "id": "i\ud800", "subject": "s\ud800", "level": "9" * 5000}
-    path = write_log(tmp_path, [line(0, doc=doc, target="t\ud800", resps=[["c\ud800"]], filtered_resps=["a\ud800"])])
+    path = write_log(
+        tmp_path, [log_line(0, doc=doc, target="t\ud800", resps=[["c\ud800"]], filtered_resps=["a\ud800"])]
+    )
     (tmp_path / f"results_{DATE.format(1)}.json").unlink()
     row = read_run({"wo": path}).frame.iloc[0]
     assert [row[n] for n in ("problem_id", "subject", "target", "answer")] == [rf"{c}\ud800" for c in "ista"]
@@ -397,7 +361,7 @@ def test_every_command_refuses_what_is_damaged_in_one_line(tmp_path, command, ca
     journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
     missing = "samples are missing: expected 2000, got 1996"
     refused(here(capsys, monkeypatch, command, str(folder), *options), missing)
-    logs = both(tmp_path / "logs", [line(i, f"Other {i}") for i in range(20)])
+    logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
     named = [f"{name}={path}" for name, path in logs.items()]
     done = here(capsys, monkeypatch, command, *named, *options)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -17,7 +17,7 @@ from harness.runs.records import Score
 from harness.runs.repetition import LOOP_COUNT, LOOP_LENGTH, loops
 from harness.runs.sample_frame import load_run, read_frame, read_receipt
 from harness.runs.stored_files import expand
-from tests.example_runs import GREEDY_RUN, right, write_run
+from tests.make import GREEDY_RUN, right, write_run
 
 
 @pytest.fixture

@@ -1,4 +1,8 @@
-"""Run folders made without an engine: the real plan, journal, grader and export, with completions of one's own."""
+"""Runs, logs of lm-eval and traces for tests, made without an engine or a model.
+
+Runs come from the real plan, journal, grader and export, with completions of one's own; numbers in traces from a seeded
+generator.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas
 import yaml
 
+from attention_probe.analysis.curves import average_curves
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
@@ -169,3 +177,114 @@ def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[s
         ]
         for name, chance in chances.items()
     }
+
+
+DATE = "2026-01-0{}T00-00-00.0"
+RESULTS = {
+    "model_name": "some/model",
+    "config": {"model": "hf", "model_args": "pretrained=some/model,dtype=float32", "random_seed": 0},
+    "configs": {"task": {"generation_kwargs": {"do_sample": False}, "num_fewshot": 0}},
+    "versions": {"task": 3},
+    "n-samples": {"task": {"original": 20, "effective": 20}},
+    "date": 1.0,
+}
+
+
+def log_line(number, text=None, **changes):
+    """A line of a log of another task, whose documents have no id."""
+    question = text or f"What is {number}?"
+    return {
+        "doc_id": number,
+        "doc": {"question": question},
+        "target": str(number),
+        "arguments": {"gen_args_0": {"arg_0": f"Q: {question}", "arg_1": {}}},
+        "resps": [["x"]],
+        "filtered_resps": ["x"],
+        "filter": "none",
+        "metrics": ["exact_match"],
+        "exact_match": float(number % 2),
+        **changes,
+    }
+
+
+def write_log(folder, lines, *, number=1, **results):
+    """A log under lm-eval's name, with its results file."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"results_{DATE.format(number)}.json").write_text(json.dumps({**RESULTS, **results}))
+    path = folder / f"samples_task_{DATE.format(number)}.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+LAYERS, HEADS = (0, 2), 3
+FILLED = ("mless", "random")
+
+
+def make_header(**changes):
+    return TraceHeader(
+        **{"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED)} | changes
+    )
+
+
+def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, **changes):
+    """A prompt of `size` original tokens; where there is a filler, its tokens stand before original token `start`."""
+    inserted = filler if condition in FILLED else 0
+    total = size + inserted
+    random = np.random.default_rng([seed, sum(map(ord, problem_id + condition))])
+    original = np.concatenate([np.arange(start), np.full(inserted, -1), np.arange(start, size)]).astype(np.int32)
+    later = np.arange(total)[::-1].astype(np.int32)
+    common = (size - np.cumsum(original >= 0)).astype(np.int32)
+    curves = random.random((2, len(LAYERS), HEADS, total), dtype=np.float32)
+    curves[0][:, :, later == 0] = np.nan
+    curves[1][:, :, common == 0] = np.nan
+    facts = {
+        "problem_id": problem_id,
+        "condition": condition,
+        "subject": "Algebra",
+        "level": 1 + seed % 5,
+        "prompt_sha256": f"hash of {problem_id} {condition}",
+        "tokens": tuple(f"{condition}{place}" for place in range(total)),
+        "filler_span": (start, start + inserted) if inserted else None,
+        "token_ids": random.integers(0, 1000, total).astype(np.int32),
+        "roles": np.zeros(total, dtype=np.int8),
+        "original_pos": original,
+        "mean_all": curves[0],
+        "mean_common": curves[1],
+        "count_all": np.tile(later, (len(LAYERS), 1)),
+        "count_common": np.tile(common, (len(LAYERS), 1)),
+        "value_norm": random.random((len(LAYERS), HEADS, total), dtype=np.float32),
+        "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
+        "measures": {"mass_filler": random.random((len(LAYERS), HEADS), dtype=np.float32)},
+    }
+    return Trace(**facts | changes)
+
+
+def write_traces(path, traces, **header):
+    with AttentionTraces.create(path, make_header(**header), receipt={"seed": 1}) as opened:
+        for trace in traces:
+            opened.append(trace)
+    return path
+
+
+def same(one, other):
+    """Whether two traces are equal in every number and word; NaN equals NaN."""
+    for name in (one.name for one in fields(Trace)):
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, np.ndarray):
+            if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+                return False
+        elif name == "measures":
+            if a.keys() != b.keys() or not all(np.array_equal(a[key], b[key], equal_nan=True) for key in a):
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
+    """The curve of one head under one condition."""
+    return average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)[0]
+
+
+full_curve = partial(aligned_curve, view="full")
+difference_curve = aligned_curve
