@@ -138,8 +138,7 @@ def _generate_raw(plan: Plan) -> dict[str, Any]:
     """Load `vllm.LLM` as `mless run` would load its engine, and time one call of `generate` over the same requests."""
     from vllm import LLM, TokensPrompt
 
-    from harness.engines.vllm import device_type, sampling_parameters
-    from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu
+    from harness.engines.vllm import device_type, engine_arguments, fit_to_cpu, sampling_parameters
 
     sampling = plan.config.resolve_sampling(None)
     requests = list(make_requests(plan, sampling))

@@ -40,6 +40,45 @@ PINNED_DATE = (2024, 7, 26)
 """The date that chat templates print instead of today's: that which Llama 3.1's own template falls back to."""
 
 # Engines
+ENGINE_TURN_SECONDS = 1.0
+"""While an answer is awaited, this often the processes are looked at and the run shows that it lives."""
+QUEUE_PER_SEQUENCE = 2
+"""Requests in an engine, running or waiting, for each that it can run at once. So it never waits for us."""
+SPARE = 1.1
+"""The same for each of several engines, none of which must hold what another could begin."""
+CLOSE_SECONDS = 2.0
+"""An engine may take this long to end by itself; then it is killed. Nothing in it is wanted any more."""
+STALL_FACTOR = 2
+"""An engine hangs if it gives no answer for so many times vLLM's own limit for a step (300 s) or a start (600 s). Where
+vLLM enforces its limit, its error comes first. The longest steps are the first ones, in which kernels are compiled."""
+FRUITLESS_STARTS = 3
+"""After so many starts in a row without a sample no engine is started any more."""
+EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
+"""A call of a distant engine ends after the first with a completion, so that messages are few, and after the second
+without, so that new requests come in."""
+CPU_KV_CACHE_BYTES = 2**30
+"""Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small model."""
+CPU_BLOCK_SIZE = 32
+"""Tokens in a block of the KV cache on a CPU, the unit in which prompts share a prefix. Instruction and filler together
+are shorter than vLLM's 128, so that nothing would ever be shared; smaller ones must be multiples of 32."""
+CPU_BATCHED_TOKENS = 8192
+"""At least so many tokens fit into one step on a CPU, where prompts are prefilled whole."""
+LM_EVAL_BATCH = 64
+"""Requests that a model of lm-eval's gets at once, and so how many an interruption can cost."""
+LM_EVAL_BATCH_SIZE = 8
+"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
+SERVED_WINDOW = 256
+"""Requests in flight at a server, unless `num_concurrent` says otherwise. What it cannot run at once waits there."""
+SERVED_RETRIES = 3
+"""So often a request is sent again to a busy or broken server, unless `max_retries` says otherwise."""
+SERVED_TIMEOUT = 3600.0
+"""Seconds that an answer may take, unless `timeout` says otherwise. Under a full window a request waits its turn."""
+SERVED_CONNECT_SECONDS = 30.0
+"""A connection may take this long."""
+KEPT_ERROR_BYTES = 2**18
+"""Of what an engine's processes print, the end that is searched for the cause of their death."""
+QUOTED_CHARACTERS = 500
+"""Of another program's text in a message, at most."""
 
 # Grading
 

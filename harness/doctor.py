@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from harness import resources
 from harness.constants import HUB_SECONDS
-from harness.engines.gpus import describe_gpu_processes, gpu_processes
+from harness.engines.gpus import describe_gpu_processes
 from harness.errors import HarnessError
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, load_math500
 from harness.experiment.tokenizer import explain_hub_error, load_tokenizer
@@ -87,9 +87,8 @@ def _device() -> Check:
     if not available:
         fix = f"torch is built for {build} and sees no GPU: check the driver and CUDA_VISIBLE_DEVICES." if build else ""
         return Check(f"CPU, torch {torch.__version__}", fix, fatal=False)
-    holders = f"An engine wants 90 % of its memory. {describe_gpu_processes()}" if gpu_processes() else ""
     found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
-    return Check(found, holders, fatal=False)
+    return Check(found, describe_gpu_processes(), fatal=False)
 
 
 def _tokenizer(name: str) -> Check:

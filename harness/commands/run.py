@@ -37,7 +37,6 @@ def run(
     from harness.display.describe_plan import describe_plan
     from harness.display.table_formats import fold
     from harness.engines.backends import check_backend
-    from harness.engines.vllm_arguments import check_unusual, engine_arguments
     from harness.errors import ConfigError
     from harness.execution.run import describe_folder, execute
     from harness.experiment.config import config_of_model, load_config
@@ -49,8 +48,6 @@ def run(
         raise ConfigError(f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two.")
     settings = config_of_model(str(model), overrides or ()) if config is None else load_config(config, overrides or ())
     wanted = check_backend(settings, engines)
-    if dry_run and settings.model.backend == "vllm":
-        check_unusual(engine_arguments(settings.model_arguments()))
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     plan = make_plan(settings, limit=limit)

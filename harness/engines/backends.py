@@ -11,12 +11,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import LM_EVAL_BATCH, LM_EVAL_BATCH_SIZE
 from harness.engines import served
 from harness.engines.engine_pool import EnginePool, check_engines, open_engines
+from harness.engines.lifetime import stopped
 from harness.engines.start_errors import explain_start_error
-from harness.engines.vllm import Finished, VLLMEngine
-from harness.engines.vllm_arguments import engine_arguments
-from harness.engines.watchdog import stopped
+from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
 from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError, list_near
 from harness.experiment.chat_template import template_switches
 from harness.experiment.config import RunConfig
@@ -27,12 +27,6 @@ from harness.experiment.tokenizer import refuse_missing_folder
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
-
-BATCH = 64
-"""Requests that a model of lm-eval gets at once, and so how many an interruption can cost."""
-
-BATCH_SIZE = 8
-"""lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a CPU."""
 
 
 def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
@@ -53,18 +47,15 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         wanted = check_engines(engines, arguments)
     elif engines is not None:
         raise ConfigError(
-            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own. Leave "
-            "--engines out."
+            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of our own."
         )
     elif backend in served.PATHS:
         served.check_served(config)
     else:
         refuse_unknown_backend(backend)
     if (switches := template_switches(arguments)) and Layout.CHAT not in config.layouts:
-        raise ConfigError(
-            f"model.arguments sets {', '.join(switches)} of the chat template, and no layout uses one: expected chat "
-            f"among the layouts, got [{', '.join(config.layouts)}]. Use `layouts: [chat]`, or remove the switches."
-        )
+        got = ", ".join(config.layouts)
+        raise ConfigError(f"model.arguments sets {', '.join(switches)} of the chat template, but no layout of [{got}].")
     return wanted
 
 
@@ -75,10 +66,7 @@ def refuse_unknown_backend(backend: str) -> None:
 
     names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
     if backend not in names:
-        raise ConfigError(
-            f"model.backend is {backend!r}, and there is no such backend. Expected vllm, or one of lm-eval's: "
-            f"{list_near(backend, names)}."
-        )
+        raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
 
 
 @contextmanager
@@ -122,11 +110,9 @@ def open_backend(
     try:
         from lm_eval.api.registry import get_model
 
-        model = get_model(backend).create_from_arg_obj({"batch_size": BATCH_SIZE, **arguments})
+        model = get_model(backend).create_from_arg_obj({"batch_size": LM_EVAL_BATCH_SIZE, **arguments})
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"The backend {backend!r} needs the package {error.name!r}. Install it, or use `backend: vllm`."
-        ) from error
+        raise MissingDependencyError(f"The backend {backend!r} needs the package {error.name!r}.") from error
     except HarnessError:
         raise
     except Exception as error:  # whatever lm-eval, transformers or a server's client raises
@@ -147,9 +133,10 @@ class LmEvalBackend:
             EngineError: the model or its server failed.
         """
         from lm_eval.api.instance import Instance
+        from transformers import set_seed
 
-        for start in range(0, len(requests), BATCH):
-            batch = requests[start : start + BATCH]
+        for start in range(0, len(requests), LM_EVAL_BATCH):
+            batch = requests[start : start + LM_EVAL_BATCH]
             instances = []
             for number, request in enumerate(batch, start=start):
                 prompt, arguments = request.prompt, request.sampling.lm_eval()
@@ -157,17 +144,12 @@ class LmEvalBackend:
                     prompt = self.model.apply_chat_template(list(request.turns))
                 if request.seed is not None:  # a server would draw all samples from one seed
                     arguments["seed"] = request.seed
-                instances.append(
-                    Instance(
-                        request_type="generate_until",
-                        doc={"id": request.problem_id},
-                        arguments=(prompt, arguments),
-                        idx=0,
-                        metadata=(request.task, number, 1),
-                    )
-                )
-            if not batch[0].sampling.greedy and batch[0].seed is None:
-                _seed_torch(batch[0])
+                doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
+                instances.append(Instance("generate_until", doc, (prompt, arguments), 0, metadata))
+            first = batch[0]
+            if not first.sampling.greedy and first.seed is None:
+                # local models draw a whole batch from torch's one generator
+                set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # whatever a server or a library raises
@@ -183,10 +165,3 @@ class LmEvalBackend:
 
             names = [torch.cuda.get_device_name(device)]
         return {"device": device and str(device), "device_names": names}
-
-
-def _seed_torch(first: Request) -> None:
-    """Seed torch by the first request of a batch: local models draw a whole batch from torch's one generator."""
-    from transformers import set_seed
-
-    set_seed(sample_seed(0, f"{first.task}:{first.problem_id}", first.sample_index, first.replicate))

@@ -9,57 +9,25 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import re
-import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, SPARE, STALL_FACTOR
+from harness.engines.lifetime import CONTINUE
 from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long, undisturbed
-from harness.engines.watchdog import CONTINUE, STALL_FACTOR
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
 from harness.experiment.requests import Request
 
-TURN_SECONDS = 1.0
-"""The stream yields at least this often, so that a run shows life."""
-
-SPARE = 1.1
-"""Requests that an engine holds, for each that it can run at once: it always has some at hand while answers travel."""
-
-FRUITLESS_STARTS = 3
-"""After so many starts in a row without a sample no engine is started any more, while another one works."""
-
-LOAD_SECONDS = 300
-"""Loading may take as long as it takes; after this time we ask the user whether the engine has a GPU at all."""
+if TYPE_CHECKING:
+    from harness.engines.ray_carrier import RayCarrier
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
-
-
-class Carrier(Protocol):
-    """Starts engines somewhere and carries calls to them. A call is anything hashable; each is asked for once."""
-
-    def start(self) -> tuple[Any, Hashable]:
-        """Start an engine; return it, and the call that loads the model and answers with the engine's facts."""
-
-    def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Hashable:
-        """Give requests to an engine; the call answers with the numbers and completions of what has finished."""
-
-    def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
-        """The calls that are answered; wait until there is one, or the time is over."""
-
-    def answer(self, call: Hashable) -> Any:
-        """The answer to a call. Raises HarnessError if the engine failed or its process is gone."""
-
-    def kill(self, engine: Any) -> None:
-        """End an engine at once."""
-
-    def close(self) -> None:
-        """End everything that was started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -95,15 +63,16 @@ class EnginePool:
         carrier: Starts the engines.
         size: How many engines there are at most.
         stall_seconds: An engine that has not answered an exchange for so long is given up.
+        load_seconds: The same of one that loads the model, or waits for a free GPU of a cluster.
     """
 
-    def __init__(self, carrier: Carrier, size: int, stall_seconds: float) -> None:
-        self._carrier, self._size, self._stall_seconds = carrier, size, stall_seconds
+    def __init__(self, carrier: RayCarrier, size: int, stall_seconds: float, load_seconds: float) -> None:
+        self._carrier, self._size = carrier, size
+        self._stall_seconds, self._load_seconds = stall_seconds, load_seconds
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
         self._worked: list[_Engine] = []
-        self._cause: HarnessError | None = None
         self._turned = time.monotonic()
 
     def facts(self) -> dict[str, Any]:
@@ -123,7 +92,7 @@ class EnginePool:
         Requests of an engine that is lost go back to the head of the queue, and an engine is started in its place.
 
         Raises:
-            EngineError: a request does not fit, or three starts in a row made no sample and no engine works.
+            EngineError: a request does not fit, or three starts in a row made no sample and no engine is left.
             HarnessError: as `facts`.
         """
         self._waiting = deque(enumerate(requests))
@@ -168,7 +137,7 @@ class EnginePool:
         """Take the answers that are there."""
         calls = {engine.call: engine for engine in self._engines if engine.call is not None}
         finished = []
-        for call in self._carrier.wait(list(calls), TURN_SECONDS):
+        for call in self._carrier.wait(list(calls), ENGINE_TURN_SECONDS):
             engine = calls.pop(call)
             engine.call = None
             try:
@@ -194,43 +163,27 @@ class EnginePool:
         it can have taken.
         """
         now = time.monotonic()
-        turn, self._turned = min(now - self._turned, 2 * TURN_SECONDS), now
+        turn, self._turned = min(now - self._turned, 2 * ENGINE_TURN_SECONDS), now
         for engine in silent:
-            before, engine.silent = engine.silent, engine.silent + turn
-            if engine.facts and engine.silent > self._stall_seconds:
-                told = f"An engine has not answered for {self._stall_seconds:.0f} seconds. {CONTINUE}"
-                self._lose(engine, EngineError(told))
-            elif not engine.facts and self._fruitless >= FRUITLESS_STARTS and engine.silent > LOAD_SECONDS:
-                self._end_if_hopeless()
-            elif not engine.facts and before <= LOAD_SECONDS < engine.silent:
-                print(
-                    f"mless: an engine has been starting for {LOAD_SECONDS / 60:.0f} minutes. Where a cluster has no "
-                    "free GPUs for it, it waits for them.",
-                    file=sys.stderr,
-                )
+            engine.silent += turn
+            limit, what = (self._stall_seconds, "answered") if engine.facts else (self._load_seconds, "loaded")
+            if engine.silent > limit:
+                self._lose(engine, EngineError(f"An engine has not {what} for {limit:.0f} seconds. {CONTINUE}"))
 
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back in their places.
 
         Raises:
-            HarnessError: the error, if no engine works and none will be started.
+            HarnessError: the error, if no engine is left and none will be started.
         """
         self._drop([engine])
         self._waiting.extendleft(reversed(engine.held.items()))
         self._fruitless = 0 if engine.samples else self._fruitless + 1
-        given_up, working = self._fruitless >= FRUITLESS_STARTS, sum(bool(one.facts) for one in self._engines)
-        if given_up and not working:
-            self._cause = error
-            self._end_if_hopeless()
-        left = f"{working} go on without it" if working else "others still load"
-        follows = left if given_up else "another is started in its place"
+        given_up = self._fruitless >= FRUITLESS_STARTS
+        if given_up and not self._engines:
+            raise error
+        follows = f"{len(self._engines)} left" if given_up else "another is started in its place"
         print(f"mless: an engine is lost; {follows}. {str(error).replace(f' {CONTINUE}', '')}", file=sys.stderr)
-
-    def _end_if_hopeless(self) -> None:
-        """No engine works, none will be started, and those that load have had their time."""
-        if self._cause and not any(engine.facts or engine.silent <= LOAD_SECONDS for engine in self._engines):
-            self._drop(self._engines)
-            raise self._cause
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         for engine in list(engines):
@@ -242,68 +195,32 @@ def check_engines(asked: object, arguments: Mapping[str, Any]) -> int | str:
     """How many engines are wanted, or `auto`: what the command asks, else lm-eval's `data_parallel_size`, else one.
 
     Raises:
-        ConfigError: neither a number from 1 to 9999 nor `auto`; several, with GPUs each that are no number, or no
-            cluster.
+        ConfigError: neither a number from 1 nor `auto`; several, with GPUs each that are no number.
         MissingDependencyError: more than one, and Ray is not installed.
     """
     name, value = ("--engines", asked) if asked is not None else (DATA_PARALLEL, arguments.get(DATA_PARALLEL))
-    text = str(1 if value is None else value)
-    if text != AUTO and not _is_count(text):
-        raise ConfigError(
-            f"{name} is {text!r:.40}. Expected auto, for as many engines as GPUs allow, or a number from 1 to 9999."
-        )
-    if text == "1":
-        return 1
-    _count_gpus(arguments)
-    _check_cluster(os.environ.get("RAY_ADDRESS") or "local")
-    if importlib.util.find_spec("ray") is None:
-        raise MissingDependencyError(
-            f"{name} is {text}, and several engines need the package 'ray'. Install `mless[ray]`, or run one engine."
-        )
-    return text if text == AUTO else int(text)
+    wanted = AUTO if value == AUTO else _count(name, value, "auto, or ")
+    if wanted != 1:
+        _count_gpus(arguments)
+        if importlib.util.find_spec("ray") is None:
+            raise MissingDependencyError(f"{name} is {wanted}, which needs the package 'ray'. Install `mless[ray]`.")
+    return wanted
 
 
-def _is_count(text: str) -> bool:
-    """Whether it is a number from 1 to 9999. Python itself fails on thousands of digits."""
-    return text.isascii() and text.isdigit() and len(text) <= 4 and int(text) > 0
-
-
-def _check_cluster(address: str) -> None:
-    """Ray itself would try for ten minutes, in silence.
-
-    Raises:
-        ConfigError: it is no address, or nobody answers there.
-    """
-    if address in ("local", "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port):
-        raise ConfigError(
-            f"RAY_ADDRESS is {address!r}. Expected HOST:PORT of a running Ray cluster's head, such as 10.0.0.1:6379, "
-            "without ray://; unset it to have Ray started on this machine."
-        )
+def _count(name: str, value: object, also: str = "") -> int:
+    """A number from 1, which None stands for."""
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"RAY_ADDRESS is {address!r}, and no Ray cluster answers there ({error}). Expected HOST:PORT of a running "
-            "one; unset it to have Ray started on this machine."
-        ) from None
+        number = 1 if value is None else int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{name} is {str(value)!r:.40}. Expected {also}a number from 1.")
+    return number
 
 
 def _count_gpus(arguments: Mapping[str, Any]) -> int:
-    """How many GPUs one engine takes.
-
-    Raises:
-        ConfigError: an argument that says so is no number from 1 to 9999.
-    """
-    each = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        text = str(1 if arguments.get(name) is None else arguments[name])
-        if not _is_count(text):
-            raise ConfigError(f"{name} is {text!r:.40}. Expected a number of GPUs from 1 to 9999.")
-        each *= int(text)
-    return each
+    """How many GPUs one engine takes."""
+    return math.prod(_count(name, arguments.get(name)) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
 
 
 def open_engines(
@@ -327,25 +244,20 @@ def open_engines(
         return VLLMEngine(arguments, sampled=sampled)
     from harness.engines.ray_carrier import RayCarrier
 
-    each, step_seconds = _count_gpus(arguments), os.environ.get("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "300")
-    if not step_seconds.isdigit():
-        raise ConfigError(f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is {step_seconds!r}. Expected a number of seconds.")
+    each = _count_gpus(arguments)
+    step, start = (
+        _count(name, os.environ.get(name, usual))
+        for name, usual in (("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300), ("VLLM_ENGINE_READY_TIMEOUT_S", 600))
+    )
     carrier = RayCarrier(arguments, sampled=sampled, gpus_each=each, log=log)
-    room = sum(gpus // each for gpus in carrier.gpus) if carrier.gpus else None
-    if room is not None and (room == 0 or (engines != AUTO and int(engines) > room)):
+    # without GPUs it is for the user to say how many fit, but nothing else would stop 9999 processes
+    room = sum(gpus // each for gpus in carrier.gpus) if carrier.gpus else max(8, 4 * carrier.cores)
+    size = (room if carrier.gpus else 1) if engines == AUTO else int(engines)
+    if not 1 <= size <= room:
         carrier.close()
         raise ConfigError(
-            f"The number of engines is {engines}, with {each} GPUs of one machine each, and there is room for {room}: "
-            f"the machines have {', '.join(map(str, carrier.gpus))} GPUs. Use --engines auto, or lower "
-            "tensor_parallel_size."
+            f"The number of engines is {engines}, and there is room for {room}: each has {each} GPUs of one machine, "
+            f"and the machines have {carrier.gpus}, with {carrier.cores} CPU cores."
         )
-    most_here = max(8, 4 * carrier.cores)  # nothing else would stop 9999 processes
-    if room is None and engines != AUTO and int(engines) > most_here:
-        carrier.close()
-        raise ConfigError(
-            f"The number of engines is {engines}, with no GPUs and {carrier.cores} CPU cores. Expected at most "
-            f"{most_here}. Lower --engines."
-        )
-    size = (room or 1) if engines == AUTO else int(engines)
     # an engine's own watch knows more, so it comes first
-    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * int(step_seconds))
+    return EnginePool(carrier, min(size, most or size), (STALL_FACTOR + 1) * step, STALL_FACTOR * start)

@@ -1,8 +1,12 @@
-"""End vLLM's own processes together with the run that started them. This code runs inside these processes.
+"""The processes of an engine: they end with the run that started them, and a call that they never answer is given up.
 
-Without it a killed run would leave its engine behind. The engine would hold the GPU's memory, so the run could not be
-continued. vLLM calls every function of the entry-point group `vllm.general_plugins` in each process that it starts. It
-does not do so in forked processes, because their parent has called the group already; the hook for forks covers these.
+`die_with_parent` and `WorkerFacts` run inside vLLM's own processes. Without the first a killed run would leave its
+engine behind. The engine would hold the GPU's memory, so the run could not be continued. vLLM calls every function of
+the entry-point group `vllm.general_plugins` in each process that it starts. It does not do so in forked processes,
+because their parent has called the group already; the hook for forks covers these.
+
+`WatchedCalls` runs in the run's process. vLLM's client (0.24 to 0.33) waits for ever if its process dies or hangs, and
+only a signal to the main thread could interrupt it. So one thread waits there, and callers in any thread wait here.
 """
 
 from __future__ import annotations
@@ -12,9 +16,16 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from itertools import count
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+
+from harness.constants import ENGINE_TURN_SECONDS, QUOTED_CHARACTERS, STALL_FACTOR
+from harness.errors import EngineError
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """Names the run's process as `process_identity` does. It is unset where vLLM is used without mless."""
@@ -28,8 +39,8 @@ WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 TOLD_BY_WORKERS = ("compute_capability", "cuda", "attention_backends", "triton_f32_default", "batch_invariant")
 """The facts of `WorkerFacts` other than the device's name."""
 
-POLL_SECONDS = 1.0
-"""How often the owner is looked at where the kernel cannot report its end."""
+CONTINUE = "Everything finished is in the journal: run the same command again to continue."
+"""The end of an error in the middle of a run."""
 
 
 def die_with_parent() -> None:
@@ -66,12 +77,15 @@ def _end_with(owner: str) -> None:
         if end:
             end.poll()
         else:
-            time.sleep(POLL_SECONDS)
+            time.sleep(ENGINE_TURN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WorkerFacts:
     """Facts that only a worker knows, because only it has the device open. vLLM makes its worker inherit this class."""
+
+    local_rank: int
+    vllm_config: Any
 
     def mless_facts(self) -> dict[str, Any]:
         """Device and kernels of this worker, as plain values; None where vLLM or torch does not tell."""
@@ -79,15 +93,15 @@ class WorkerFacts:
         from vllm.platforms import current_platform
 
         def attention_backends() -> list[str]:
-            layers = self.vllm_config.compilation_config.static_forward_context.values()  # type: ignore[attr-defined]
+            layers = self.vllm_config.compilation_config.static_forward_context.values()
             return sorted({layer.get_attn_backend().get_name() for layer in layers})
 
         def compute_capability() -> str:
-            capability = current_platform.get_device_capability(self.local_rank)  # type: ignore[attr-defined]
+            capability = current_platform.get_device_capability(self.local_rank)
             return capability.as_version_str() if capability else torch.backends.cpu.get_cpu_capability()
 
         facts: dict[str, Callable[[], Any]] = {
-            "device_name": lambda: current_platform.get_device_name(self.local_rank),  # type: ignore[attr-defined]
+            "device_name": lambda: current_platform.get_device_name(self.local_rank),
             "compute_capability": compute_capability,
             "cuda": lambda: torch.version.cuda or torch.version.hip,
             "attention_backends": attention_backends,
@@ -103,3 +117,60 @@ def known(fact: Callable[[], Any]) -> Any:
         return fact()
     except Exception:
         return None
+
+
+class WatchedCalls:
+    """Makes calls one after another in a thread, and gives a caller up when the engine has died or hangs.
+
+    Args:
+        processes: The engine's. If one of them is gone, no answer comes.
+        step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
+        died: Makes the error for a dead engine.
+    """
+
+    def __init__(self, processes: Sequence[BaseProcess], step_seconds: float, died: Callable[[], EngineError]) -> None:
+        self._processes, self._died = processes, died
+        self._stall_seconds = STALL_FACTOR * step_seconds
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
+
+    def call(self, method: Callable[[], Any]) -> Any:
+        """Have the thread call a method of vLLM's, and wait for the answer.
+
+        Raises:
+            EngineError: the engine process has died or hangs, or vLLM raised an error.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((method, answer))
+        for looks in count(1):  # counted, as the clock also runs while this process is stopped by Ctrl-Z or a scheduler
+            if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+                break
+            if any(not process.is_alive() for process in self._processes):
+                raise self._died()
+            if looks * ENGINE_TURN_SECONDS > self._stall_seconds:
+                raise EngineError(
+                    f"The engine has not answered for {self._stall_seconds} seconds, and its process lives: it hangs "
+                    f"(see `dmesg`), or its steps take longer than VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
+                )
+        error = answer.exception()
+        if error is None:
+            return answer.result()
+        raise self._died() if type(error).__name__ == "EngineDeadError" else stopped("vLLM", error) from error
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, answer = call
+            try:
+                answer.set_result(method())
+            except Exception as error:
+                answer.set_exception(error)
+
+    def close(self) -> None:
+        """End the thread behind the last call."""
+        self._calls.put(None)
+
+
+def stopped(program: str, error: BaseException) -> EngineError:
+    """The error for a program that answered a request with an error of its own."""
+    told = " ".join(str(error).split())[:QUOTED_CHARACTERS].rstrip(".")
+    return EngineError(f"{program} stopped: {type(error).__name__}: {told}. {CONTINUE}")

@@ -64,7 +64,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
         super().__init__()
         model = ModelTokenizer.from_arguments(arguments)
         if model is None:
-            raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name. Add it to --model_args.")
+            raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name, in --model_args.")
         self._model = model
         self._seed, self._max_gen_toks = int(seed), int(max_gen_toks)
         engines = check_engines(None, arguments)

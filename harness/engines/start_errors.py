@@ -22,21 +22,18 @@ from typing import Any
 
 import yaml
 
+from harness.constants import KEPT_ERROR_BYTES, QUOTED_CHARACTERS
 from harness.engines.gpus import describe_gpu_processes
 from harness.experiment.tokenizer import explain_hub_error
-
-KEPT_BYTES = 2**18
-QUOTED = 500
-"""Characters of another program's text in a message, at most."""
 
 _MARK = b"\0"
 """We write this byte to the pipe to learn when all before it has been read."""
 
 
 @cache
-def read_causes() -> dict[str, Any]:
+def read_causes() -> list[dict[str, Any]]:
     """The known causes of failed starts, as `start_errors.yaml` has them; its first lines describe the fields."""
-    return dict(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+    return list(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
 
 
 class ChildErrors:
@@ -69,7 +66,7 @@ class ChildErrors:
         self._kept = b""
 
     def last(self) -> str:
-        """The end of what was written until now, at most `KEPT_BYTES`."""
+        """The end of what was written until now, at most `KEPT_ERROR_BYTES`."""
         self._caught_up.clear()
         with contextlib.suppress(OSError):  # closed
             os.write(self._write, _MARK)
@@ -89,7 +86,7 @@ class ChildErrors:
             text = chunk.replace(_MARK, b"")
             with contextlib.suppress(OSError):  # nobody reads ours
                 os.write(self._ours, text)
-            self._kept = (self._kept + text)[-KEPT_BYTES:]
+            self._kept = (self._kept + text)[-KEPT_ERROR_BYTES:]
             if _MARK in chunk:
                 self._caught_up.set()
         os.close(self._read)
@@ -106,23 +103,22 @@ def explain_start_error(name: str, error: BaseException, said: str = "", *, prog
         program: What did not start; the subject of the message.
     """
     cause = known_cause(said + "\n" + "".join(traceback.format_exception(error)), name)
-    own = " ".join(f"{type(error).__name__}: {error}".split())[:QUOTED]
+    own = " ".join(f"{type(error).__name__}: {error}".split())[:QUOTED_CHARACTERS]
     return f"{program} did not start. {cause or f'Its last error: {_last_error(said) or own}'}"
 
 
 def known_cause(text: str, name: str = "") -> str:
     """The first known cause that is found in `text`, as a message about the model `name`; empty if none is found."""
     flat = " ".join(_errors_in(text).split())
-    known = read_causes()
-    for cause in known["causes"]:
+    for cause in read_causes():
         if found := re.search("|".join(cause["patterns"]), flat):
-            groups = {group: (value or "").rstrip()[:QUOTED] for group, value in found.groupdict().items()}
+            groups = {group: (value or "").rstrip()[:QUOTED_CHARACTERS] for group, value in found.groupdict().items()}
             message: str = cause["message"]
             if "{holders}" in message:
                 groups["holders"] = describe_gpu_processes()
             if "{hub}" in message:
-                groups["hub"] = explain_hub_error(name, OSError(flat[found.start() :][:QUOTED]))
-            return message.format(name=name, **known["phrases"], **groups)
+                groups["hub"] = explain_hub_error(name, OSError(flat[found.start() :][:QUOTED_CHARACTERS]))
+            return message.format(**groups)
     return ""
 
 
@@ -134,7 +130,7 @@ def _last_error(text: str) -> str:
     """The last line that names an exception, preferably one that does not refer to another."""
     lines = [line for line in _errors_in(text).splitlines() if _ERROR.match(line)]
     lines = [line for line in lines if not _SEE_ABOVE.search(line)] or lines
-    return lines[-1][:QUOTED] if lines else ""
+    return lines[-1][:QUOTED_CHARACTERS] if lines else ""
 
 
 def _errors_in(text: str) -> str:

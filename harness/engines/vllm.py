@@ -19,26 +19,34 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from harness.constants import (
+    CLOSE_SECONDS,
+    CPU_BATCHED_TOKENS,
+    CPU_BLOCK_SIZE,
+    CPU_KV_CACHE_BYTES,
+    QUEUE_PER_SEQUENCE,
+)
+from harness.engines import lifetime
 from harness.engines.gpus import gpu_driver
-from harness.engines.lifetime import OWNER_VARIABLE, PLUGIN, TOLD_BY_WORKERS, WORKER_EXTENSION, known, process_identity
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
-from harness.engines.vllm_arguments import engine_arguments, fit_to_cpu, refuse_unknown
-from harness.engines.watchdog import CONTINUE, WatchedCalls
-from harness.errors import EngineError, MissingDependencyError, ModelError
+from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError, list_near
 from harness.experiment.requests import Request
-
-QUEUE_PER_SEQUENCE = 2
-"""Requests in the engine, running or waiting, for each that it can run at once. So it never waits for us."""
 
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
 
-CLOSE_SECONDS = 2.0
-"""The engine may take this long to end by itself; then it is killed. Nothing in it is wanted any more."""
-
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
 TRITON_VARIABLE = "TRITON_F32_DEFAULT"
+
+RENAMED = {"pretrained": "model", "max_length": "max_model_len"}
+"""lm-eval's names of engine arguments, with vLLM's."""
+PROMPT_CHANGING = ("add_bos_token", "think_end_token", "truncation_side")
+NOT_OF_THE_ENGINE = (
+    *("batch_size", "max_batch_size", "max_gen_toks", "device", "data_parallel_size"),
+    *("chat_template_args", "enable_thinking"),
+)
+"""Model arguments that lm-eval, the pool of engines or the prompts use."""
 
 ENGINE_FACTS = {
     "max_model_len": "model_config.max_model_len",
@@ -78,9 +86,7 @@ class VLLMEngine:
 
     Args:
         arguments: lm-eval's model arguments. All but a few are vLLM's own engine arguments and pass through.
-            `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only). `replay_solutions:
-            true` measures speed with random weights: the engine does all its work and then writes the reference
-            solutions (vLLM 0.29 on a GPU).
+            `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only).
         sampled: Whether any request will be sampled. A CPU then needs whole prompts prefilled in one step.
 
     Raises:
@@ -103,17 +109,18 @@ class VLLMEngine:
             from vllm.usage.usage_lib import UsageContext
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
-                f"The engine needs the package {error.name!r}. Install `mless[gpu]` on a GPU machine, `mless[cpu]` "
-                "elsewhere; `mless doctor` checks the result."
+                f"The engine needs the package {error.name!r}: install `mless[gpu]`, or `mless[cpu]` without a GPU."
             ) from error
         except Exception as error:  # a wheel for another driver or another torch raises whatever it likes
             raise ModelError(explain_start_error(str(given.get("model")), error)) from error
-        refuse_unknown(given, {field.name for field in fields(EngineArgs)})
+        known = [field.name for field in fields(EngineArgs)]
+        if unknown := [name for name in given if name not in known]:
+            near = list_near(unknown[0], [*known, *RENAMED, *NOT_OF_THE_ENGINE], most=3)
+            raise ConfigError(f"model.arguments has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
-        given.setdefault("worker_extension_cls", WORKER_EXTENSION)
-        step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
         self._errors = ChildErrors()
         others = set(multiprocessing.active_children())
         try:
@@ -125,7 +132,7 @@ class VLLMEngine:
             raise ModelError(explain_start_error(str(given.get("model")), error, said)) from error
         self._errors.forget()  # messages of the start explain no later death
         started = [process for process in multiprocessing.active_children() if process not in others]
-        self._calls = WatchedCalls(started, step_seconds, self._died)
+        self._calls = lifetime.WatchedCalls(started, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
         self._aborted = False
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
@@ -158,7 +165,11 @@ class VLLMEngine:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
         assert request.prompt_token_ids, "the plan of a run with vLLM has the tokens of every prompt"
-        self._add(request_id, request.prompt_token_ids, sampling_parameters(request))
+        from vllm import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_token_ids))
+        parameters = sampling_parameters(request)
+        self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Finished]:
         """Have the engine do one step; return the completions that it finished.
@@ -171,31 +182,9 @@ class VLLMEngine:
         finished, self._aborted = read_outputs(self._calls.call(self._engine.step))
         return finished
 
-    def _add(self, request_id: str, prompt_token_ids: Sequence[int], parameters: Any) -> None:
-        from vllm import TokensPrompt
-
-        prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids))
-        self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
-
-    def first_logprobs(self, prompt_token_ids: Sequence[int], top: int) -> dict[int, float]:
-        """Log-probabilities of the `top` most likely first tokens of a completion; nothing else may be in the engine.
-
-        Raises:
-            EngineError: the engine process has died or hangs, or refuses the request.
-        """
-        from vllm import SamplingParams
-
-        self._add("logprobs", prompt_token_ids, SamplingParams(temperature=0, max_tokens=1, logprobs=top))
-        while not (outputs := [output for output in self._calls.call(self._engine.step) if output.finished]):
-            pass
-        return {token: entry.logprob for token, entry in outputs[0].outputs[0].logprobs[0].items()}
-
     def _died(self) -> EngineError:
-        cause = known_cause(self._errors.last()) or (
-            "It was killed, or its last messages above say why; if memory was the cause, lower "
-            "gpu_memory_utilization, kv_cache_memory_bytes or max_num_seqs."
-        )
-        return EngineError(f"The engine process died in the middle of the run. {cause} {CONTINUE}")
+        cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."
+        return EngineError(f"The engine process died in the middle of the run. {cause} {lifetime.CONTINUE}")
 
     def facts(self) -> dict[str, Any]:
         """What generates, for the run's receipt: the device, and the settings that vLLM made of the arguments.
@@ -218,9 +207,9 @@ class VLLMEngine:
         }
         return {
             "engines": 1,
-            **{name: known(fact) for name, fact in facts.items()},
-            **{name: known(partial(attrgetter(path), config)) for name, path in ENGINE_FACTS.items()},
-            **{name: first.get(name) for name in TOLD_BY_WORKERS},
+            **{name: lifetime.known(fact) for name, fact in facts.items()},
+            **{name: lifetime.known(partial(attrgetter(path), config)) for name, path in ENGINE_FACTS.items()},
+            **{name: first.get(name) for name in lifetime.TOLD_BY_WORKERS},
         }
 
     def close(self) -> None:
@@ -230,6 +219,48 @@ class VLLMEngine:
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
         restore_environment(self._before)  # another engine in this process may be asked for otherwise
+
+
+def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's model arguments as vLLM's engine arguments.
+
+    Raises:
+        ConfigError: no model is named, or an argument changes prompts.
+    """
+    if not arguments.get("pretrained"):
+        raise ConfigError("The model arguments name no model: expected `pretrained`, a model folder or hub name.")
+    if changing := [name for name in PROMPT_CHANGING if arguments.get(name) is not None]:
+        raise ConfigError(f"The model argument {changing[0]!r} changes prompts after they were checked. Remove it.")
+    return {
+        RENAMED.get(name, name): value
+        for name, value in arguments.items()
+        if value is not None and name not in NOT_OF_THE_ENGINE
+    }
+
+
+def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
+    """Fill in the engine arguments that vLLM needs on a CPU.
+
+    Args:
+        given: The engine arguments; changed in place.
+        sampled: Whether any request will be sampled.
+
+    Raises:
+        ConfigError: the engine would die in the middle of the run.
+    """
+    if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    given.setdefault("block_size", CPU_BLOCK_SIZE)
+    if not given.setdefault("enable_chunked_prefill", False):
+        length = int(given.get("max_model_len") or 0)
+        if length:  # without chunks the longest prompt must fit into one step
+            most = max(int(given.get("max_num_batched_tokens") or 0), length, CPU_BATCHED_TOKENS)
+            given["max_num_batched_tokens"] = most
+    elif sampled:
+        raise ConfigError(
+            "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is prefilled in chunks kills "
+            "vLLM. Remove it, or use `sampling: greedy`."
+        )
 
 
 def restore_environment(before: Mapping[str, str | None]) -> None:
@@ -270,11 +301,8 @@ def _ask_for_true_float32() -> None:
     """
     chosen = os.environ.setdefault(TRITON_VARIABLE, "ieee")
     if chosen != "ieee":
-        print(
-            f"mless: dtype is float32, and {TRITON_VARIABLE} is {chosen!r} in your environment, where mless would set "
-            f"'ieee'. It stays {chosen!r}: on a GPU attention is then not computed in float32.",
-            file=sys.stderr,
-        )
+        told = f"mless: {TRITON_VARIABLE} is {chosen!r}: attention in float32 is then not computed in float32 on a GPU"
+        print(told, file=sys.stderr)
 
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:
@@ -282,9 +310,8 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
     size = len(request.prompt_token_ids or ())
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
-            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens, and with "
-            f"{request.sampling.max_tokens} generated ones that is over the context of {max_model_len}. Lower "
-            "max_gen_toks, or raise max_model_len if the model allows it."
+            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with max_gen_toks "
+            f"{request.sampling.max_tokens} it is over the context of {max_model_len}."
         )
 
 
@@ -311,7 +338,6 @@ def sampling_parameters(request: Request) -> Any:
 
     return SamplingParams(
         **request.sampling.vllm(),
-        **({} if request.replay is None else {"trace_decode_token_ids": list(request.replay)}),
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
@@ -337,12 +363,12 @@ def undisturbed() -> Iterator[None]:
 def _dying_with_us() -> Iterator[None]:
     """Processes that vLLM starts within the context end with this process: see `lifetime`."""
     chosen = os.environ.get("VLLM_PLUGINS")
-    os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
-    if chosen is not None and PLUGIN not in chosen.split(","):
-        os.environ["VLLM_PLUGINS"] = f"{chosen},{PLUGIN}".lstrip(",")
+    os.environ[lifetime.OWNER_VARIABLE] = lifetime.process_identity(os.getpid())
+    if chosen is not None:
+        os.environ["VLLM_PLUGINS"] = f"{chosen},{lifetime.PLUGIN}".lstrip(",")
     try:
         yield
     finally:
-        del os.environ[OWNER_VARIABLE]
+        del os.environ[lifetime.OWNER_VARIABLE]
         if chosen is not None:
             os.environ["VLLM_PLUGINS"] = chosen

@@ -15,10 +15,8 @@ from itertools import product
 from typing import Any
 
 from harness.experiment.plan import Plan
-from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling, sample_seed
-from harness.experiment.tokenizer import encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,6 @@ class Request:
         sampling: The parameters in force.
         intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
-        replay: Token ids that the engine generates, whatever the model says; None for what the model says.
     """
 
     task: str
@@ -55,7 +52,6 @@ class Request:
     sampling: Sampling
     intervention: Mapping[str, Any] | None = None
     turns: tuple[dict[str, str], ...] | None = None
-    replay: tuple[int, ...] | None = None
 
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
@@ -90,15 +86,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt_token_sha256=prompt.token_sha256,
                 sampling=sampling,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,
-                replay=_replay(plan, problem),
             )
-
-
-def _replay(plan: Plan, problem: Problem) -> tuple[int, ...] | None:
-    """The reference solution as tokens, if the config asks the engine to replay these."""
-    if plan.model is None or not plan.config.model.arguments.get("replay_solutions"):
-        return None
-    return encode(problem.solution or problem.answer, plan.model.tokenizer)[0]
 
 
 def sample_key(request: Request, setting: str) -> str:

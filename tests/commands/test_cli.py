@@ -234,7 +234,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
         ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
         ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
         ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'. Expected auto"),
-        ({}, ["--engines", "two"], "--engines is 'two'. Expected auto, for as many engines as GPUs allow, or a number"),
+        ({}, ["--engines", "two"], "--engines is 'two'. Expected auto, or a number from 1"),
         (
             {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}},
             ["--engines", "2"],
@@ -245,7 +245,7 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
             ["--set", "model.arguments.enable_thinking=true"],
             "sets enable_thinking of the chat",
         ),
-        ({}, ["--set", "model.backend=vlm", "--dry-run"], "no such backend. Expected vllm, or one of lm-eval"),
+        ({}, ["--set", "model.backend=vlm", "--dry-run"], "no model.backend 'vlm'. Expected vllm, or: "),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
     ],
 )

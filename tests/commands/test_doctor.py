@@ -51,7 +51,7 @@ def test_who_holds_a_gpu_is_a_note(nvidia_smi, monkeypatch):
     nvidia_smi(f"{os.getpid()}, /usr/bin/python3, 67000")
     finding = found("device")
     assert finding.found.startswith("1 x H100, torch ") and not finding.fatal
-    assert f"It is held by /usr/bin/python3 (process {os.getpid()}, 67,000 MiB)." in finding.fix
+    assert f"It is held by /usr/bin/python3 (process {os.getpid()}, 67000 MiB)." in finding.fix
 
 
 @pytest.mark.parametrize(

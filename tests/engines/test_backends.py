@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from harness.engines.backends import BATCH, LmEvalBackend
-from harness.engines.vllm_arguments import engine_arguments
+from harness import resources
+from harness.constants import LM_EVAL_BATCH
+from harness.engines.backends import LmEvalBackend, check_backend
+from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError, EngineError
+from harness.experiment.config import load_config
 from harness.experiment.requests import Request
 from harness.experiment.sampling import Sampling
 
-SAID = (
-    r"^The backend stopped: ConnectionError: refused twice\. Mend the cause\. Everything finished is in the journal: "
-    r"run the same command again to continue\.$"
-)
+SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
 
 class Model:
@@ -34,25 +35,23 @@ class Model:
         return "/".join(turn["content"] for turn in turns)
 
 
-def request(prompt, **facts):
+def request(name, **facts):
     fixed = {"prompt_token_ids": None, "prompt_sha256": "", "prompt_token_sha256": None, "sampling": Sampling()}
-    return Request(task="t", problem_id="p", prompt=prompt, **{**fixed, **facts})
+    return Request(task="t", problem_id=name, prompt=name, **{**fixed, **facts})
 
 
 def test_requests_go_in_batches_with_turns_and_seeds():
     model = Model()
     turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
-    requests = [request("one", seed=7), request("two", turns=turns), *(request("more") for _ in range(BATCH))]
+    requests = [request("one", seed=7), request("two", turns=turns), *(request("more") for _ in range(LM_EVAL_BATCH))]
     answers = [answer for batch in LmEvalBackend(model).stream(requests) for answer in batch]
     assert [one for one, _ in answers] == requests
-    assert [done.text for _, done in answers] == ["one", "a/b", *["more"] * BATCH]
-    assert [len(batch) for batch in model.asked] == [BATCH, 2]
+    assert [done.text for _, done in answers] == ["one", "a/b", *["more"] * LM_EVAL_BATCH]
+    assert [len(batch) for batch in model.asked] == [LM_EVAL_BATCH, 2]
     assert model.asked[0][0][1]["seed"] == 7 and "seed" not in model.asked[0][1][1]
 
 
 def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
-    import torch
-
     drawn = []
     model = Model()
     model.generate_until = lambda instances: drawn.append(float(torch.rand(1))) or [""] * len(instances)
@@ -63,13 +62,12 @@ def test_sampled_batches_of_a_local_model_are_drawn_from_seeds_of_their_own():
 
 
 def test_a_backend_that_fails_is_one_line_that_says_how_to_continue():
-    with pytest.raises(EngineError, match=SAID):
+    said = r"^The backend stopped: ConnectionError: refused twice\. Everything finished is in the journal: run the same"
+    with pytest.raises(EngineError, match=said):
         list(LmEvalBackend(Model()).stream([request("break")]))
 
 
 def test_the_device_of_a_backend_is_told_where_it_is_known():
-    import torch
-
     model = Model()
     assert LmEvalBackend(model).facts() == {"device": None, "device_names": None}
     model.device = torch.device("cpu")
@@ -77,15 +75,22 @@ def test_the_device_of_a_backend_is_told_where_it_is_known():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("overrides", "message"),
     [
-        ({}, "The model arguments name no model: expected `pretrained`"),
-        ({"pretrained": "m", "add_bos_token": True}, "'add_bos_token' changes prompts after they were checked"),
+        (["model.arguments={model: m}"], r"model\.arguments\.base_url is missing"),
+        (["model.arguments.num_concurent=9"], "'num_concurent', .* num_concurrent, "),
+        (["model.arguments.tokenizer=null"], r"layout `chat` .* model\.arguments\.tokenizer"),
+        (["sampling=model_default"], "`sampling: model_default`"),
+        (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, got \[raw\]"),
+        (["model.backend=vlm"], r"no model\.backend 'vlm'\. Expected vllm, or: vllm, vllm-vlm, "),
+        (["layouts=[raw]", "model.arguments.enable_thinking=true"], r"sets enable_thinking of the chat .*\[raw\]"),
+        (["model.backend=vllm"], "name no model: expected `pretrained`"),
+        (["model.backend=vllm", "model.arguments={pretrained: m, add_bos_token: true}"], "'add_bos_token' changes pro"),
     ],
 )
-def test_arguments_that_vllm_must_not_get_are_refused(arguments, message):
+def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
-        engine_arguments(arguments)
+        check_backend(load_config(SERVED, overrides))
 
 
 def test_arguments_have_vllms_names_and_lm_evals_own_are_left_out():

@@ -17,8 +17,6 @@ WATCHING = "import time; from harness.engines.lifetime import die_with_parent; d
 
 NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHING!r}])"
 
-THREAD = "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()"
-
 OWNERS = {
     "spawned": (1, "start()"),
     "spawned by a thread that has ended": (

@@ -9,7 +9,7 @@ import yaml
 
 from attention_probe.figures.config import load_figure_config
 from harness import resources
-from harness.engines.vllm_arguments import fit_to_cpu
+from harness.engines.vllm import fit_to_cpu
 from harness.errors import ConfigError
 from harness.experiment.conditions import Placement, contrast_name
 from harness.experiment.config import load_config

@@ -12,7 +12,7 @@ import pytest
 
 from harness import resources
 from harness.display.describe_plan import describe_plan
-from harness.engines.vllm_arguments import engine_arguments
+from harness.engines.vllm import engine_arguments
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import build_prompt
