@@ -65,9 +65,6 @@ class Trace(TraceEntry):
         measures: [layer, head] arrays by name; each name is in MEASURES.
         activations: First-MLP statistics of the problem's tokens, by name; see activations.ACTIVATION_MEASURES.
         self_check: Largest errors against other ways to compute the same, by name.
-
-    Raises:
-        ValueError: an array has another shape than the axes say, or a measure is not in MEASURES.
     """
 
     tokens: tuple[str, ...]
@@ -83,18 +80,6 @@ class Trace(TraceEntry):
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
     self_check: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        sizes = dict(zip(("layer", "head", "position"), self.mean_all.shape, strict=True))
-        sizes["bin"] = self.activation_histogram.size
-        axes = {name: axes for name, (axes, _) in ARRAYS.items()} | dict.fromkeys(self.measures, ("layer", "head"))
-        for name, values in self.arrays.items():
-            if name not in ARRAYS and name not in MEASURES:
-                raise ValueError(f"{name} is not in MEASURES: give it a unit and a definition there")
-            if values.shape != (expected := tuple(sizes[axis] for axis in axes[name])):
-                raise ValueError(f"{name} has the shape {values.shape}, expected {axes[name]} = {expected}")
-        if len(self.tokens) != sizes["position"]:
-            raise ValueError(f"{len(self.tokens)} token texts for {sizes['position']} tokens")
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -146,10 +131,7 @@ class TraceHeader:
         Raises:
             ConfigError: it was not recorded.
         """
-        if layer not in self.layers:
-            known = ", ".join(f"{number} (Layer {number + 1})" for number in self.layers)
-            raise ConfigError(f"layer {layer} (Layer {layer + 1}) is not in these traces; they hold {known}.")
-        return self.layers.index(layer)
+        return _place("layer", layer, self.layers)
 
     def check_head(self, head: int) -> int:
         """The head, if the model has it.
@@ -157,11 +139,14 @@ class TraceHeader:
         Raises:
             ConfigError: the model does not have it.
         """
-        if not 0 <= head < self.head_count:
-            raise ConfigError(
-                f"head {head} (Head {head + 1}) is none of the model's heads, 0 to {self.head_count - 1}."
-            )
-        return head
+        return _place("head", head, range(self.head_count))
+
+
+def _place(noun: str, number: int, known: Sequence[int]) -> int:
+    if number not in known:
+        held = ", ".join(map(str, known))
+        raise ConfigError(f"{noun} {number} ({noun.title()} {number + 1}) is not in these traces; they hold {held}.")
+    return known.index(number)
 
 
 class AttentionTraces:
@@ -174,11 +159,16 @@ class AttentionTraces:
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
-        begun = _read_header(path)
-        if begun is None:
-            raise JournalError(f"{path} holds no trace yet. Continue it with the `mless probe` that began it.")
+        with _told(path / HEADER):
+            about = json.loads((path / HEADER).read_bytes())
+            if about["mless_traces"] != TRACES_FORMAT:
+                raise JournalError(
+                    f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}."
+                )
+            facts = about["header"]
+            self.header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
+            self.receipt: dict[str, Any] = about["receipt"]
         self.path = path
-        self.header, self.receipt = begun
         self._lock = lock
         self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
         """By problem and condition, in the order of adding."""
@@ -197,21 +187,24 @@ class AttentionTraces:
         from harness.runs.folder import lock
         from harness.runs.stored_files import write_whole
 
-        _read_header(path)  # what is not ours is refused before a lock is put into it
-        with _clear_messages(path):
+        with _told(path):
+            _refuse_other_files(path)  # before a lock is put into it
             path.mkdir(parents=True, exist_ok=True)
         held = lock(path)
         try:
-            known, first = _read_header(path) or (header, dict(receipt))
-            _check_same(path, known, header)
-            joined = replace(known, conditions=tuple(dict.fromkeys([*known.conditions, *header.conditions])))
+            if (path / HEADER).exists():
+                begun = cls(path)
+                _refuse_other_kind(path, begun.header, header)
+                conditions = dict.fromkeys([*begun.header.conditions, *header.conditions])
+                header, receipt = replace(begun.header, conditions=tuple(conditions)), begun.receipt
             about = {
                 "mless_traces": TRACES_FORMAT,
-                "header": asdict(joined),
-                "receipt": first,
-                "arrays": _AXES_AND_UNITS,
+                "header": asdict(header),
+                "receipt": receipt,
+                "arrays": {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()}
+                | {name: {"axes": ("layer", "head")} | quantity._asdict() for name, quantity in MEASURES.items()},
             }
-            with _clear_messages(path):
+            with _told(path):
                 write_whole(path / HEADER, json.dumps(about, indent=1))
                 for left_over in path.glob("*.part"):  # of a killed session
                     left_over.unlink()
@@ -227,8 +220,6 @@ class AttentionTraces:
         Raises:
             JournalError: there is none, or it is damaged or something else.
         """
-        if not path.exists():
-            raise JournalError(f"{path} does not exist. Expected a folder of traces as `mless probe` makes it.")
         return cls(path)
 
     def append(self, trace: Trace) -> None:
@@ -243,7 +234,7 @@ class AttentionTraces:
         arrays = {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()}
         last = next((int(file.stem) for file, _ in reversed(self._files.values())), 0)
         file = self.path / f"{last + 1:08d}.safetensors"
-        with _clear_messages(self.path), write_atomic(file) as part:
+        with _told(file), write_atomic(file) as part:
             part.write_bytes(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
         self._add(file, facts)
 
@@ -259,52 +250,32 @@ class AttentionTraces:
             JournalError: it is damaged.
         """
         if not self.has(problem_id, condition):
-            raise ConfigError(
-                f"{self.path} holds no trace of problem {problem_id} under {condition}. It has {len(self.problem_ids)} "
-                f"problems under {', '.join(self.conditions)}."
-            )
+            raise ConfigError(f"{self.path} holds no trace of problem {problem_id} under {condition}.")
         file, _ = self._files[problem_id, condition]
-        with _damage_named(file):
+        with _told(file):
             facts, arrays = _read_facts(file), safetensors.numpy.load_file(file)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
     def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
         """The records of one condition and of these problems, in the order in which they were added."""
-        wanted = None if problem_ids is None else set(problem_ids)
         for entry in self.entries():
-            if condition in (None, entry.condition) and (wanted is None or entry.problem_id in wanted):
+            if condition in (None, entry.condition) and (problem_ids is None or entry.problem_id in problem_ids):
                 yield self.get(entry.problem_id, entry.condition)
 
-    def measure(
-        self, name: str, condition: str, problem_ids: Sequence[str] | None = None
-    ) -> tuple[list[str], NDArray[np.float64]]:
-        """One measure of all heads: the problems, and a [problem, layer, head] array.
-
-        Raises:
-            ConfigError: it was not recorded for one of the problems, or a problem is not there.
-        """
-        problems, (values,) = self.measures([name], condition, problem_ids)
-        return problems, values
-
-    def measures(
-        self, names: Sequence[str], condition: str, problem_ids: Sequence[str] | None = None
-    ) -> tuple[list[str], NDArray[np.float64]]:
-        """Several measures, for which every record is read but once: [measure, problem, layer, head].
+    def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> NDArray[np.float64]:
+        """Measures of all heads, for which every record is read but once: [measure, problem, layer, head].
 
         Raises:
             ConfigError: one was not recorded for one of the problems, or a problem is not there.
         """
-        found = {trace.problem_id: trace.measures for trace in self.select(condition, problem_ids)}
-        wanted = list(found) if problem_ids is None else list(problem_ids)
-        for name in names:
-            if missing := [problem_id for problem_id in wanted if name not in found.get(problem_id, {})]:
-                raise ConfigError(
-                    f"{self.path} has no {name} of {len(missing)} of {len(wanted)} problems under {condition} "
-                    f"(first: {missing[0]}). The parts of the change are recorded by --decompose."
-                )
-        values = np.array([[found[key][name] for key in wanted] for name in names], dtype=np.float64)
-        return wanted, values.reshape(len(names), len(wanted), len(self.header.layers), self.header.head_count)
+        found = [self.get(problem_id, condition).measures for problem_id in problem_ids]
+        if missing := [name for name in names if any(name not in one for one in found)]:
+            raise ConfigError(
+                f"{self.path} has no {missing[0]} under {condition}: filler_* needs a filler, and the parts of a "
+                "change are recorded by --decompose."
+            )
+        return np.array([[one[name] for one in found] for name in names], dtype=np.float64)
 
     def entries(self) -> list[TraceEntry]:
         """What is there, without the arrays, in the order in which it was added."""
@@ -343,46 +314,22 @@ class AttentionTraces:
         self._files[entry.problem_id, entry.condition] = file, entry
 
 
-_AXES_AND_UNITS = {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()} | {
-    name: {"axes": ("layer", "head")} | quantity._asdict() for name, quantity in MEASURES.items()
-}
-
-
 def _read_facts(file: Path) -> dict[str, Any]:
     """A record without its arrays."""
-    with _damage_named(file), safe_open(file, framework="numpy") as opened:
+    with _told(file), safe_open(file, framework="numpy") as opened:
         told = json.loads(opened.metadata()["facts"])
         return {name: tuple(told[name]) if isinstance(told[name], list) else told[name] for name in FACTS}
 
 
-def _read_header(path: Path) -> tuple[TraceHeader, dict[str, Any]] | None:
-    """What all records share, and the receipt of the first session; None where nothing was begun.
-
-    Raises:
-        JournalError: the path is of something else, of another format, damaged, or cannot be read.
-    """
-    file = path / HEADER
-    with _clear_messages(path):
-        if not path.exists() or (
-            path.is_dir() and all(re.fullmatch(r"\.lock|.*\.part", p.name) for p in path.iterdir())
-        ):
-            return None
-        content = file.read_bytes() if file.is_file() else b""
-    if b'"mless_traces"' not in content:
-        raise JournalError(f"{path} is no folder of traces: {HEADER} is missing or damaged. Nothing was touched.")
-    with _damage_named(file):
-        about = json.loads(content)
-        if about["mless_traces"] != TRACES_FORMAT:
-            raise JournalError(
-                f"{path} is of trace format {about['mless_traces']}, this mless reads format {TRACES_FORMAT}."
-            )
-        facts = about["header"]
-        header = TraceHeader(**facts | {name: tuple(facts[name]) for name in ("layers", "conditions")})
-        return header, about["receipt"]
+def _refuse_other_files(path: Path) -> None:
+    """Raise JournalError for a file, or for a folder with files and without a header."""
+    ours = re.compile(r"\.lock|.*\.part")
+    if not (path / HEADER).is_file() and path.exists() and not all(ours.fullmatch(p.name) for p in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is the {HEADER} of traces. Choose another --output.")
 
 
-def _check_same(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
-    """Raise unless two headers agree in all but their conditions, naming what differs."""
+def _refuse_other_kind(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
+    """Raise JournalError unless two headers agree in all but their conditions, naming what differs."""
     old, new = (json.loads(json.dumps(asdict(replace(header, conditions=())))) for header in (known, wanted))
     if changes := differences(old, new):
         raise JournalError(
@@ -392,23 +339,13 @@ def _check_same(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
 
 
 @contextmanager
-def _damage_named(file: Path) -> Iterator[None]:
-    """Say which file it is that cannot be understood."""
-    try:
-        with _clear_messages(file):
-            yield
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        advice = "" if file.name == HEADER else " Delete it and run the same `mless probe` again."
-        raise JournalError(f"{file} is torn or damaged ({what}).{advice}") from None
-
-
-@contextmanager
-def _clear_messages(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors into ours."""
+def _told(path: Path) -> Iterator[None]:
+    """Say of which file an error is."""
     try:
         yield
     except OSError as error:
-        raise JournalError(
-            f"{path} cannot be read or written: {error.strerror or error}. Every record before is safe."
-        ) from None
+        raise JournalError(f"{path} cannot be read or written: {error.strerror or error}.") from None
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        advice = " Delete it and run the same `mless probe` again." if path.suffix == ".safetensors" else ""
+        raise JournalError(f"{path} is torn or damaged ({what}).{advice}") from None

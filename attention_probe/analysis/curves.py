@@ -151,26 +151,24 @@ def average_curves(
 
     def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
         """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
-        rows = []
-        for problem_id in chosen:
-            trace = traces.get(problem_id, name)
+        records = [traces.get(problem_id, name) for problem_id in chosen]
+        table = np.full((len(checked), len(records), max(len(one.tokens) for one in records)), np.nan)
+        for row, trace in enumerate(records):
             means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
-            row = np.full((len(checked), places.max() + 1), np.nan)
-            row[:, places[shown]] = means[:, shown]
-            rows.append(row)
-        width = max(row.shape[1] for row in rows)
-        padded = [np.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=np.nan) for row in rows]
-        return np.stack(padded, axis=1), dict(zip(places.tolist(), trace.tokens, strict=True))
+            table[:, row, places[shown]] = means[:, shown]
+        return table, dict(zip(places.tolist(), trace.tokens, strict=True))
 
     curves = []
     for name in conditions:
         notes = [_OF_COMPLETIONS] if header.queries == "completion" else []
-        shared = chosen_problems(traces, (name, baseline)) if baseline and problem_ids is None else problem_ids
-        chosen, region = _chosen(traces, name, shared), None
+        if problem_ids is None:
+            chosen = chosen_problems(traces, (name, baseline)) if baseline else shared_problems(traces, [name])
+        else:
+            chosen = list(dict.fromkeys(problem_ids))
+        region, asked = None, len(chosen)
         if view == "full":
-            asked = len(chosen)
             chosen, region = _sharing_one_region(traces, name, chosen)
             if len(chosen) < asked:
                 notes.append(
@@ -178,7 +176,7 @@ def average_curves(
                 )
         tables, texts = read(name, chosen)
         if baseline is not None:
-            others, _ = read(baseline, _chosen(traces, baseline, chosen))
+            others, _ = read(baseline, chosen)
             width = min(tables.shape[2], others.shape[2])
             tables = tables[:, :, :width] - others[:, :, :width]
             if has_one_filler(traces, name, baseline):
@@ -247,19 +245,6 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
     return len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span}) == 1
 
 
-def _chosen(traces: AttentionTraces, condition: str, problem_ids: Sequence[str] | None) -> list[str]:
-    """The problems to average, each once."""
-    known = shared_problems(traces, [condition])
-    wanted = list(dict.fromkeys(known if problem_ids is None else problem_ids))
-    missing = [name for name in wanted if name not in set(known)]
-    if missing or not wanted:
-        raise ConfigError(
-            f"{len(missing)} of the {len(wanted)} problems asked for have no trace under {condition} in {traces.path}"
-            f"{f', first {missing[0]}' if missing else ''}."
-        )
-    return wanted
-
-
 def _sharing_one_region(
     traces: AttentionTraces, condition: str, chosen: Sequence[str]
 ) -> tuple[list[str], tuple[float, float] | None]:
@@ -268,8 +253,8 @@ def _sharing_one_region(
     ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
     if 2 * most <= len(chosen):
         raise ConfigError(
-            f"the filler of {condition} stands at different positions: no region is shared by more than half of "
-            f"the {len(chosen)} prompts (the commonest by {most}). Draw one prompt, or use the aligned view."
+            f"the filler of {condition} stands at different positions: none is shared by more than half of the "
+            f"{len(chosen)} prompts. Use the aligned view."
         )
     sharing = [problem_id for problem_id in chosen if spans[problem_id] == span]
     return sharing, None if span is None else (span[0] - 0.5, span[1] - 0.5)

@@ -31,7 +31,7 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
     left_out = leaves_out_first_token(header)
-    masses = {name: traces.measures(MASSES, name, problems)[1] for name in traces.conditions}
+    masses = {name: traces.measures(MASSES, name, problems) for name in traces.conditions}
     rows = []
     for place, layer in enumerate(header.layers):
         curves = average_curves(

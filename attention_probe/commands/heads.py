@@ -43,5 +43,5 @@ def heads(
     write_frame(shown, form, None)
     typer.echo(fold([f"{measure}, {condition} - {baseline}: {frame.attrs['note']}"]), err=form != "text")
     if frame["p_adjusted"].notna().any():
-        said = f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {frame.attrs['heads']}"
+        said = f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {len(frame)}"
         typer.echo(said, err=form != "text")

@@ -96,6 +96,3 @@ GUARANTEED = frozenset(
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
 from the other tokens whatever is inserted, later positions shift by its length (so that a single region's mass may even
 grow), and a norm that is 0 without filler can only grow. Between two fillers they are findings."""
-
-FILLER_ONLY = ("filler_", "bias_")
-"""How the names of measures begin that mean nothing without a filler."""

@@ -84,13 +84,6 @@ def test_where_few_prompts_contribute_the_value_stands_with_its_count_and_a_lone
     assert np.isnan(curve.low[-3:]).all() and np.isfinite(curve.low[:-3]).all() and np.isfinite(curve.mean).all()
 
 
-def test_leaving_the_first_token_out_renormalises_nothing(traces):
-    ask = {"condition": "wo", "layer": 2, "head": 1}
-    whole, cut = aligned_curve(traces, **ask), aligned_curve(traces, **ask, exclude_first=True)
-    assert cut.x[0] == 1
-    np.testing.assert_array_equal(cut.mean, whole.mean[1:])
-
-
 def test_conditions_set_side_by_side_are_of_the_same_problems(traces):
     assert shared_problems(traces, ["wo"]) == ["p0", "p1", "p2", "p3", "lone"]
     assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
@@ -106,13 +99,6 @@ def test_controls_are_not_among_the_problems_chosen(tmp_path):
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
         ask = {"condition": "mless", "baseline": "wo", "layer": 0, "head": 0}
         assert difference_curve(traces, **ask).prompts == 2
-
-
-def test_curves_over_completions_say_that_their_queries_are_not_common(tmp_path):
-    records = [make_trace("p0", name) for name in ("wo", "mless")]
-    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records, queries="completion")) as traces:
-        for draw in (aligned_curve, full_curve):
-            assert "completion" in draw(traces, condition="mless", layer=0, head=0).note
 
 
 def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
@@ -134,24 +120,9 @@ def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):
     curve = full_curve(traces, condition="random", layer=0, head=0)
     assert curve.filler_region == (1.5, 5.5) and curve.prompts == 3
     assert curve.note == "mean over the 3 of 4 prompts whose filler stands at the shaded positions"
-    with pytest.raises(
-        ConfigError, match=r"no region is shared by more than half of the 2 prompts \(the commonest by 1\)"
-    ):
+    with pytest.raises(ConfigError, match="none is shared by more than half of the 2 prompts"):
         full_curve(traces, condition="random", layer=0, head=0, problem_ids=["p0", "p3"])
     assert full_curve(traces, condition="wo", layer=0, head=0).filler_region is None
-
-
-def test_what_is_not_there_is_named_with_what_is(traces):
-    for change, told in [
-        ({"condition": "mful"}, r"under all of mful; it has wo, mless, random\."),
-        ({"layer": 1}, r"layer 1 \(Layer 2\) is not in these traces; they hold 0 \(Layer 1\), 2 \(Layer 3\)"),
-        ({"head": 3}, r"head 3 \(Head 4\) is none"),
-        ({"problem_ids": ["p0", "lone"]}, r"1 of the 2 problems asked for have no trace under mless .* first lone\."),
-        ({"problem_ids": []}, "0 of the 0 problems asked for"),
-    ]:
-        for draw in (aligned_curve, full_curve):
-            with pytest.raises(ConfigError, match=told):
-                draw(traces, **{"condition": "mless", "layer": 0, "head": 0} | change)
 
 
 TABLES = hnp.arrays(
@@ -198,13 +169,6 @@ def test_the_band_covers_the_true_mean_about_as_often_as_it_says():
         for low, high in (bootstrap_band(random.random((40, 1)), draws=400, seed=n) for n in range(400))
     ]
     assert 0.90 <= np.mean(hits) <= 0.98
-
-
-def test_bands_are_repeatable_and_seeded(traces):
-    ask = {"condition": "mless", "layer": 0, "head": 0}
-    one, again, other = (aligned_curve(traces, **ask, draws=40, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one.low, again.low)
-    assert not np.array_equal(one.low, other.low, equal_nan=True)
 
 
 def test_the_frame_has_a_row_a_point_with_everything_that_names_it(traces):

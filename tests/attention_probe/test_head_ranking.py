@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
-from typer.testing import CliRunner
 
-from attention_probe.analysis.head_ranking import max_t, permute_labels, rank_heads, t_values
+from attention_probe.analysis.head_ranking import flip_signs, permute_labels, rank_heads, t_values
 from attention_probe.traces import AttentionTraces
-from harness import cli
 from harness.errors import ConfigError
 from tests.make import HEADS, LAYERS, make_trace, write_traces
 
@@ -49,7 +47,6 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     assert (first["layer"], first["head"], first["label"], first["n"]) == (2, 1, "Layer 3 Head 2", 30)
     assert first["p_adjusted"] < 0.001 and first["mean_difference"] > 1 and not first["guaranteed"]
     assert frame["p_adjusted"].is_monotonic_increasing and (frame["p_adjusted"].iloc[1:] > 0.05).all()
-    assert frame.attrs["heads"] == 6 and frame.attrs["flips"] == 2000
     assert frame.attrs["note"].startswith("30 prompts, 2000 sign flips; p adjusted for all heads (max-T)")
 
 
@@ -57,8 +54,7 @@ def test_the_numbers_are_those_of_a_paired_t(traces):
     from scipy import stats
 
     frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=100)
-    _, one = traces.measure("filler_entropy", "mless")
-    _, other = traces.measure("filler_entropy", "random")
+    one, other = (traces.measures(["filler_entropy"], c, traces.problem_ids)[0] for c in ("mless", "random"))
     for row in frame.itertuples():
         place = LAYERS.index(row.layer), row.head
         values = (one - other)[:, place[0], place[1]]
@@ -81,32 +77,24 @@ def test_what_softmax_guarantees_has_no_p_and_says_so(traces, measure):
 def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
     with AttentionTraces.open(write(tmp_path / "x.traces", 4, shift=50.0)) as few:
         frame = rank_heads(few, "filler_entropy", "random", "mless")
-    assert frame.attrs["exact"] and frame.attrs["flips"] == 8 and frame["p_adjusted"].min() == 1 / 8
+    assert frame["p_adjusted"].min() == 1 / 8
     assert frame.attrs["note"].startswith(
         "4 prompts, all 8 sign flips; p adjusted for all heads (max-T); no p below 0.12"
     )
 
 
-def test_what_cannot_be_ranked_is_told(traces, tmp_path):
+def test_what_cannot_be_ranked_is_told(traces):
     for arguments, told in [
         (("entropy", "wo", "mless"), "there is no measure 'entropy'. Choose one of mass_first"),
         (("filler_entropy", "mless", "mless"), "mless cannot be contrasted with itself"),
-        (
-            ("filler_entropy", "wo", "mless"),
-            "means nothing without a filler, and wo has none. Contrast two of mless, ran",
-        ),
-        (("bias", "random", "mless"), r"has no bias of 30 of 30 .*--decompose"),
+        (("filler_entropy", "wo", "mless"), "has no filler_entropy under wo: "),
+        (("bias", "random", "mless"), "has no bias under random: .*--decompose"),
         (("filler_entropy", "mful", "mless"), "has no problem under all of mful, mless"),
     ]:
         with pytest.raises(ConfigError, match=told):
             rank_heads(traces, *arguments)
     with pytest.raises(ConfigError, match="1 prompt cannot rank heads: the prompt is the unit"):
         rank_heads(traces, "filler_entropy", "random", "mless", problem_ids=["p0"])
-    empty = {"filler_entropy": np.full((2, 3), np.nan, dtype=np.float32)}
-    records = [make_trace(f"p{n}", c, measures=empty) for n in range(3) for c in ("mless", "random")]
-    with AttentionTraces.open(write_traces(tmp_path / "nan.traces", records)) as nothing:
-        with pytest.raises(ConfigError, match="filler_entropy has no value in any prompt under mless and random: "):
-            rank_heads(nothing, "filler_entropy", "random", "mless")
 
 
 DIFFERENCES = hnp.arrays(
@@ -124,18 +112,18 @@ def test_exact_p_equals_every_flip_tried_in_a_loop(differences):
         for signs in itertools.product((1, -1), repeat=len(differences))
     ]
     expected = [np.mean([value >= head * (1 - 1e-9) for value in largest]) for head in observed]
-    np.testing.assert_allclose(max_t(differences), expected)
+    np.testing.assert_allclose(flip_signs(differences).p, expected)
 
 
 @given(DIFFERENCES, st.permutations(range(4)))
 @settings(max_examples=30)
 def test_adjusted_p_is_ordered_as_t_and_does_not_care_for_sign_scale_or_order(differences, order):
-    p, t = max_t(differences), np.abs(t_values(differences))
+    p, t = flip_signs(differences).p, np.abs(t_values(differences))
     ascending = np.argsort(t)
     assert (np.diff(p[ascending]) <= 1e-12).all() and (p > 0).all() and (p <= 1).all()
-    np.testing.assert_allclose(max_t(-2 * differences), p)
+    np.testing.assert_allclose(flip_signs(-2 * differences).p, p)
     order = [head for head in order if head < differences.shape[1]]
-    np.testing.assert_allclose(max_t(differences[:, order]), p[order])
+    np.testing.assert_allclose(flip_signs(differences[:, order]).p, p[order])
 
 
 def test_a_head_without_a_prompts_value_is_judged_by_the_others():
@@ -145,13 +133,13 @@ def test_a_head_without_a_prompts_value_is_judged_by_the_others():
     holed[2:4, 1] = np.nan
     assert t_values(holed)[1] == pytest.approx(t_values(np.delete(whole, [2, 3], axis=0))[1])
     assert t_values(holed)[0] == pytest.approx(t_values(whole)[0])
-    assert np.isfinite(max_t(holed)).all()
+    assert np.isfinite(flip_signs(holed).p).all()
 
 
 def test_equal_differences_are_infinitely_far_and_zeros_not_at_all():
     differences = np.column_stack([np.full(8, 0.1), np.zeros(8), np.full(8, -0.3)])
     assert t_values(differences).tolist() == [np.inf, 0.0, -np.inf]
-    assert max_t(differences).tolist() == [1 / 128, 1.0, 1 / 128]
+    assert flip_signs(differences).p.tolist() == [1 / 128, 1.0, 1 / 128]
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
@@ -162,17 +150,9 @@ def test_under_the_null_hardly_more_than_one_in_twenty_families_has_a_find(corre
     for family in range(300):
         shared, own = random.standard_t(4, size=(12, 1)), random.standard_t(4, size=(12, 40))
         differences = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
-        found += max_t(differences, draws=400, seed=family).min() <= 0.05
+        found += flip_signs(differences, draws=400, seed=family).p.min() <= 0.05
     assert found <= 300 * 0.05 + 3 * np.sqrt(300 * 0.05 * 0.95)  # three standard errors of a rate of 0.05
     assert found >= 2  # and it is not merely never
-
-
-def test_draws_are_seeded(traces):
-    one, again, other = (
-        rank_heads(traces, "filler_entropy", "random", "mless", draws=200, seed=seed)["p_adjusted"].tolist()
-        for seed in (1, 1, 2)
-    )
-    assert one == again != other
 
 
 def test_controls_are_not_ranked_and_the_selection_is_told(tmp_path):
@@ -201,11 +181,11 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
     with AttentionTraces.open(path) as traces:
         frame = rank_heads(traces, "mass_first", old, new)
         lone = rank_heads(traces, "mass_first", old[0], new[0])
-        values = {name: traces.measure("mass_first", name, list(traces.problem_ids))[1] for name in (*old, *new)}
+        values = {name: traces.measures(["mass_first"], name, traces.problem_ids)[0] for name in (*old, *new)}
         uneven = rank_heads(traces, "mass_first", old, new[0])
     first = frame.iloc[0]
     assert (first["layer"], first["head"], first["n"]) == (2, 1, 8) and first["p_adjusted"] == 2 / 70
-    assert frame.attrs["found"] == 1 and frame.attrs["flips"] == 70 and frame.attrs["exact"]
+    assert frame.attrs["found"] == 1
     assert frame.attrs["note"].startswith("4 strings against 4, each the mean of 6 prompts, all 70 permutations")
     means = [np.mean([values[name][:, 1, 1].mean() for name in side]) for side in (old, new)]
     assert first["mean_difference"] == pytest.approx(means[1] - means[0], rel=1e-5)
@@ -241,26 +221,12 @@ def test_permuted_labels_err_no_more_than_they_say_however_skewed_the_strings_ar
     assert found <= 300 * 0.05 + 3 * np.sqrt(300 * 0.05 * 0.95)
 
 
-@pytest.fixture
-def app():
-    cli.add_commands()
-    return cli.app
-
-
-def test_the_command_counts_heads(app, tmp_path):
-    path, old, new = write_strings(tmp_path / "s.traces", 4, shift=20.0)
-    options = ["heads", str(path), "--measure", "mass_first", "--baseline", ",".join(old), "--condition", ",".join(new)]
-    done = CliRunner().invoke(app, options)
-    assert done.exit_code == 0, done.output
-    assert f"heads with adjusted p < 0.05: 1 of {len(LAYERS) * HEADS}\n" in done.output
-
-
 def test_one_string_against_one_is_ordered_by_t_and_has_no_p(traces, tmp_path):
     first = {one.condition: one.token_ids for one in traces.select(problem_ids=["p0"])}
     same = [replace(one, token_ids=first[one.condition]) for one in traces]
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", same)) as opened:
         frame = rank_heads(opened, "filler_entropy", "random", "mless")
     fresh = rank_heads(traces, "filler_entropy", "random", "mless")
-    assert frame["p_adjusted"].isna().all() and frame.attrs["flips"] == 0
+    assert frame["p_adjusted"].isna().all()
     assert frame["t"].tolist() == fresh["t"].tolist()
     assert "one string says nothing about others like it" in frame.attrs["note"]

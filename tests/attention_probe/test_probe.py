@@ -201,9 +201,11 @@ def test_filler_entropy_and_values_stand_only_where_there_is_a_filler(traced):
             ).all()
             assert (trace.measures["filler_value_rank"] >= 1 - 1e-5).all()
     # in Layer 1 a token has one value vector wherever it stands, and the first slash is another token than ` /`
-    assert (traces.measure("filler_value_rank", "mless")[1][:, 0] < 2).all()
-    assert (traces.measure("filler_value_rank", "random")[1][:, 0] > 4).all()
-    repeated, varied = (traces.measure("filler_value_cosine", name)[1][:, 0] for name in ("mless", "random"))
+    assert (traces.measures(["filler_value_rank"], "mless", traces.problem_ids)[0][:, 0] < 2).all()
+    assert (traces.measures(["filler_value_rank"], "random", traces.problem_ids)[0][:, 0] > 4).all()
+    repeated, varied = (
+        traces.measures(["filler_value_cosine"], name, traces.problem_ids)[0][:, 0] for name in ("mless", "random")
+    )
     assert (repeated > 0.95).all() and (varied < repeated).all()
 
 
