@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attention_probe.measure.measure_prompts import Measurement, measure_group
-from attention_probe.model.capture import refuse_long_prompt, refuse_unknown_tokens
+from attention_probe.measure.measure_prompts import measure_group
 from attention_probe.model.load_first_layers import LoadedModel, check_indices
 from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
@@ -67,12 +66,16 @@ def run_probe(
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
     loaded = settings.load_model()
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
     for prompt in every:
-        refuse_long_prompt(loaded, len(prompt), f"Problem {prompt.problem_id}, condition {prompt.condition!r},")
+        where = f"Problem {prompt.problem_id}, condition {prompt.condition!r}"
+        if context is not None and len(prompt) > context:
+            raise PromptMismatchError(f"{where}: {len(prompt)} tokens; {loaded.name} has a context of {context}.")
+        if prompt.token_ids.max() >= loaded.config.vocab_size:
+            raise PromptMismatchError(f"{where}: token id {prompt.token_ids.max()} is none of {loaded.name}'s.")
     if settings.heads is not None:
         check_indices("head", settings.heads, loaded.head_count, loaded.name)
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
-    refuse_unknown_tokens(loaded, token_ids)
     loaded.keep_embeddings(token_ids)
     checks = self_check(loaded, prompts, settings)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
@@ -140,7 +143,7 @@ def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[
         yield group
 
 
-def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement) -> Trace:
+def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str, Any]) -> Trace:
     return Trace(
         problem_id=problem.problem_id,
         condition=prompt.condition,
@@ -154,7 +157,7 @@ def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Measurement
         token_ids=prompt.token_ids.astype(np.int32),
         roles=prompt.roles,
         original_pos=prompt.original_pos.astype(np.int32),
-        **found._asdict(),
+        **found,
     )
 
 

@@ -152,7 +152,6 @@ def reference(weights: torch.Tensor, padding: str, window: int | None) -> dict[s
     share = parts / parts.sum(-1, keepdim=True)
     return {
         "column_mean": strictly.sum(-2) / later.sum(-2)[:, :, None],
-        "visible_mean": strictly.sum(-2) / seen.sum(-2)[:, :, None],
         "column_count": later.sum(-2),
         "visible_count": seen.sum(-2),
         "region_mass": parts.sum(-1),

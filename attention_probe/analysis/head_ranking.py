@@ -133,12 +133,12 @@ class Adjusted(NamedTuple):
 
     t: Floats
     p: Floats
-    count: int
+    permutations: int
     exact: bool
 
     def told(self, what: str, least: float, more: str) -> str:
         """How p was come by; `least` is the smallest share of permutations that can reach the observed t."""
-        said = f"{'all ' if self.exact else ''}{self.count} {what}; p adjusted for all heads (max-T)"
+        said = f"{'all ' if self.exact else ''}{self.permutations} {what}; p adjusted for all heads (max-T)"
         out_of_reach = self.exact and least > HEADS_ALPHA
         return f"{said}; no p below {least:.2g} is possible, {more}" if out_of_reach else said
 
@@ -150,7 +150,7 @@ def _by_prompt(differences: Floats, draws: int, seed: int) -> _Contrast:
     how = "ordered by t, no p: one string says nothing about others like it, name several"
     if draws:
         found = flip_signs(differences, draws=draws, seed=seed)
-        p, how = found.p, found.told("sign flips", 1 / found.count, "probe at least 6")
+        p, how = found.p, found.told("sign flips", 1 / found.permutations, "probe at least 6")
     note = f"{len(differences)} prompts, {how}"
     return _Contrast(table.count().to_numpy(), table.mean().to_numpy(), table.sem().to_numpy(), t, p, note)
 
@@ -160,7 +160,7 @@ def _by_string(without: Floats, with_it: Floats, draws: int, seed: int) -> _Cont
     prompts = without.shape[1]
     without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
     found = permute_labels(without, with_it, draws=draws, seed=seed)
-    least = (1 + (len(without) == len(with_it))) / found.count  # the mirrored labels have the same |t|
+    least = (1 + (len(without) == len(with_it))) / found.permutations  # the mirrored labels have the same |t|
     how = found.told("permutations of their labels", least, "name more strings")
     note = f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, {how}"
     difference = with_it.mean(axis=0) - without.mean(axis=0)
@@ -223,7 +223,7 @@ def t_values(differences: Floats) -> Floats:
 
     Infinite where all differences are the same, 0 where all are 0 or fewer than two are there.
     """
-    return _one_sample_t(differences, np.ones((1, len(differences))))[0]
+    return np.asarray(_one_sample_t(differences, np.ones((1, len(differences))))[0])
 
 
 def flip_signs(differences: Floats, *, draws: int = RANKING_DRAWS, seed: int = PROBE_SEED) -> Adjusted:
@@ -257,6 +257,5 @@ def _one_sample_t(differences: Floats, signs: Floats) -> Floats:
         # the cosine with the constant vector
         cosine = np.clip(np.nan_to_num((signs @ there) / np.sqrt(n * np.square(there).sum(axis=0))), -1.0, 1.0)
         rest = 1 - np.square(cosine)
-        return np.where(
-            rest > TIE, cosine * np.sqrt(np.maximum(n - 1, 0) / rest), np.where(n > 1, np.sign(cosine) * np.inf, 0.0)
-        )
+        t = np.where(rest > TIE, cosine * np.sqrt(np.maximum(n - 1, 0) / rest), np.sign(cosine) * np.inf)
+        return np.asarray(np.where(n > 1, t, 0.0))

@@ -64,9 +64,6 @@ def probe(
         bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
     ] = False,
     activations: Annotated[bool, typer.Option("--activations", help="Record the first MLP too.")] = False,
-    visible: Annotated[
-        bool, typer.Option("--visible", help="Sliding windows: average over queries that can still see the key.")
-    ] = False,
     definition: Averaged = "common",
     dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
@@ -104,7 +101,6 @@ def probe(
             completion=queries == "completion",
             decompose=decompose,
             activations=activations,
-            visible=visible,
         ),
         dtype=dtype,
         device=device,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attention_probe.analysis.curves import bootstrap_band, chosen_problems
 from attention_probe.figures.config import ActivationsConfig, ModelConfig
 from attention_probe.figures.draw import STAMPS, stamp
-from attention_probe.measure.activations import ACTIVATION_MEASURES
+from attention_probe.measure.activations import ACTIVATION_UNITS
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.constants import ACTIVATION_BINS, COVERED, NUMBERS_LINE
@@ -29,7 +29,6 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 
 _HISTOGRAM = "histogram"
-_UNITS = {name: quantity.unit for name, quantity in ACTIVATION_MEASURES.items()}
 _EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
 """Of the bins as they are drawn: the last, of all that is larger, has room for a name."""
 
@@ -57,9 +56,9 @@ def read_activations(model: ModelConfig, conditions: Sequence[str], traces: Atte
     problems = chosen_problems(traces, conditions)
     about = pandas.DataFrame(
         {
-            "quantity": [*_UNITS, *[_HISTOGRAM] * (ACTIVATION_BINS + 1)],
-            "x": [*[np.nan] * len(_UNITS), *np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS],
-            "unit": [*_UNITS.values(), *["share of activations"] * (ACTIVATION_BINS + 1)],
+            "quantity": [*ACTIVATION_UNITS, *[_HISTOGRAM] * (ACTIVATION_BINS + 1)],
+            "x": [*[np.nan] * len(ACTIVATION_UNITS), *np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS],
+            "unit": [*ACTIVATION_UNITS.values(), *["share of activations"] * (ACTIVATION_BINS + 1)],
         }
     )
     tables = {}
@@ -68,7 +67,7 @@ def read_activations(model: ModelConfig, conditions: Sequence[str], traces: Atte
         for trace in (traces.get(problem, condition) for problem in problems):
             counts = trace.activation_histogram
             shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
-            rows.append([*(trace.activations[name] for name in _UNITS), *shares])
+            rows.append([*(trace.activations[name] for name in ACTIVATION_UNITS), *shares])
         tables[condition] = np.array(rows)
     base, *others = conditions
     parts = [_average(about, condition, table) for condition, table in tables.items()]

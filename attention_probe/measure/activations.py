@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int32
 
-from attention_probe.measure.definitions import Quantity
 from attention_probe.measure.token_classes import CLASSES, classify
 from harness.constants import ACTIVATION_BINS, COVERED, NEAR_ZERO_FACTORS, NORMAL_CONSISTENCY
 from harness.errors import ModelError
@@ -46,7 +45,6 @@ class Reference:
         """From the chosen tokens of the prompt without filler.
 
         Raises:
-            ValueError: there is no token.
             ModelError: a value is not finite.
         """
         magnitude = _magnitude(activations).ravel()
@@ -59,49 +57,32 @@ class Reference:
         return {factor: NORMAL_CONSISTENCY * self.mad * factor for factor in NEAR_ZERO_FACTORS}
 
 
-def _measures() -> dict[str, Quantity]:
-    share = "share of activations"
-    found = {
-        f"near_zero_c{c:g}": Quantity(
-            share, f"|a| below 1.4826 MAD c, c = {c:g}; NaN if MAD is 0, as where most a are 0."
-        )
-        for c in NEAR_ZERO_FACTORS
-    }
-    found |= {
-        "l1": Quantity("activation", "Sum of |a| over a token's neurons; mean over the tokens."),
-        "l2": Quantity("activation", "Root of the sum of a^2 over a token's neurons; mean over the tokens."),
-        "gini": Quantity(
-            "0 to 1",
-            "Gini coefficient of the histogram's counts (the array activation_histogram). 0 is as many in every bin, "
-            "near 1 all in one bin. NaN if histogram_top is 0.",
-        ),
-        "histogram_top": Quantity(
-            "activation", f"Where the equal bins end: the {COVERED:.0%} quantile of |a| of the prompt without filler."
-        ),
-    }
-    for c in NEAR_ZERO_FACTORS:
-        for name in CLASSES:
-            of_class = f"near_zero_c{c:g} over the tokens that are {name}; NaN if there are none."
-            found[f"near_zero_{name}_c{c:g}"] = Quantity(share, of_class)
-        found[f"threshold_c{c:g}"] = Quantity("activation", f"1.4826 MAD c, c = {c:g}, of the prompt without filler.")
-    return found | {f"tokens_{name}": Quantity("tokens", f"How many of the tokens are {name}.") for name in CLASSES}
-
-
-ACTIVATION_MEASURES = _measures()
-"""Every number that `measure_activations` gives, with its unit and definition.
-
-MAD is the median of | |a| - m | and m the median of |a|, both over all chosen tokens and neurons of the prompt without
-filler.
-"""
+_SHARE = "share of activations"
+ACTIVATION_UNITS = {f"near_zero_c{c:g}": _SHARE for c in NEAR_ZERO_FACTORS}
+ACTIVATION_UNITS |= {"l1": "activation", "l2": "activation", "gini": "0 to 1", "histogram_top": "activation"}
+for _c in NEAR_ZERO_FACTORS:
+    ACTIVATION_UNITS |= {f"near_zero_{name}_c{_c:g}": _SHARE for name in CLASSES} | {f"threshold_c{_c:g}": "activation"}
+ACTIVATION_UNITS |= {f"tokens_{name}": "tokens" for name in CLASSES}
+"""Every number that `measure_activations` gives, with its unit."""
 
 
 def measure_activations(
     activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
 ) -> tuple[dict[str, float], Int32[np.ndarray, " bin"]]:
-    """The numbers of ACTIVATION_MEASURES for the chosen tokens of one prompt, and the histogram of |a|.
+    """The numbers of the chosen tokens of one prompt, and the histogram of |a|.
 
-    The histogram has 100 equal bins from 0 to the reference's top, and a last one for what is larger. Its Gini
-    coefficient is the `gini` among the numbers. Where the top is 0 there are no bins, and all counts are 0.
+    MAD is the median of | |a| - m | and m the median of |a|, both over all chosen tokens and neurons of the prompt
+    without filler. The numbers, with c one of NEAR_ZERO_FACTORS and KIND one of CLASSES:
+
+    - `near_zero_cC`: the share of |a| below 1.4826 MAD c; NaN if MAD is 0, as where most a are 0.
+    - `near_zero_KIND_cC`: the same over the tokens of that kind; NaN if there are none.
+    - `threshold_cC`: 1.4826 MAD c. `tokens_KIND`: how many tokens are of that kind.
+    - `l1`, `l2`: sum of |a| over a token's neurons, and root of the sum of a^2; means over the tokens.
+    - `gini`: Gini coefficient of the histogram's counts, near 1 where all are in one bin; NaN without bins.
+    - `histogram_top`: where the equal bins end, the COVERED quantile of |a| of the prompt without filler.
+
+    The histogram has 100 equal bins from 0 to the reference's top, and a last one for what is larger. Where the top is
+    0 there are no bins, and all counts are 0.
 
     Args:
         activations: After the non-linearity, on any device and of any floating type.
@@ -109,12 +90,9 @@ def measure_activations(
         tokens: The text of these tokens; see `token_classes`.
 
     Raises:
-        ValueError: shapes do not fit each other.
         ModelError: a value is not finite.
     """
     magnitude = _magnitude(activations)
-    if len(tokens) != len(magnitude):
-        raise ValueError(f"activations of {len(magnitude)} tokens do not fit {len(tokens)} tokens")
     counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
     if reference.top:
         counts[:ACTIVATION_BINS], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
@@ -142,17 +120,11 @@ def _magnitude(activations: Tensor) -> NDArray[np.float32]:
     """|a| in float32 on the host.
 
     Raises:
-        ValueError: there is no token or no neuron.
         ModelError: a value is not finite.
     """
-    if activations.ndim != 2 or 0 in activations.shape:
-        raise ValueError(f"activations must be [token, width], neither of them 0; got {list(activations.shape)}")
     magnitude: NDArray[np.float32] = activations.detach().abs().float().cpu().numpy()
     if not np.isfinite(magnitude).all():
-        raise ModelError(
-            "The first MLP's activations are not all finite: expected numbers, got infinity or NaN, as where float16 "
-            "overflows. Probe with --dtype float32, or without --activations."
-        )
+        raise ModelError("The first MLP's activations are infinite or NaN: probe with --dtype float32.")
     return magnitude
 
 

@@ -67,7 +67,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
     ),
     "count_all": (
         ("layer", "position"),
-        Quantity("queries", "How many later queries mean_all is over; layers differ in it with `--visible` alone."),
+        Quantity("queries", "How many later queries mean_all is over."),
     ),
     "count_common": (("layer", "position"), Quantity("queries", "How many later queries mean_common is over.")),
     "value_norm": (

@@ -6,7 +6,7 @@ from __future__ import annotations
 # ruff: noqa: F722
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,43 +33,16 @@ class Record:
         completion: Average over the recorded completion's queries instead of the prompt's.
         decompose: Also run the position-gap control and split the change of every head's output.
         activations: Also measure the first MLP.
-        visible: Average over those queries that a sliding window lets see a key, instead of over all later ones.
     """
 
     completion: bool = False
     decompose: bool = False
     activations: bool = False
-    visible: bool = False
-
-
-class Measurement(NamedTuple):
-    """One prompt's numbers, as a `Trace` holds them.
-
-    Attributes:
-        mean_all, mean_common: [layer, head, position]: over all later queries, and over the common ones.
-        count_all, count_common: [layer, position].
-        value_norm: [layer, head, position].
-        activation_histogram: [bin], of the first MLP over the problem's tokens; empty unless asked.
-        measures: [layer, head] each.
-        activations: Of the first MLP, over the problem's tokens.
-        self_check: `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share,
-            in the worst head; empty if nothing was decomposed, or that layer is not asked.
-    """
-
-    mean_all: NDArray[np.float32]
-    mean_common: NDArray[np.float32]
-    count_all: NDArray[np.int32]
-    count_common: NDArray[np.int32]
-    value_norm: NDArray[np.float32]
-    activation_histogram: NDArray[np.int32]
-    measures: Mapping[str, NDArray[np.float32]]
-    activations: Mapping[str, float]
-    self_check: Mapping[str, float]
 
 
 def measure_group(
     loaded: LoadedModel, group: Sequence[Mapping[str, TokenizedPrompt]], record: Record
-) -> list[dict[str, Measurement]]:
+) -> list[dict[str, dict[str, Any]]]:
     """Measure problems of like length: one pass for each condition, and one more for its position-gap control.
 
     Args:
@@ -78,14 +51,15 @@ def measure_group(
         record: What to keep.
 
     Returns:
-        The measurements of each problem by condition.
+        For each problem, by condition, the fields of a `Trace` that are measured. Its `self_check` has
+        `decomposition_residual`, what the decomposition leaves of the first layer's outputs, as a share, in the worst
+        head; it is empty if nothing was decomposed, or that layer is not asked.
     """
     common = [common_tokens(prompts) for prompts in group]
-    conditions = [BASELINE, *(name for name in group[0] if name != BASELINE)]
-    found: list[dict[str, Measurement]] = [{} for _ in group]
+    found: list[dict[str, dict[str, Any]]] = [{} for _ in group]
     baselines: list[_Passed] = []
     references: list[Reference] = []
-    for name in conditions:
+    for name in dict.fromkeys((BASELINE, *group[0])):
         rows = [_Row.of(prompts[name], shared[name], record) for prompts, shared in zip(group, common, strict=True)]
         passed = _run(loaded, rows, record)
         gaps: Sequence[_Passed | None] = [None] * len(rows)
@@ -97,25 +71,15 @@ def measure_group(
         for place, (one, baseline, gap) in enumerate(zip(passed, baselines, gaps, strict=True)):
             layers = [_head_measures(layer, one, baseline, gap) for layer in loaded.layers]
             residuals = [layer.pop("residual") for layer in layers if "residual" in layer]
-            self_check: dict[str, float] = {}
-            activations: dict[str, float] = {}
-            histogram = np.zeros(0, np.int32)
-            if residuals and loaded.layers[0] == 0:
-                self_check["decomposition_residual"] = float(residuals[0].max())
+            exact = residuals and loaded.layers[0] == 0
+            found[place][name] = one.curves(loaded.layers) | {
+                "measures": {key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
+                "self_check": {"decomposition_residual": float(residuals[0].max())} if exact else {},
+            }
             if record.activations:
-                activations, histogram = measure_activations(one.activations, references[place], one.problem_texts)
-            means, counts = one.curves(loaded.layers, visible=record.visible)
-            found[place][name] = Measurement(
-                mean_all=means[0],
-                mean_common=means[1],
-                count_all=counts[0],
-                count_common=counts[1],
-                value_norm=one.value_norm(loaded.layers),
-                activation_histogram=histogram,
-                measures={key: np.stack([layer[key] for layer in layers]) for key in layers[0]},
-                activations=activations,
-                self_check=self_check,
-            )
+                texts = [one.row.prompt.tokens[i] for i in one.row.problem.tolist()]
+                activations, histogram = measure_activations(one.activations, references[place], texts)
+                found[place][name] |= {"activations": activations, "activation_histogram": histogram}
     return found
 
 
@@ -184,34 +148,31 @@ class _Passed:
         assert self.given.activations is not None  # asked
         return self.given.activations[self.place, self.row.problem]
 
-    @property
-    def problem_texts(self) -> list[str]:
-        """The text of each of the problem's common tokens."""
-        return [self.row.prompt.tokens[i] for i in self.row.problem.tolist()]
-
     def outputs(self, layer: int) -> Float[Tensor, "head query head_dim"]:
         """Head outputs of the queries."""
         output = self.given[layer].output
         assert output is not None  # asked
         return output[self.place][:, self.row.queries]
 
-    def curves(self, layers: Sequence[int], *, visible: bool) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Average attention weights over all queries and over the common ones, and over how many queries each is."""
-        size = len(self.row.kept)
+    def curves(self, layers: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Average attention weights over all queries and over the common ones, over how many, and value lengths."""
         captures = [self.given[layer] for layer in layers]
-        means = torch.stack([(c.visible_mean if visible else c.column_mean)[self.place] for c in captures], 1)
-        counts = torch.stack([(c.visible_count if visible else c.column_count)[self.place] for c in captures], 1)
-        return means[..., :size].cpu().numpy().astype(np.float32), counts[..., :size].cpu().numpy().astype(np.int32)
 
-    def value_norm(self, layers: Sequence[int]) -> NDArray[np.float32]:
-        """The lengths of the value vectors [layer, head, position]; NaN where only weights are known."""
-        rows = []
-        for found in (self.given[layer] for layer in layers):
-            norms = (
-                torch.full_like(found.region_mass[..., 0], torch.nan) if found.value_norm is None else found.value_norm
-            )
-            rows.append(norms[self.place, :, : len(self.row.kept)])
-        return torch.stack(rows).cpu().numpy().astype(np.float32)
+        def kept(values: Sequence[Tensor], to: type[np.number[Any]]) -> NDArray[Any]:
+            rows = torch.stack([of_layer[self.place] for of_layer in values])
+            return rows[..., : len(self.row.kept)].cpu().numpy().astype(to)
+
+        means = kept([found.column_mean for found in captures], np.float32)
+        counts = kept([found.column_count for found in captures], np.int32)
+        unknown = [found.region_mass[..., 0] * torch.nan for found in captures]  # where only weights are known
+        norms = [other if c.value_norm is None else c.value_norm for c, other in zip(captures, unknown, strict=True)]
+        return {
+            "mean_all": means[:, 0],
+            "mean_common": means[:, 1],
+            "count_all": counts[:, 0],
+            "count_common": counts[:, 1],
+            "value_norm": kept(norms, np.float32),
+        }
 
 
 def _run(loaded: LoadedModel, rows: Sequence[_Row], record: Record) -> list[_Passed]:

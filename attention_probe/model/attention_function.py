@@ -79,18 +79,14 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    kept = {
-        name: arguments[name] for name in ("batch_size", "mask_function", "use_vmap", "device") if name in arguments
-    }
+    kept = {name: arguments[name] for name in arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}}
     rule = partial(sdpa_mask, attention_mask=attention_mask, allow_is_causal_skip=False, **kept)
     # Padding on the right comes after every real query; what padding itself attends to is never looked at.
     late_padding = attention_mask is None or not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
     plain = allow_is_causal_skip and late_padding and (local_size is None or kv_length <= local_size)
     mask = CausalMask(plain=plain, window=local_size, rule=rule)
     if not plain and bool(mask.block(slice(0, q_length - 1), slice(q_length - 1, q_length)).any()):
-        raise ModelError(
-            "This model lets tokens see later ones, and the probe is for causal language models. Choose a causal one."
-        )
+        raise ModelError("This model is not causal: it lets tokens see later ones.")
     return mask
 
 

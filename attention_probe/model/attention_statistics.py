@@ -43,19 +43,6 @@ class Readout:
     activations: bool
     chunk: int | None
 
-    def __post_init__(self) -> None:
-        batch, length = self.real.shape
-        for name, given in (("query_sets", self.query_sets), ("key_regions", self.key_regions)):
-            if given.dtype != torch.bool or given.ndim != 3 or (given.shape[0], given.shape[2]) != (batch, length):
-                raise ValueError(
-                    f"{name} must be boolean [{batch}, any, {length}], as the tokens are; got {given.dtype} "
-                    f"{list(given.shape)}."
-                )
-        asked = self.entropy_regions | ({self.output_region} if self.output_region is not None else set())
-        outside = sorted(asked - set(range(self.key_regions.shape[1])))
-        if outside:
-            raise ValueError(f"Regions {outside} are asked for, and there are {self.key_regions.shape[1]}, from 0.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCapture:
@@ -84,12 +71,6 @@ class LayerCapture:
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
     values: Float[Tensor, "batch kv_head key head_dim"] | None
-
-    @property
-    def visible_mean(self) -> Float[Tensor, "batch query_set head key"]:
-        """`column_mean` over only the queries that can see the key; NaN where none can."""
-        share = self.column_count / self.visible_count.clamp_min(1)
-        return (self.column_mean * share[:, :, None]).masked_fill(self.visible_count[:, :, None] == 0, torch.nan)
 
     def not_finite(self, real: Bool[Tensor, "batch seq"]) -> list[int]:
         """Heads with NaN or infinity where a number must be: at tokens, and in a mean over one query or more.

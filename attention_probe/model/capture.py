@@ -1,7 +1,7 @@
 """Run the first layers once, and reduce their attention to column means and masses while they run.
 
 Where the architecture calls our attention function (`attention_function`), it does the reducing. Elsewhere whole
-matrices from `output_attentions` are reduced (`eager_fallback`), and a notice says so.
+matrices from `output_attentions` are reduced, as Hugging Face's eager attention shows them, and a notice says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
-from attention_probe.model.attention_statistics import Capture, Done, Readout
-from attention_probe.model.eager_fallback import run_eager, softmax_layers
-from harness.errors import ModelError, PromptMismatchError
+from attention_probe.model.attention_statistics import Capture, Done, Readout, Reduction
+from harness.constants import EAGER_QUERIES
+from harness.errors import ModelError
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from attention_probe.model.load_first_layers import LoadedModel
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
@@ -65,19 +67,16 @@ def capture(
     Raises:
         ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
             no activations to give.
-        PromptMismatchError: a prompt is longer than the model's context, or has a token outside its vocabulary.
-        ValueError: shapes do not fit each other.
     """
     model = loaded.model
     token_ids = token_ids.to(model.device)
     batch, length = token_ids.shape
-    real = _real_positions(token_ids, attention_mask)
+    real = torch.ones_like(token_ids) if attention_mask is None else attention_mask.to(model.device)
+    real = real.bool()
     usual = (real.long().cumsum(-1) - 1).clamp_min(0)
     positions = usual if position_ids is None else position_ids.to(model.device)
     if not takes_positions(loaded) and not torch.equal(positions[real], usual[real]):
         raise ModelError(f"{_name(model)} counts positions itself: leave out --decompose for this model.")
-    refuse_long_prompt(loaded, int(positions[real].max()) + 1)
-    refuse_unknown_tokens(loaded, token_ids[real])
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
     asked = Readout(
@@ -103,69 +102,24 @@ def capture(
     with torch.inference_mode(), _recorded_activations(loaded, found):
         found.eager = eager or not _run_registered(model, inputs, found)
         if found.eager:
-            run_eager(loaded, inputs, found)
-    _refuse_missing(loaded, found)
-    _refuse_not_finite(loaded, found)
+            _run_eager(loaded, inputs, found)
+    if missing := [layer for layer in asked.layers if layer not in found.layers]:
+        known = _softmax_layers(loaded.config) or "none known"
+        raise ModelError(f"{_name(model)} gave no attention weights for layers {missing}; layers that have: {known}.")
+    for layer in asked.layers:
+        if heads := found[layer].not_finite(real):  # a mean over some heads or prompts would hide it, or spread it
+            raise ModelError(
+                f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head "
+                f"index {heads}, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
+            )
     found.notices = _notices(model, fell_back=found.eager and not eager)
     return found
-
-
-def _real_positions(token_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Which positions hold a token."""
-    if attention_mask is None:
-        return torch.ones_like(token_ids, dtype=torch.bool)
-    if attention_mask.shape != token_ids.shape or not bool(attention_mask.any(-1).all()):
-        raise ValueError(
-            f"attention_mask must be {list(token_ids.shape)}, as token_ids, with a token in every row; got "
-            f"{list(attention_mask.shape)}."
-        )
-    return attention_mask.to(token_ids.device).bool()
-
-
-def refuse_long_prompt(loaded: LoadedModel, length: int, what: str = "A prompt") -> None:
-    """Raise PromptMismatchError if `what`, which has so many tokens, is longer than the model's context."""
-    context = getattr(loaded.model.config, "max_position_embeddings", None)
-    if context is not None and length > context:
-        raise PromptMismatchError(f"{what} reaches position {length}; {loaded.name} has a context of {context} tokens.")
-
-
-def refuse_unknown_tokens(loaded: LoadedModel, token_ids: Int[Tensor, " token"]) -> None:
-    """Raise PromptMismatchError for an id that the model's vocabulary does not have."""
-    size = loaded.config.vocab_size
-    unknown = token_ids[(token_ids < 0) | (token_ids >= size)]
-    if len(unknown):
-        raise PromptMismatchError(
-            f"Token id {int(unknown[0])} is outside the vocabulary of {loaded.name}, 0 to {size - 1}."
-        )
 
 
 def takes_positions(loaded: LoadedModel) -> bool:
     """Whether the model can be told other positions than the usual ones: ALiBi counts them from the mask."""
     accepted = inspect.signature(loaded.model.forward).parameters
     return "position_ids" in accepted and not getattr(loaded.model.config, "alibi", False)
-
-
-def _refuse_missing(loaded: LoadedModel, found: Capture) -> None:
-    if missing := [layer for layer in found.asked.layers if layer not in found.layers]:
-        raise ModelError(
-            f"{_name(loaded.model)} gave no attention weights for layers {missing}; layers with softmax attention: "
-            f"{softmax_layers(loaded.config) or 'none known'}."
-        )
-
-
-def _refuse_not_finite(loaded: LoadedModel, found: Capture) -> None:
-    """Raise for NaN or infinity in what is kept: a mean over some heads or prompts would hide it, or spread it."""
-    for layer, kept in sorted(found.layers.items()):
-        heads = kept.not_finite(found.asked.real)
-        if not heads:
-            continue
-        weights = loaded.model.state_dict().items()
-        broken = next((name for name, tensor in weights if not bool(tensor.isfinite().all())), None)
-        what = f"its {broken} holds NaN or infinity" if broken else "its weights are finite: the computation overflows"
-        raise ModelError(
-            f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head index "
-            f"{heads}. In {str(loaded.model.dtype).removeprefix('torch.')} {what}."
-        )
 
 
 def _run_registered(model: Any, inputs: dict[str, Any], found: Capture) -> bool:
@@ -184,6 +138,61 @@ def _run_registered(model: Any, inputs: dict[str, Any], found: Capture) -> bool:
     return False
 
 
+def _run_eager(loaded: LoadedModel, inputs: dict[str, Any], found: Capture) -> None:
+    """Fill `found` by one pass that keeps whole attention matrices, as every Hugging Face model can that shows them.
+
+    Raises:
+        ModelError: outputs or values are asked, the model does not take eager attention, or a token sees later ones.
+    """
+    model, asked = loaded.model, found.asked
+    if asked.output_region is not None:
+        raise ModelError(
+            f"{_name(model)} does not call the registered attention function, and eager attention shows weights alone: "
+            "leave out --decompose."
+        )
+    found.layers.clear()
+    accepted = inspect.signature(model.forward).parameters
+    known = {name: value for name, value in inputs.items() if name in accepted}
+    with switched_attention(model, "eager") as taken:
+        if not taken:
+            # Falcon under sdpa shows matrices whose mask was added as 0 and 1, so that tokens see later ones.
+            raise ModelError(
+                f"{_name(model)} stays with {model.config._attn_implementation} attention when it is told to use eager."
+            )
+        shown = getattr(model(**known, output_attentions=True), "attentions", None) or ()
+    length = inputs["input_ids"].shape[1]
+    by_layer = _by_layer(loaded, shown)
+    for layer in asked.layers:
+        weights = by_layer.get(layer)
+        if weights is None or weights.shape[-2:] != (length, length):
+            continue
+        weights = weights.float()
+        reduction = Reduction(asked, weights.shape[1])
+        for start in range(0, length, EAGER_QUERIES):
+            end = min(start + EAGER_QUERIES, length)
+            queries, keys = slice(start, end), slice(0, end)
+            later = weights[:, :, queries].triu(start + 1) > 0
+            if bool((later.any(-1).any(1) & asked.real[:, queries]).any()):
+                raise ModelError(f"{_name(model)} is not causal: layer {layer} gives weight to later tokens.")
+            block = weights[:, :, queries, keys].clone()
+            # A hidden key's weight underflows to exactly 0 in every head.
+            reduction.add(block, queries, keys, visible=(block > 0).any(1, keepdim=True))
+        found.layers[layer] = reduction.finish()
+
+
+def _by_layer(loaded: LoadedModel, shown: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
+    """The matrices by layer index. Models that mix kinds of layers show only those of softmax layers, in a row."""
+    count = len(loaded.decoder_layers)
+    places = list(range(count)) if len(shown) == count else [i for i in _softmax_layers(loaded.config) if i < count]
+    return dict(zip(places, shown, strict=True)) if len(places) == len(shown) else {}
+
+
+def _softmax_layers(config: PretrainedConfig) -> list[int]:
+    """Indices of the layers with softmax attention; empty where the config does not tell kinds of layers apart."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return [i for i, kind in enumerate(kinds) if kind.endswith("attention") and kind != "linear_attention"]
+
+
 @contextmanager
 def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]:
     """Record the first MLP's activations, if they are asked."""
@@ -194,10 +203,7 @@ def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]
     def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
         # some architectures lay all tokens in one row, or add an axis of one
         if result.shape[:-1].numel() != found.asked.real.numel():
-            raise ModelError(
-                f"The first MLP gives {list(result.shape)} for {list(found.asked.real.shape)} tokens: leave out "
-                "--activations for this model."
-            )
+            raise ModelError(f"The first MLP of {loaded.name} gives {list(result.shape)}: leave out --activations.")
         found.activations = result.reshape(*found.asked.real.shape, -1)
         found.stop_if_done()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from transformers.utils import cached_file
 from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.constants import FINGERPRINT_VALUES
-from harness.errors import ConfigError, ModelError, list_first
+from harness.errors import ConfigError, HarnessError, ModelError, list_first
 from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folder
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ def load_model(
             lies outside of it.
         ConfigError: there is no such device.
     """
-    _check_device(device)
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
+        raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
     name = resources.resolve_model(name)
     refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
@@ -113,17 +117,14 @@ def load_model(
             raise FileNotFoundError("there is no file named config.json")
         config_path = Path(config_file)
         commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
-        whole_config = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
-    except Exception as error:  # the hub, JSON and each kind of config have their own
-        raise ModelError(_explain_loading_error(name, error)) from error
-    config = _text_config(whole_config, name)
-    chosen = check_indices("layer", layers, config.num_hidden_layers, name)
-    layers_path = _find_layers(config, name)
-    cut = copy.deepcopy(config)
-    cut.num_hidden_layers = max(chosen) + 1
-    if getattr(cut, "layer_types", None):
-        cut.layer_types = cut.layer_types[: max(chosen) + 1]
-    try:
+        whole = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
+        config = _text_config(whole, name)
+        chosen = check_indices("layer", layers, config.num_hidden_layers, name)
+        layers_path = _find_layers(config, name)
+        cut = copy.deepcopy(config)
+        cut.num_hidden_layers = max(chosen) + 1
+        if getattr(cut, "layer_types", None):
+            cut.layer_types = cut.layer_types[: max(chosen) + 1]
         with quiet(progress=not is_folder):
             model, found = AutoModel.from_pretrained(
                 source,
@@ -137,27 +138,29 @@ def load_model(
                 ignore_mismatched_sizes=True,  # they are refused below, all at once
                 output_loading_info=True,
             )
-    except Exception as error:  # the hub, safetensors, JSON and transformers have their own
+    except HarnessError:
+        raise
+    except Exception as error:  # the hub, safetensors, JSON, transformers and each kind of config have their own
         raise ModelError(_explain_loading_error(name, error)) from error
     _refuse_mismatch(name, model, layers_path, found)
-    fingerprint = {
-        "name": config_path.parent.name if is_folder else name,
-        "revision": commit,
-        "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
-    }
-    return _finish(name, model, config, chosen, layers_path, device, fingerprint)
-
-
-def _check_device(device: str | torch.device) -> None:
-    """Refuse a device that torch does not know or cannot reach, before anything is read.
-
-    Raises:
-        ConfigError: there is no such device here.
-    """
-    try:
-        torch.empty(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
-        raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
+    first, digest = model.get_submodule(f"{layers_path}.0"), hashlib.sha256()
+    for key, tensor in sorted(first.state_dict().items()):
+        digest.update(key.encode() + tensor.flatten()[:FINGERPRINT_VALUES].to(torch.float64).numpy().tobytes())
+    return LoadedModel(
+        name=name,
+        model=model.eval().requires_grad_(False).to(device),
+        config=config,
+        layers=chosen,
+        layers_path=layers_path,
+        fingerprint={
+            "name": config_path.parent.name if is_folder else name,
+            "revision": commit,
+            "config_sha256": hashlib.sha256(config_path.read_bytes()).hexdigest(),
+            "model_type": config.model_type,
+            "first_layer_sha256": digest.hexdigest(),
+            "dtype": str(model.dtype).removeprefix("torch."),
+        },
+    )
 
 
 def check_indices(noun: str, indices: Iterable[int], count: int, name: str) -> tuple[int, ...]:
@@ -198,19 +201,22 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
     """The path of the list of decoder layers, in the whole model on the meta device, which costs no memory.
 
     Raises:
-        ModelError: the architecture cannot be built or cut.
+        ModelError: the architecture cannot be cut.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    except ValueError as error:
-        raise ModelError(f"{name} ({config.model_type}) cannot be built: {str(error)[:200]}") from error
+    with torch.device("meta"):
+        model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     count = config.num_hidden_layers
-    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count]
-    outermost = [path for path in lists if path.count(".") == min(other.count(".") for other in lists)]
+    lists = {
+        path: part for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == count
+    }
+    depth = min((path.count(".") for path in lists), default=0)
+    outermost = [path for path in lists if path.count(".") == depth]
     if len(outermost) != 1:
-        found = f"several lists of {count} modules ({', '.join(outermost)})" if lists else f"no list of {count} layers"
-        raise ModelError(f"{type(model).__name__} has {found}, so it cannot be cut.")
+        found = ", ".join(outermost) or "none"
+        raise ModelError(f"{name} cannot be cut: expected one list of its {count} layers, got {found}.")
+    kinds = {type(part) for part in lists[outermost[0]].modules()}
+    if counting := [kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)]:
+        raise ModelError(f"{name} cannot be cut: its {counting[0]} depends on how many layers there are.")
     return str(outermost[0])
 
 
@@ -222,7 +228,7 @@ def _explain_loading_error(name: str, error: Exception) -> str:
             return f"{name} has no {needed}. Expected a model as save_pretrained writes it."
     if not folder.is_dir():
         return explain_hub_error(name, error)
-    return f"{name} cannot be read: {said[:400]}. Fetch it again."
+    return f"{name} cannot be read: {said[:400]}"
 
 
 def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]) -> None:
@@ -242,31 +248,3 @@ def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found:
     ):
         if names:
             raise ModelError(f"{name} {what}: {list_first(sorted(names), 4)}. Fetch the checkpoint again.")
-
-
-def _finish(
-    name: str,
-    model: PreTrainedModel,
-    config: PretrainedConfig,
-    layers: tuple[int, ...],
-    layers_path: str,
-    device: str | torch.device,
-    fingerprint: dict[str, Any],
-) -> LoadedModel:
-    """The model ready to run; its fingerprint with the start of each first-layer tensor."""
-    digest = hashlib.sha256()
-    for key, tensor in sorted(model.get_submodule(f"{layers_path}.0").state_dict().items()):
-        digest.update(key.encode() + tensor.flatten()[:FINGERPRINT_VALUES].to(torch.float64).numpy().tobytes())
-    return LoadedModel(
-        name=name,
-        model=model.eval().requires_grad_(False).to(device),
-        config=config,
-        layers=layers,
-        layers_path=layers_path,
-        fingerprint=fingerprint
-        | {
-            "model_type": config.model_type,
-            "first_layer_sha256": digest.hexdigest(),
-            "dtype": str(model.dtype).removeprefix("torch."),
-        },
-    )

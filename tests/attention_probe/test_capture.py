@@ -12,7 +12,7 @@ from attention_probe.model.attention_function import ATTENTION
 from attention_probe.model.capture import TESTED, capture
 from attention_probe.model.load_first_layers import load_model
 from attention_probe.self_check import eager_error, identity_error, largest_difference
-from harness.errors import ModelError, PromptMismatchError
+from harness.errors import ModelError
 from tests.capture_errors import (
     ARCHITECTURES,
     LAYERS,
@@ -40,7 +40,7 @@ def qwen2():
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_curves_masses_and_entropies_are_those_of_eager_attention(model_type, padding):
     found = errors(model_type, padding)
-    assert set(found) >= {"column_mean", "visible_mean", "region_mass", "region_entropy"}
+    assert set(found) >= {"column_mean", "region_mass", "region_entropy"}
     assert found.pop("column_count") == found.pop("visible_count") == 0
     assert max(found.values()) < 1e-5, found
 
@@ -76,15 +76,6 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
         assert largest_error(eagers[layer].column_mean[:, 0], expected) < 1e-5
 
 
-@pytest.mark.parametrize("token", [VOCABULARY, -2])
-def test_tokens_of_another_vocabulary_are_refused_unless_they_are_padding(qwen2, token):
-    with pytest.raises(PromptMismatchError, match=f"Token id {token} is outside the vocabulary of tiny qwen2, 0 to 96"):
-        capture(qwen2, torch.tensor([[1, token]]))
-    ids, mask = torch.tensor([[3, 4, 5, token]]), torch.tensor([[1, 1, 1, 0]])
-    padded = capture(qwen2, ids, attention_mask=mask)[0].column_mean[..., :3]
-    assert largest_error(padded, capture(qwen2, ids[:, :3])[0].column_mean) < 1e-6
-
-
 @pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])
 def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
@@ -96,70 +87,26 @@ def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(lay
 def test_a_model_that_stays_with_other_attention_than_eager_is_refused():
     loaded = build("falcon")
     loaded.model = AutoModel.from_config(loaded.config, attn_implementation="sdpa")
-    with pytest.raises(
-        ModelError, match=r"FalconModel stays with sdpa attention when it is told to use eager, and what"
-    ):
+    with pytest.raises(ModelError, match="FalconModel stays with sdpa attention"):
         capture(loaded, prompts("none")[0])
-
-
-def damage(loaded, layer, projection, rows, value):
-    """The model with NaN, infinity or too large numbers in some rows of one projection."""
-    loaded.decoder_layers[layer].self_attn.get_submodule(projection).weight[rows] *= value
-    return loaded
 
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
-    ("layer", "projection", "value", "where", "cause"),
+    ("layer", "projection", "value", "where"),
     [
-        (
-            1,
-            "q_proj",
-            torch.nan,
-            r"layer 1 \(labelled Layer 2\), head index \[2\]",
-            r"layers\.1\.\S+q_proj.* holds NaN",
-        ),
-        (
-            0,
-            "k_proj",
-            torch.inf,
-            r"layer 0 \(labelled Layer 1\), head index \[4, 5\]",
-            r"layers\.0\.\S+k_proj",
-        ),
-        (
-            0,
-            "v_proj",
-            torch.nan,
-            # eager attention shows no values, so that they are only seen in the next layer's weights
-            (r"layer 0 .*, head index \[4, 5\]", r"layer 1 .*, head index \[0, 1, 2, 3, 4, 5\]"),
-            r"layers\.0\.\S+v_proj",
-        ),
-        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]", r"weights are finite: the computation overflows\."),
+        (1, "q_proj", torch.nan, r"layer 1 \(labelled Layer 2\), head index \[2\], in float32"),
+        (0, "k_proj", torch.inf, r"layer 0 \(labelled Layer 1\), head index \[4, 5\]"),
+        # eager attention shows no values, so that they are only seen in the next layer's weights
+        (0, "v_proj", torch.nan, r"layer (0 .*, head index \[4, 5\]|1 .*, head index \[0, 1, 2, 3, 4, 5\])"),
+        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]"),
     ],
 )
-def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where, cause, eager):
-    loaded = damage(build("qwen2"), layer, projection, slice(16, 24), value)
-    where = where if isinstance(where, str) else where[eager]
-    with pytest.raises(ModelError, match=rf"{where}\. In float32 its {cause}"):
+def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where, eager):
+    loaded = build("qwen2")
+    loaded.decoder_layers[layer].self_attn.get_submodule(projection).weight[16:24] *= value
+    with pytest.raises(ModelError, match=where):
         capture(loaded, prompts("none")[0], eager=eager)
-
-
-def test_what_overflows_in_float16_is_sent_to_float32():
-    loaded = damage(build("qwen2"), 0, "q_proj", slice(None), 1e6)
-    ids, _ = prompts("none")
-    assert capture(loaded, ids)[0].column_mean[..., :-1].isfinite().all()
-    loaded.model = loaded.model.to(torch.float16)
-    with pytest.raises(ModelError, match=r"In float16 its layers\.0\.\S+ holds NaN or infinity"):
-        capture(loaded, ids)
-
-
-def test_values_that_are_not_finite_are_refused_in_their_own_layer():
-    loaded = damage(build("qwen2"), 0, "v_proj", slice(0, 8), torch.nan)
-    ids, _ = prompts("none")
-    regions = torch.ones(2, 1, LENGTH, dtype=torch.bool)
-    for asked in ({}, {"key_regions": regions, "output_region": 0}):
-        with pytest.raises(ModelError, match=r"layer 0 \(labelled Layer 1\), head index \[0, 1\]"):
-            capture(loaded, ids, layers=[0], **asked)
 
 
 @pytest.mark.parametrize("region", [0, 1, 2])
@@ -209,15 +156,6 @@ def test_a_window_makes_visible_queries_fewer_than_later_ones():
     layer = ask(loaded, "none")[0]
     assert layer.column_count[0, 0, 0] == LENGTH - 1
     assert layer.visible_count[0, 0, 0] == 15
-    ratio = layer.visible_mean[0, 0, :, 0] / layer.column_mean[0, 0, :, 0]
-    assert torch.allclose(ratio, torch.full_like(ratio, (LENGTH - 1) / 15))
-
-
-def test_the_last_token_has_no_later_query(qwen2):
-    layer = ask(qwen2, "none")[2]
-    assert layer.column_mean[..., -1].isnan().all()
-    assert (layer.column_count[..., -1] == 0).all()
-    assert not layer.column_mean[..., :-3].isnan().any()
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "gpt2", "gpt_oss"])
@@ -262,11 +200,6 @@ def test_a_gap_in_positions_is_no_border_between_documents(qwen2):
     assert (mass[:, :, 10:] > 0).all()
 
 
-def test_eager_error_compares_both_paths(qwen2):
-    ids, mask = prompts("right")
-    assert 0 <= eager_error(qwen2, ids, attention_mask=mask) < 1e-5
-
-
 def test_eager_attention_is_not_compared_with_itself():
     assert eager_error(build("gptj", rotary_dim=8), prompts("none")[0]) is None
 
@@ -286,13 +219,6 @@ def test_the_pass_stops_after_the_last_layer_asked():
     ids, _ = prompts("none")
     capture(qwen2, ids, layers=[1])
     assert ran == ["attention 0", "mlp 0", "attention 1"]
-
-
-def test_layers_between_may_be_left_out(qwen2):
-    ids, _ = prompts("none")
-    some, every = capture(qwen2, ids, layers=[0, 2]), capture(qwen2, ids)
-    assert list(some.layers) == [0, 2]
-    assert largest_error(some[2].column_mean, every[2].column_mean) < 1e-6
 
 
 class LargestTensor(TorchDispatchMode):
@@ -360,11 +286,6 @@ def test_activations_of_other_architectures_are_those_of_each_token(model_type, 
     assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
 
 
-def test_a_mixture_of_experts_has_no_activations():
-    with pytest.raises(ModelError, match=r"a mixture of experts: leave out --activations"):
-        ask(build("gpt_oss"), "none", activations=True)
-
-
 def test_an_untested_architecture_is_attempted_and_says_so():
     loaded = build("olmo2")
     found = ask(loaded, "left")
@@ -372,10 +293,6 @@ def test_an_untested_architecture_is_attempted_and_says_so():
     assert "olmo2 is not among the tested architectures: only its self-check" in found.notices[0]
     ids, mask = prompts("left")
     assert eager_error(loaded, ids, attention_mask=mask) < 1e-5
-
-
-def test_a_tested_architecture_needs_no_notice(qwen2):
-    assert ask(qwen2, "none").notices == ()
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -390,7 +307,7 @@ def test_an_architecture_that_never_calls_ours_falls_back_to_eager(padding):
     later = torch.ones(LENGTH, LENGTH).tril(-1) * mask[:, None, :, None] * mask[:, None, None, :]
     expected = (weights * later).sum(-2) / later.sum(-2)
     assert largest_error(found[1].column_mean[:, 0], expected.masked_fill(mask[:, None] == 0, torch.nan)) < 1e-5
-    with pytest.raises(ModelError, match="attention outputs and values cannot be had"):
+    with pytest.raises(ModelError, match="leave out --decompose"):
         ask(loaded, padding, output_region=0)
 
 
@@ -403,33 +320,14 @@ def test_a_model_without_attention_weights_is_refused():
 def test_a_model_that_sees_later_tokens_is_refused():
     with pytest.raises(ModelError, match="lets tokens see later ones"):
         ask(build("gemma3_text", use_bidirectional_attention=True), "none")
-    with pytest.raises(
-        ModelError, match=r"gives weight to later tokens in layer index 0: expected none above the diag"
-    ):
+    with pytest.raises(ModelError, match="layer 0 gives weight to later tokens"):
         ask(build("gemma3_text", use_bidirectional_attention=True), "none", eager=True)
-
-
-def test_a_prompt_over_the_context_is_refused(qwen2):
-    with pytest.raises(PromptMismatchError, match="reaches position 129; tiny qwen2 has a context of 128 tokens"):
-        capture(qwen2, torch.ones(1, 129, dtype=torch.long))
-
-
-def test_shapes_that_do_not_fit_are_refused(qwen2):
-    ids, mask = prompts("none")
-    with pytest.raises(ValueError, match=r"query_sets must be boolean \[2, any, 45\]"):
-        capture(qwen2, ids, query_sets=mask.bool())
-    with pytest.raises(ValueError, match=r"attention_mask must be \[2, 45\]"):
-        capture(qwen2, ids, attention_mask=mask[:, 1:])
-    with pytest.raises(ValueError, match=r"Regions \[3\] are asked for, and there are 3"):
-        ask(qwen2, "none", output_region=3)
 
 
 def test_the_model_is_left_as_it_was(qwen2):
     ids, _ = prompts("none")
     before = qwen2.model.config._attn_implementation
     ask(qwen2, "none", activations=True)
-    with pytest.raises(PromptMismatchError):
-        capture(qwen2, torch.ones(1, 129, dtype=torch.long))
     assert qwen2.model.config._attn_implementation == before != ATTENTION
     assert not qwen2.decoder_layers[0].mlp.act_fn._forward_hooks
     assert qwen2.model(ids).last_hidden_state.shape == (2, LENGTH, 48)
