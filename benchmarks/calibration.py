@@ -30,10 +30,8 @@ from benchmarks import calibration_page, report
 from benchmarks.pooled_calibration import EXPERIMENTS as STUDIES
 from benchmarks.pooled_calibration import section, simulate_study, studies
 from benchmarks.runs import ROOT, say
-from harness.analysis.intervals import difference_bounds, score_statistic
-from harness.analysis.paired_tests import paired_test
 from harness.analysis.power import minimal_detectable_effect
-from harness.analysis.verdicts import equivalence_p, holm
+from harness.analysis.tests import difference_bounds, equivalence_p, holm, paired_test, score_statistic
 
 Floats = npt.NDArray[np.float64]
 Population = Literal["undecided", "beta", "skewed", "shared seeds", "blocks"]

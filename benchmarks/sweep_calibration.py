@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.runs import ROOT, say
-from harness.analysis.paired_tests import paired_test
 from harness.analysis.sweeps import trend
-from harness.analysis.verdicts import holm
+from harness.analysis.tests import holm, paired_test
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
 

@@ -87,6 +87,29 @@ COMPRESSION = 3
 """Preset of xz for a finished run: an eighth of the size in a second for 10 MB; the highest takes three for a tenth."""
 
 # Statistics
+ALPHA = 0.05
+"""Level of all tests; intervals are of level 1 - ALPHA, those of equivalence of 1 - 2 ALPHA."""
+POWER = 0.8
+"""With which a planned run should find a true difference: the usual one."""
+MARGIN = 1.0
+"""Equivalence margin in points, unless told: a gain below it would change no decision on a prompt."""
+SIGN_FLIP_DRAWS = 100_000
+"""Random sign flips where the exact distribution would be too long: p is then right to 0.1 points near ALPHA."""
+EXACT_SIGN_FLIPS = 20_000
+"""Differences that add up to at most this many samples have the exact distribution: it takes a second at most."""
+ROOT_GAP = 1e-12
+"""How far from an end, relatively, a root is looked for: at the end itself a weight would be infinite."""
+FEWEST_MODELS = 4
+"""Fewer models say nothing about new ones."""
+FEWEST_LENGTHS = 3
+"""Fewer lengths of a filler have no shape."""
+FEWEST_YARDSTICKS = 3
+"""Fewer rewordings or other fillers show no spread."""
+MODELS_HEEDED = 0.7
+"""From this share of the problems' part of the variance on, the models' part decides the degrees of freedom: with it
+4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md)."""
+BREAKS_FORMAT = 0.01
+"""A rewording that changes by this share of the samples how many can be graded is set apart."""
 
 # Display: tables, figures, report, progress
 

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis import comparison, pooled, reference, side_tables, sweeps
+from harness.analysis import comparison, controls, pooled, reference, sweeps
 from harness.experiment import config as runs
 from harness.experiment.conditions import Condition
 
@@ -52,7 +52,7 @@ TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": comparison.COLUMNS,
     "All models together (`pooled`)": pooled.COLUMNS,
     "Sweeps (`sweeps`)": sweeps.COLUMNS,
-    "What else changed (`mediators`)": side_tables.MEDIATORS,
+    "What else changed (`mediators`)": controls.MEDIATORS,
     "Published numbers (`reference.rows`)": reference.COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables

@@ -25,7 +25,7 @@ def plot_accuracy_bars(
     Args:
         axes: What to draw on.
         table: Rows with model, layout, condition, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `accuracy.accuracy_table`. Published accuracies have no interval (NaN) and are shown as they were given.
+            `outcomes.accuracy_table`. Published accuracies have no interval (NaN) and are shown as they were given.
         title: Above the axes.
         y_limits: Ends of the axis, which reaches farther where a bar or its interval does; 0 to 100 by default.
         font_size: Of the numbers on the bars, in points.

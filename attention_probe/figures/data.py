@@ -8,7 +8,7 @@ import pandas
 from attention_probe.analysis.curves import as_frame, average_curves, chosen_problems, shared_problems
 from attention_probe.figures.config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
-from harness.analysis.accuracy import accuracy_table
+from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference
 from harness.display.numbers import label
 from harness.errors import ConfigError
@@ -75,7 +75,7 @@ def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
-    """The accuracies that a figure's bars show: rows as of `accuracy.accuracy_table`.
+    """The accuracies that a figure's bars show: rows as of `outcomes.accuracy_table`.
 
     The column `reference` names the source of published numbers; it is missing where runs of ours are shown.
 

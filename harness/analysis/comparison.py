@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas
 
-from harness.analysis.accuracy import accuracy
-from harness.analysis.intervals import difference_bounds, hold_zero, score_interval
-from harness.analysis.paired_tests import count_flips, paired_test
-from harness.analysis.power import ALPHA, refuse_out_of_range
-from harness.analysis.sample_counts import IntArray, Outcomes, count_outcomes, refuse_unpaired
-from harness.analysis.verdicts import APART, EXPLORATORY, equivalence_p, judge
-from harness.analysis.yardsticks import find_broken, measure_yardsticks
-from harness.constants import DEFAULT_SEED
+from harness.analysis.controls import APART, find_broken, measure_yardsticks
+from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
+from harness.analysis.power import refuse_out_of_range
+from harness.analysis.tests import (
+    count_flips,
+    difference_bounds,
+    equivalence_p,
+    hold_zero,
+    holm,
+    paired_test,
+    score_interval,
+    verdict,
+)
+from harness.constants import ALPHA, DEFAULT_SEED, MARGIN
 from harness.errors import ComparisonError
 from harness.experiment.conditions import contrast_name, read_contrast
-
-MARGIN = 1.0
-"""Default of the equivalence margin, in points."""
 
 COLUMNS = {
     "model": "the model's label",
@@ -73,6 +76,9 @@ COLUMNS = {
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
 _NOISE = ("difference", "wrong_to_right", "right_to_wrong")
 """Columns that the second replicate of the baseline gets too, named `aa_...`."""
+
+Row = dict[str, Any]
+"""A row of `compare`. A row without a difference is a baseline."""
 
 
 def compare(
@@ -125,133 +131,161 @@ def compare(
         ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
         ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
     )
-    counted = count_outcomes(frame, by=by)
-    if primary is not None and by:
-        raise ComparisonError("primary: it is tested over all problems: expected no `by` beside it. Leave one out.")
-    pairs = {_row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
-    _refuse_unknown(counted, baseline, pairs.values(), yardsticks)
-    unnamed = {(model, _row_name(*read_contrast(name), baseline)) for model, name in left_out}
-    about = None if primary is None else _row_name(*read_contrast(primary), baseline)
-    if about is not None and about not in pairs:
-        raise ComparisonError(f"primary: expected one of the contrasts, got {primary}. Name it in contrasts too.")
-    broken = find_broken(frame, [name for name, kind in yardsticks.items() if kind == "rewording"], baseline=baseline)
-    rows: list[dict[str, Any]] = []
-    changes: list[IntArray | None] = []
-    for setting in dict.fromkeys(one.setting for one in counted):
-        here: dict[str, list[Outcomes]] = {}
-        for one in counted:
-            if one.setting == setting:
-                here.setdefault(one.condition, []).append(one)
-        first = {name: min(replicates, key=lambda one: one.replicate) for name, replicates in here.items()}
-        noise: dict[str, Any] = {}
-        if again := [one for one in here[baseline] if one is not first[baseline]]:
-            twice = min(again, key=lambda one: one.replicate)
-            refuse_unpaired(frame, first[baseline], twice)
-            found = _difference(first[baseline], twice, _generator(seed, twice))
-            noise = {f"aa_{name}": found[name] for name in _NOISE}
+    if primary is not None and (by or primary not in (contrasts or ())):
+        raise ComparisonError(f"primary: expected one of the contrasts, over all problems, got {primary}.")
+    settings = by_setting(count_outcomes(frame, by=by))
+    pairs = {row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
+    _refuse_unknown(settings, baseline, pairs.values(), yardsticks)
+    unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}
+    about = None if primary is None else row_name(*read_contrast(primary), baseline)
+    rewordings = [name for name, kind in yardsticks.items() if kind == "rewording"]
+    broken = find_broken(frame, rewordings, baseline=baseline)
+    rows: list[Row] = []
+    for setting, arms in settings.items():
+        noise: Row = {}
+        if again := arms[baseline][1:]:
+            noise = _compare_pair(arms[baseline][0], again[0], seed)
+            noise = {f"aa_{name}": noise[name] for name in _NOISE}
         table = []
-        for name, (condition, against) in ({name: (name, baseline) for name in here} | pairs).items():
-            if condition not in here or against not in here:
+        for name, (condition, against) in ({name: (name, baseline) for name in arms} | pairs).items():
+            if condition not in arms or against not in arms:
                 continue
-            new, old = first[condition], first[against]
-            row = {**dict(setting), "condition": name, "baseline": against, **accuracy(new, level=1 - alpha)}
-            row |= noise if against == baseline else {}
-            if (str(row["model"]), str(row["layout"]), name) in broken:
+            new, old = arms[condition][0], arms[against][0]
+            row = {**dict(setting), "condition": name, "baseline": against, "margin": margin}
+            row |= measure_accuracy(new, level=1 - alpha) | (noise if against == baseline else {})
+            model = str(row["model"])
+            if (model, str(row["layout"]), name) in broken:
                 row["verdict"] = APART
             if condition != against:
-                refuse_unpaired(frame, old, new)
-                row |= _difference(old, new, _generator(seed, new)) | _equivalence(old, new, margin=margin, alpha=alpha)
-                registered = (str(row["model"]), name) not in unnamed
-                row |= {"primary": name == about and registered} | ({} if registered else {"verdict": EXPLORATORY})
-            changes.append(None if condition == against else new.right - old.right)
-            table.append({**row, "margin": margin})
-        measure_yardsticks(
-            table, {name: one.right / one.samples for name, one in first.items()}, yardsticks, baseline=baseline
-        )
+                registered = (model, name) not in unnamed
+                row |= _compare_pair(old, new, seed) | _equivalence(old, new, margin=margin, alpha=alpha)
+                row |= {"primary": name == about and registered} | ({} if registered else {"verdict": "exploratory"})
+            table.append(row)
+        scores = {name: one.right / one.samples for name, (one, *_) in arms.items()}
+        measure_yardsticks(table, scores, yardsticks, baseline=baseline)
         rows += table
-    judge(
-        rows,
-        family=None if contrasts is None else pairs,
-        primary=about,
-        yardsticks=yardsticks,
-        behind=behind,
-        alpha=alpha,
-    )
-    for row, change in zip(rows, changes, strict=True):
-        if change is not None:
-            row |= _interval(row, change, alpha=alpha)
-    model, layout, *others = COLUMNS
-    columns = [model, layout, *by, *others]
-    return pandas.DataFrame(rows, columns=columns).astype(
+    family = None if contrasts is None else pairs
+    judge(rows, family=family, primary=about, yardsticks=yardsticks, behind=behind, alpha=alpha)
+    for row in rows:
+        if "changes" in row:
+            row |= _interval(row, alpha=alpha)
+    model_column, layout_column, *others = COLUMNS
+    return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
     )
 
 
-def _row_name(condition: str, against: str, baseline: str) -> str:
+def row_name(condition: str, against: str, baseline: str) -> str:
     """What stands under `condition`: the condition where it is compared with the baseline, else the contrast."""
     return condition if against == baseline else contrast_name(condition, against)
 
 
-def _generator(seed: int, one: Outcomes) -> np.random.Generator:
-    """A random generator for one row, seeded with the row's names."""
-    digest = hashlib.sha256(f"{seed}, {one.name}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest))
+def judge(
+    rows: Sequence[Row],
+    *,
+    family: Collection[str] | None,
+    primary: str | None,
+    yardsticks: Mapping[str, str],
+    behind: Mapping[str, float],
+    alpha: float,
+) -> None:
+    """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
+
+    The chance that a table calls anything better or worse by mistake is at most alpha. Without a primary contrast all
+    tests share it. With one, every model and layout has an equal share; there the primary contrast is tested first,
+    with the whole share, and the others can only be found if it is.
+
+    Args:
+        rows: All rows of a table.
+        family: Rows to test, by what stands under `condition`, named before the run; all others are exploratory. None
+            if none were named; then all are tested.
+        primary: The one of the family that the run is about, if any.
+        yardsticks: Conditions that are not tested, with the kind of each.
+        behind: By layout, the p-value of the pooled primary contrast, which is tested before all of these. Empty if
+            none is.
+        alpha: Level of the verdicts.
+
+    Source:
+        Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares: Bonferroni.
+    """
+    settings: dict[Any, list[Row]] = {}
+    for row in rows:
+        if "difference" not in row:
+            row["verdict"] = "baseline"
+            continue
+        kind = row.get("verdict") or yardsticks.get(row["condition"])
+        if kind is None and family is not None and row["condition"] not in family:
+            kind = "exploratory"
+        if kind:
+            row |= {"family": kind, "verdict": kind}
+        else:
+            row["family"] = "all" if family is None else "registered"
+            settings.setdefault((row["model"], row["layout"]) if primary else None, []).append(row)
+    for tested in settings.values():
+        gate = behind.get(str(tested[0]["layout"]), 0.0)
+        first = [row for row in tested if row["condition"] == primary]
+        for step in (first, [row for row in tested if row["condition"] != primary]):
+            adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))
+            for row, p in zip(step, adjusted.tolist(), strict=True):
+                word = verdict(p, row["difference"], within_margin=row["within_margin"], alpha=alpha)
+                row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
+                gate = p if row["condition"] == primary else gate
 
 
-def _difference(old: Outcomes, new: Outcomes, rng: np.random.Generator) -> dict[str, Any]:
+def _compare_pair(old: Outcomes, new: Outcomes, seed: int) -> Row:
+    """A condition against another. Random flips, if they are needed, depend on the seed and the new one's name."""
+    refuse_unpaired(old, new)
+    digest = hashlib.sha256(f"{seed}, {new.name}".encode()).digest()
     changes = new.right - old.right
-    up, down = int((changes > 0).sum()), int((changes < 0).sum())
     flips = count_flips(old.right, new.right, k=old.k)
     return {
+        "changes": changes,
         "difference": 100 * float(changes.mean()) / old.k,
         "wrong_to_right": flips.wrong_to_right,
         "right_to_wrong": flips.right_to_wrong,
         "discordance": 100 * flips.discordance,
-        "problems_up": up,
-        "problems_down": down,
+        "problems_up": int((changes > 0).sum()),
+        "problems_down": int((changes < 0).sum()),
         "test": "mcnemar" if old.k == 1 else "sign-flip and score",
-        "p": paired_test(changes, old.k, rng=rng),
+        "p": paired_test(changes, old.k, rng=np.random.default_rng(int.from_bytes(digest))),
     }
 
 
-def _equivalence(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> dict[str, Any]:
+def _equivalence(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> Row:
     changes = new.right - old.right
     means, bounds = changes / old.k, difference_bounds(changes, old.k)
     low, high = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
-    within = equivalence_p(means, margin / 100, bounds=bounds)
+    p = equivalence_p(means, margin / 100, bounds=bounds)
     return {
         "equivalence_low": 100 * low,
         "equivalence_high": 100 * high,
-        "equivalence_p": within,
-        "within_margin": within < alpha,
+        "equivalence_p": p,
+        "within_margin": p < alpha,
     }
 
 
-def _interval(row: Mapping[str, Any], changes: IntArray, *, alpha: float) -> dict[str, Any]:
+def _interval(row: Row, *, alpha: float) -> Row:
     """The interval of a judged row. One without a test is of level 1 - alpha, and is left as it is."""
-    k, tests = row["k"], row.get("tests", 1)
-    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - alpha / tests)
+    changes, k = row["changes"], row["k"]
+    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - alpha / row.get("tests", 1))
     if "tests" in row:
         ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < alpha)
     return {"low": 100 * ends[0], "high": 100 * ends[1]}
 
 
 def _refuse_unknown(
-    counted: Sequence[Outcomes], baseline: str, contrasts: Collection[tuple[str, str]], yardsticks: Collection[str]
+    settings: Mapping[Setting, Mapping[str, Any]],
+    baseline: str,
+    contrasts: Iterable[tuple[str, str]],
+    yardsticks: Collection[str],
 ) -> None:
-    for setting in dict.fromkeys(one.setting for one in counted):
-        names = dict.fromkeys(one.condition for one in counted if one.setting == setting)
-        if baseline not in names:
+    for setting, arms in settings.items():
+        if baseline not in arms:
             where = ", ".join(f"{column} {value}" for column, value in setting)
-            raise ComparisonError(
-                f"{where}: there is no baseline condition {baseline!r} to compare with: expected it among the "
-                f"conditions, got {', '.join(names)}. Run it too, or name another baseline."
-            )
-    known = list(dict.fromkeys(one.condition for one in counted))
-    for role, named in (("contrasts", [name for pair in contrasts for name in pair]), ("yardsticks", [*yardsticks])):
-        if unknown := [name for name in named if name not in known]:
-            raise ComparisonError(f"{role}: expected some of the conditions {', '.join(known)}, got {unknown[0]}.")
-        if role == "contrasts" and (both := [name for name in yardsticks if name in named]):
-            raise ComparisonError(f"contrasts: {both[0]} is a yardstick, which is not tested. Leave it out.")
-    if baseline in yardsticks:
-        raise ComparisonError(f"yardsticks: {baseline} is the baseline, and cannot be held against itself.")
+            raise ComparisonError(f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}.")
+    known = {name for arms in settings.values() for name in arms}
+    tested = [name for pair in contrasts for name in pair]
+    if unknown := [name for name in (*tested, *yardsticks) if name not in known]:
+        raise ComparisonError(f"{unknown[0]}: expected one of the conditions {', '.join(sorted(known))}.")
+    if both := [name for name in (baseline, *tested) if name in yardsticks]:
+        raise ComparisonError(f"{both[0]} is a yardstick, which others are held against. It is not tested.")

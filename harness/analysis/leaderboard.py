@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness.constants import DEFAULT_SEED
+import pandas
+
+from harness.analysis.comparison import compare, row_name
+from harness.analysis.controls import audit_table, mediator_table
+from harness.analysis.outcomes import count_outcomes
+from harness.analysis.pooled import pool
+from harness.analysis.sweeps import find_sweeps, sweep_table
+from harness.constants import DEFAULT_SEED, MARGIN
 from harness.experiment.conditions import BASELINE, read_contrast
-from harness.runs.comparable import join, refuse_one_task
+from harness.runs.comparable import join
 from harness.runs.run import Run
 from harness.runs.sample_frame import read_factors
 
-if TYPE_CHECKING:
-    import pandas
-
 SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
-TASKS_SCHEMA = "mless-tasks/1"
-"""The same of `tasks_as_json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class Leaderboard:
 
     Attributes:
         comparison: `analysis.compare`.
-        mediators: `side_tables.mediator_table`.
-        audit: `side_tables.audit_table`.
+        mediators: `controls.mediator_table`.
+        audit: `controls.audit_table`.
         pooled: `pooled.pool`: one effect over all models, of each contrast. Empty for one model.
         sweeps: `sweeps.sweep_table`. Empty where no filler was run in several lengths.
         study: The study that all runs were registered in, if they are of one.
@@ -101,28 +103,28 @@ def make_leaderboard(
     Raises:
         ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
     """
-    from harness.analysis.comparison import MARGIN, compare
-    from harness.analysis.pooled import pool
-    from harness.analysis.sample_counts import count_outcomes
-    from harness.analysis.side_tables import audit_table, mediator_table
-    from harness.analysis.sweeps import find_sweeps, sweep_table
-
     frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    yardsticks = _yardsticks(runs, baseline)
+    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
+    there = set().union(*map(_conditions, runs))
+    yardsticks = {name: kind for name, kind in named.items() if name in there and name != baseline}
     if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
     contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
     study = None if primary is None else _study(runs)
+    pairs = {str(name): (str(name), baseline) for name in frame["condition"].unique()}
+    pairs = {name: pair for name, pair in pairs.items() if name not in (baseline, *yardsticks)}
+    pairs |= {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
+    whole = primary is not None and study is not None and not study.missing
     factors = join_factors(runs)
-    swept = not by and bool(find_sweeps(factors))
     models = frame["model"].nunique()
-    counted = count_outcomes(frame) if swept or (models > 1 and not by) else []
+    swept, several = not by and bool(find_sweeps(factors)), not by and models > 1
+    counted = count_outcomes(frame) if swept or several else []
     pooled = pool(
-        counted if models > 1 else [],
-        _pairs(frame["condition"].unique(), contrasts, baseline, yardsticks),
-        registered=_pooled_name(primary, baseline) if study and not study.missing else None,
+        counted if several else [],
+        pairs,
+        registered=row_name(*read_contrast(primary), baseline) if primary and whole else None,
         models=models,
     )
     first = pooled[pooled["registered"]]
@@ -160,27 +162,6 @@ def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
 
-def pool_tasks(groups: Sequence[Sequence[Run]], *, baseline: str = "wo") -> pandas.DataFrame:
-    """One effect over several tasks and all their models, as `pooled.pool` gives it; always exploratory.
-
-    Args:
-        groups: The runs of each task, as `comparable.by_table` groups them.
-        baseline: The condition that others are compared with.
-
-    Raises:
-        ComparisonError: two groups have problems in common, or runs under one label differ in more than the task.
-    """
-    from harness.analysis.pooled import join_tasks, pool
-    from harness.analysis.sample_counts import count_outcomes
-
-    refuse_one_task(groups)
-    runs = [one for group in groups for one in group]
-    joined = join_tasks({str(place): count_outcomes(join(group)) for place, group in enumerate(groups)})
-    conditions = dict.fromkeys(one.condition for one in joined)
-    contrasts, _ = _registered(runs) if baseline == BASELINE else (None, None)
-    return pool(joined, _pairs(conditions, contrasts, baseline, _yardsticks(runs, baseline)), fewest=1)
-
-
 def task_name(facts: Iterable[Mapping[str, Any]]) -> str:
     """What a table's task is called: its dataset's name or, where that is not known, the hash of its problems.
 
@@ -189,29 +170,6 @@ def task_name(facts: Iterable[Mapping[str, Any]]) -> str:
     """
     names = (one.get("dataset_name") or (one.get("dataset") or "")[:8] for one in facts)
     return next(filter(None, names), "a dataset without a name")
-
-
-def _yardsticks(runs: Sequence[Run], baseline: str) -> dict[str, str]:
-    """Conditions of the runs that others are held against, with the kind of each."""
-    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
-    there = {str(name) for one in runs for name in one.frame["condition"].unique()}
-    return {name: kind for name, kind in named.items() if name in there and name != baseline}
-
-
-def _pairs(
-    conditions: Iterable[Any], contrasts: Collection[str] | None, baseline: str, yardsticks: Collection[str]
-) -> dict[str, tuple[str, str]]:
-    """What stands under `condition` in a pooled table, with the condition and what it is compared with."""
-    pairs = {str(name): (str(name), baseline) for name in conditions if name not in (baseline, *yardsticks)}
-    return pairs | {name: pair for name in contrasts or () if (pair := read_contrast(name))[1] != baseline}
-
-
-def _pooled_name(primary: str | None, baseline: str) -> str | None:
-    """What the primary contrast is called in a pooled table."""
-    if primary is None:
-        return None
-    condition, against = read_contrast(primary)
-    return condition if against == baseline else primary
 
 
 def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
@@ -256,49 +214,31 @@ def _study(runs: Sequence[Run]) -> Study | None:
 
 def as_json(board: Leaderboard, **more: Any) -> str:
     """All tables as JSON in ASCII, and further ones from `more`. docs/tables.md has the schema."""
-    return _dump(
-        {
-            "schema": SCHEMA,
-            "baseline": board.baseline,
-            "contrasts": board.contrasts,
-            "primary": board.primary,
-            "by": board.by,
-            "seed": board.seed,
-            "rows": records(board.comparison),
-            "mediators": records(board.mediators),
-            "audit": records(board.audit),
-            "pooled": records(board.pooled),
-            **({"sweeps": records(board.sweeps)} if len(board.sweeps) else {}),
-            **more,
-            "receipt": board.receipt,
-        }
-    )
-
-
-def tasks_as_json(pooled: pandas.DataFrame, tasks: Sequence[str], baseline: str) -> str:
-    """One effect over several tasks as JSON in ASCII. It follows the tasks' tables."""
-    return _dump({"schema": TASKS_SCHEMA, "tasks": tasks, "baseline": baseline, "pooled": records(pooled)})
-
-
-def _dump(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, allow_nan=False, default=_plain)
+    values = {
+        "schema": SCHEMA,
+        "baseline": board.baseline,
+        "contrasts": board.contrasts,
+        "primary": board.primary,
+        "by": board.by,
+        "seed": board.seed,
+        "rows": records(board.comparison),
+        "mediators": records(board.mediators),
+        "audit": records(board.audit),
+        "pooled": records(board.pooled),
+        **({"sweeps": records(board.sweeps)} if len(board.sweeps) else {}),
+        **more,
+        "receipt": board.receipt,
+    }
+    return json.dumps(values, indent=2, allow_nan=False, default=str)
 
 
 def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
     """One table as CSV with words in quotes. The receipt follows in lines that begin with `#`, as no row does."""
-    notes = [f"# {json.dumps(entry, sort_keys=True, default=_plain)}" for entry in board.receipt]
+    notes = [f"# {json.dumps(entry, sort_keys=True, default=str)}" for entry in board.receipt]
     return "\n".join([table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n"), *notes])
 
 
 def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
     """Rows as mappings, with None for missing values."""
-    rows, missing = frame.to_dict("records"), frame.isna().to_dict("records")
-    return [
-        {str(name): None if gone[name] else value for name, value in row.items()}
-        for row, gone in zip(rows, missing, strict=True)
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """A numpy number as a Python number."""
-    return value.item() if hasattr(value, "item") else str(value)
+    plain: Any = frame.astype(object)
+    return list(plain.where(frame.notna(), None).to_dict("records"))

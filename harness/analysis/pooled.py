@@ -1,4 +1,4 @@
-"""One effect over several models and tasks: of these models on new problems, and of new models.
+"""One effect over several models: of these models on new problems, and of new models.
 
 Four models that each gain three points may be four times "inconclusive" and plain together. Two questions hide in "the
 effect over models", and a table answers both:
@@ -6,37 +6,21 @@ effect over models", and a table answers both:
 - These models, new problems. A problem's difference is averaged over the models, and tested as one model's is:
   models that were asked the same problems are no independent witnesses.
 - New models, new problems. The models are a sample too. Models and problems are crossed random effects.
-
-Several tasks are pooled as one that has all their problems: each problem counts alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.intervals import difference_bounds, hold_zero, score_interval
-from harness.analysis.paired_tests import paired_test
-from harness.analysis.power import ALPHA
-from harness.analysis.verdicts import EXPLORATORY, verdict
-
-if TYPE_CHECKING:
-    import pandas
-
-    from harness.analysis.sample_counts import Outcomes
-
-IntArray = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-FEWEST = 4
-"""Fewer models say nothing about new ones."""
-HEED = 0.7
-"""From this share of the problems' part of the variance on, the models' part decides the degrees of freedom."""
+from harness.analysis.outcomes import Outcomes, by_setting
+from harness.analysis.tests import Floats, Integers, difference_bounds, hold_zero, paired_test, score_interval, verdict
+from harness.constants import ALPHA, FEWEST_MODELS, MODELS_HEEDED
 
 COLUMNS = {
     "layout": "how instruction, filler and problem make a prompt",
@@ -60,49 +44,41 @@ COLUMNS = {
 
 
 def pool(
-    counted: Sequence[Outcomes],
+    counted: Iterable[Outcomes],
     contrasts: Mapping[str, tuple[str, str]],
     *,
     registered: str | None = None,
     models: int = 0,
-    fewest: int = 2,
     alpha: float = ALPHA,
 ) -> pandas.DataFrame:
-    """The pooled effect of every contrast that enough models have, in each layout: the columns of `COLUMNS`.
+    """The pooled effect of every contrast that two models have, in each layout: the columns of `COLUMNS`.
 
     Args:
-        counted: Of all models, as `sample_counts.count_outcomes` gives them, not split any further.
+        counted: Of all models, as `outcomes.count_outcomes` gives them, not split any further.
         contrasts: What stands under `condition`, with the condition and what it is compared with.
         registered: The one that was named before any of the runs. It is only tested if all models of the study have
             it in every layout, over the same problems. Layouts share alpha.
         models: How many the study has.
-        fewest: How many models are enough.
         alpha: Level of the tests; intervals are of level 1 - alpha.
     """
-    import pandas
-
-    arms: dict[str, dict[str, dict[str, Outcomes]]] = {}
-    for one in counted:
-        if not one.replicate:
-            (_, model), (_, layout) = one.setting
-            arms.setdefault(str(layout), {}).setdefault(str(model), {})[one.condition] = one
-    rows = []
+    layouts: dict[str, list[dict[str, Outcomes]]] = {}
+    for (_, (_, layout)), arms in by_setting(counted).items():
+        layouts.setdefault(str(layout), []).append({name: one for name, (one, *_) in arms.items()})
     sides = {
-        (layout, name): [
-            (had[baseline], had[condition]) for had in by_model.values() if {condition, baseline} <= had.keys()
-        ]
-        for layout, by_model in arms.items()
+        (layout, name): [(arms[baseline], arms[condition]) for arms in every if {condition, baseline} <= arms.keys()]
+        for layout, every in layouts.items()
         for name, (condition, baseline) in contrasts.items()
     }
-    whole = [sides[layout, registered] for layout in arms] if registered is not None else []
-    complete = bool(whole) and all(
-        len(both) == models and len({tuple(old.problem_ids.tolist()) for old, _ in both}) == 1 for both in whole
+    complete = registered is not None and all(
+        len(both) == models and len({tuple(old.problem_ids.tolist()) for old, _ in both}) == 1
+        for (_, name), both in sides.items()
+        if name == registered
     )
+    rows = []
     for (layout, name), both in sides.items():
-        if len(both) < fewest or not all(_are_paired(*pair) for pair in both):  # which `compare` refuses
-            continue
-        shared = set.intersection(*(set(old.problem_ids.tolist()) for old, _ in both))
-        if not shared:
+        problems = [set(old.problem_ids.tolist()) for old, _ in both]
+        paired = all(old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both)
+        if len(both) < 2 or not (shared := set.intersection(*problems)) or not paired:  # which `compare` refuses
             continue
         changes = [
             ((new.right - old.right)[[problem in shared for problem in old.problem_ids.tolist()]], old.k)
@@ -110,10 +86,10 @@ def pool(
         ]
         is_registered = complete and name == registered
         row: dict[str, Any] = {"layout": layout, "condition": name, "baseline": contrasts[name][1]}
-        row |= pool_changes(changes, level=1 - alpha / len(arms), passes=is_registered)
-        row |= {"registered": is_registered, "verdict": EXPLORATORY}
+        row |= pool_changes(changes, level=1 - alpha / len(layouts), passes=is_registered)
+        row |= {"registered": is_registered, "verdict": "exploratory"}
         if is_registered:
-            row["p_adjusted"] = min(1.0, len(arms) * row["p"])
+            row["p_adjusted"] = min(1.0, len(layouts) * row["p"])
             row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=False, alpha=alpha)
         rows.append(row)
     return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
@@ -121,47 +97,8 @@ def pool(
     )
 
 
-def join_tasks(counted: Mapping[str, Sequence[Outcomes]]) -> list[Outcomes]:
-    """The outcomes of several tasks as those of one task with all their problems, which `pool` takes.
-
-    A condition that a model lacks in one of the tasks is left out, and so are replicates. Where tasks have other
-    numbers of samples a problem, each problem still counts alike.
-
-    Args:
-        counted: Of each task, as `sample_counts.count_outcomes` gives them.
-    """
-    from harness.analysis.sample_counts import Outcomes
-
-    parts: dict[tuple[Any, str], dict[str, Outcomes]] = {}
-    for task, outcomes in counted.items():
-        for one in outcomes:
-            if not one.replicate:
-                setting = tuple((column, str(value)) for column, value in one.setting)
-                parts.setdefault((setting, one.condition), {})[task] = one
-    joined = []
-    for (setting, condition), by_task in parts.items():
-        if by_task.keys() != counted.keys():
-            continue
-        k = math.lcm(*(one.k for one in by_task.values()))
-        joined.append(
-            Outcomes(
-                setting=setting,
-                condition=condition,
-                replicate=0,
-                problem_ids=np.array([f"{task}/{name}" for task, one in by_task.items() for name in one.problem_ids]),
-                right=np.concatenate([one.right * (k // one.k) for one in by_task.values()]),
-                samples=np.concatenate([one.samples * (k // one.k) for one in by_task.values()]),
-            )
-        )
-    return joined
-
-
-def _are_paired(old: Outcomes, new: Outcomes) -> bool:
-    return old.k == new.k and old.problem_ids.tolist() == new.problem_ids.tolist()
-
-
 def pool_changes(
-    changes: Sequence[tuple[IntArray, int]], *, level: float = 1 - ALPHA, passes: bool = True, seed: int = 0
+    changes: Sequence[tuple[Integers, int]], *, level: float = 1 - ALPHA, passes: bool = True
 ) -> dict[str, Any]:
     """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
 
@@ -170,17 +107,16 @@ def pool_changes(
             its samples a problem.
         level: Of the intervals.
         passes: Whether the first interval leaves 0 out exactly where p is below 1 - level, as beside a verdict.
-        seed: Of random sign flips, which only very many samples need.
     """
     per = math.lcm(*(k for _, k in changes))
     total = np.sum([change * (per // k) for change, k in changes], axis=0)
     whole = per * len(changes)
-    p = paired_test(total, whole, rng=np.random.default_rng(seed))
+    p = paired_test(total, whole, rng=np.random.default_rng(0))
     ends = score_interval(total / whole, bounds=difference_bounds(total, whole), level=level)
     difference = float(total.mean()) / whole
     low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
-    if len(changes) >= FEWEST:
+    if len(changes) >= FEWEST_MODELS:
         row |= estimate_new_models(np.array([change / k for change, k in changes]), alpha=1 - level)
         # what a score interval knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
@@ -196,7 +132,7 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
     both count: the mean squares of a two-way table without replication. Its degrees of freedom are Satterthwaite's.
     It is never less than either part alone. Few models may lie close together by luck, and Satterthwaite then trusts
     the problems too much. So there are at most as many degrees of freedom as models less one, as soon as their part
-    counts; with `HEED` 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md).
+    counts; with `MODELS_HEEDED` 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md).
 
     Args:
         effects: [model, problem] Each problem's difference under each model.
@@ -223,7 +159,7 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
     for part, degrees in zip(parts[:2], freedoms[:2], strict=True):
         if part > variance:
             variance, freedom = float(part), float(degrees)
-    if parts[0] > HEED * parts[1]:
+    if parts[0] > MODELS_HEEDED * parts[1]:
         freedom = min(freedom, m - 1)
     if variance == 0:
         return {"new_low": mean, "new_high": mean, "new_p": float(mean == 0)}

@@ -9,11 +9,9 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import bdtr, ndtr, ndtri
 
-from harness.analysis.paired_tests import binomial_chances
+from harness.analysis.tests import binomial_chances
+from harness.constants import ALPHA, POWER
 from harness.errors import ComparisonError
-
-ALPHA = 0.05
-POWER = 0.8
 
 
 def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, alpha: float = ALPHA) -> float:
@@ -53,8 +51,7 @@ def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, al
     size = abs(effect)
     if size > discordance:
         raise ComparisonError(
-            f"An effect of {100 * size:g} points cannot come from a discordance of {100 * discordance:g} percent: "
-            "expected one no greater. Give a smaller effect or a greater discordance."
+            f"An effect of {100 * size:g} points cannot come from a discordance of {100 * discordance:g} percent."
         )
     return _mcnemar_power(size, n, discordance, alpha) if k == 1 else _mean_power(size, n, k, discordance, alpha)
 
@@ -124,4 +121,4 @@ def refuse_out_of_range(*wants: tuple[str, float, bool, str]) -> None:
     """
     for name, value, holds, wanted in wants:
         if not holds:
-            raise ComparisonError(f"{name}: expected {wanted}, got {value}. Change it and ask again.")
+            raise ComparisonError(f"{name}: expected {wanted}, got {value}.")

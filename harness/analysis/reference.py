@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from scipy.special import ndtri
 
 from harness import resources
-from harness.analysis.power import ALPHA
+from harness.constants import ALPHA
 from harness.errors import ConfigError
 from harness.experiment.conditions import BASELINE
 from harness.yaml_settings import Strict, explain, parse_yaml
@@ -121,7 +121,7 @@ def reference_table(
 
     Args:
         comparison: `analysis.compare`, not split any further.
-        audit: `side_tables.audit_table`, for the study's own rule.
+        audit: `controls.audit_table`, for the study's own rule.
         reference: The published numbers.
         frame: Our samples, one row each.
         receipts: Our runs' facts, as of `run.Run`.

@@ -6,26 +6,17 @@ Many arms are many chances to find something by luck. So one question is asked o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas
 from scipy.stats import multivariate_normal
 
-from harness.analysis.intervals import difference_bounds, score_interval, score_statistic
-from harness.analysis.power import ALPHA
-from harness.analysis.verdicts import holm
-
-if TYPE_CHECKING:
-    import pandas
-
-    from harness.analysis.sample_counts import Outcomes
-
-Floats = npt.NDArray[np.float64]
-
-FEWEST = 3
-"""Fewer lengths have no shape."""
+from harness.analysis.outcomes import Outcomes, by_setting
+from harness.analysis.tests import Floats, difference_bounds, holm, score_interval, score_statistic
+from harness.constants import ALPHA, FEWEST_LENGTHS
 
 COLUMNS = {
     "model": "the model's label",
@@ -47,46 +38,39 @@ COLUMNS = {
 
 
 def sweep_table(
-    counted: Sequence[Outcomes],
-    factors: Mapping[str, Mapping[str, Any]],
-    *,
-    baseline: str,
-    alpha: float = ALPHA,
+    counted: Iterable[Outcomes], factors: Mapping[str, Mapping[str, Any]], *, baseline: str, alpha: float = ALPHA
 ) -> pandas.DataFrame:
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
     Args:
-        counted: As `sample_counts.count_outcomes` gives them, not split any further.
+        counted: As `outcomes.count_outcomes` gives them, not split any further.
         factors: Of each condition, as of `Condition.factors`.
         baseline: What the lengths are compared with.
         alpha: Level of the intervals, and of the shape that is named.
     """
-    import pandas
-
     rows: list[dict[str, Any]] = []
-    first = {(one.setting, one.condition): one for one in counted if one.replicate == 0}
-    for setting in dict.fromkeys(one.setting for one in counted):
-        old = first.get((setting, baseline))
-        for (filler, placement, words), lengths in group_lengths(factors).items():
-            arms = {
-                length: first[setting, name]
-                for length, name in lengths.items()
-                if length and name != baseline and (setting, name) in first
-            }
-            if old is None or len(arms) < FEWEST:
+    for setting, arms in by_setting(counted).items():
+        shares = {name: one.right / one.samples for name, (one, *_) in arms.items()}
+        for group, by_length in group_lengths(factors).items():
+            there = [length for length, name in by_length.items() if length and name != baseline and name in arms]
+            if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
-            changes = np.column_stack([arm.right / arm.samples - old.right / old.samples for arm in arms.values()])
+            changes = np.column_stack([shares[by_length[length]] - shares[baseline] for length in there])
+            mean = changes.mean(axis=1)
+            low, high = score_interval(mean, bounds=difference_bounds(mean, 1), level=1 - alpha)
+            shape, p = trend(changes)
             rows.append(
                 {
                     **dict(setting),
-                    "filler": filler,
-                    "placement": placement,
-                    "words": words,
-                    "lengths": " ".join(map(str, arms)),
+                    **dict(zip(("filler", "placement", "words"), group, strict=True)),
+                    "lengths": " ".join(map(str, there)),
                     "n": len(changes),
-                    **_in_points(changes.mean(axis=1), alpha),
-                    **dict(zip(("shape", "p"), trend(changes), strict=True)),
-                    "best": list(arms)[int(changes.mean(axis=0).argmax())],
+                    "difference": 100 * float(mean.mean()),
+                    "low": 100 * low,
+                    "high": 100 * high,
+                    "shape": shape,
+                    "p": p,
+                    "best": there[int(changes.mean(axis=0).argmax())],
                 }
             )
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
@@ -143,12 +127,8 @@ def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:
     """The chance that the larger of two normal statistics, correlated as these values are, lies so far from 0."""
     if not first.any() or not math.isfinite(statistic):
         return 1.0 if not first.any() else 0.0
+
     together = float(np.corrcoef(first, second)[0, 1])
     joint = multivariate_normal(cov=[[1, together], [together, 1]], allow_singular=True)
     inside = joint.cdf([statistic, statistic], lower_limit=[-statistic, -statistic])
     return float(min(1.0, max(0.0, 1 - inside)))
-
-
-def _in_points(values: Floats, alpha: float) -> dict[str, float]:
-    low, high = score_interval(values, bounds=difference_bounds(values, 1), level=1 - alpha)
-    return {"difference": 100 * float(values.mean()), "low": 100 * low, "high": 100 * high}

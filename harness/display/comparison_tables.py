@@ -6,10 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.controls import APART
 from harness.analysis.leaderboard import Leaderboard, records
-from harness.analysis.power import ALPHA
-from harness.analysis.verdicts import APART
-from harness.analysis.yardsticks import FEWEST
+from harness.constants import ALPHA, FEWEST_YARDSTICKS
 from harness.display.grid import (
     Cell,
     Column,
@@ -196,7 +195,7 @@ def _about_yardsticks(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
     for kind, column in (("rewording", "wordings"), ("other filler", "fillers")):
         there = sum(name == kind for name in board.yardsticks.values())
         if there and all(row[column] is None for row in rows):
-            notes.append(f"{there} {plural(kind, there)}: too few to show a spread, which takes {FEWEST}.")
+            notes.append(f"{there} {plural(kind, there)}: too few to show a spread, which takes {FEWEST_YARDSTICKS}.")
     return notes
 
 

@@ -8,7 +8,8 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.analysis.power import ALPHA, POWER, minimal_detectable_effect
+from harness.analysis.power import minimal_detectable_effect
+from harness.constants import ALPHA, POWER
 from harness.display.forecast import find_speed
 from harness.display.table_formats import align, fold
 from harness.experiment.chat_template import template_switches

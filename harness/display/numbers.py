@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.analysis.power import ALPHA
-from harness.analysis.verdicts import fewest_problems
+from harness.analysis.tests import fewest_problems
+from harness.constants import ALPHA
 
 NONE = "\N{EN DASH}"
 """Shown for a missing value."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.leaderboard import Leaderboard, Study, records
-from harness.analysis.pooled import FEWEST
+from harness.constants import FEWEST_MODELS
 from harness.display.comparison_tables import heading, without_yardsticks
 from harness.display.grid import Cell, Column, Grid, Row, make_grid, number_column, row_column, word_column
 from harness.display.numbers import (
@@ -92,8 +92,8 @@ def mediator_grid(board: Leaderboard) -> Grid:
     )
 
 
-def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[str] = ()) -> Grid | None:
-    """One effect over all models, and over these tasks if any are named, of each contrast; None without rows."""
+def pooled_grid(pooled: pandas.DataFrame, study: Study | None) -> Grid | None:
+    """One effect over all models of each contrast; None without rows."""
     rows = records(pooled)
     if not rows:
         return None
@@ -119,7 +119,7 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
         Column(header="verdict", cell=passed, numeric=False),
     ]
     shares = " Layouts share alpha: p of the starred is times their number." if several else ""
-    new = f"What new models would do needs {FEWEST} models."
+    new = f"What new models would do needs {FEWEST_MODELS} models."
     if any(row["new_low"] is not None for row in rows):
         columns.append(row_column("new models", "new_low", of_new))
         new = (
@@ -129,22 +129,14 @@ def pooled_grid(pooled: pandas.DataFrame, study: Study | None, tasks: Sequence[s
     notes = [
         "these models: a problem's difference averaged over the models, tested over problems as one model's is. "
         f"{new}{shares}",
-        _about_tasks(tasks) if tasks else _about_study(study, rows),
+        _about_study(study, rows),
     ]
     starred = [{**row, "primary": row["registered"]} for row in rows]
     size = ""
     if alike:
         models, n = rows[0]["models"], rows[0]["n"]
         size = f", {models} {plural('model', models)} on {n} {plural('problem', n)}"
-    title = "All tasks and models together" if tasks else "All models together"
-    return make_grid(f"{title}{size}, in points", columns, starred, notes)
-
-
-def _about_tasks(tasks: Sequence[str]) -> str:
-    return (
-        f"Exploratory: {' and '.join(tasks)} as one task. Each problem counts alike, so a task counts by its problems. "
-        "A model is in it where it has both conditions in every task. Of other tasks it says nothing."
-    )
+    return make_grid(f"All models together{size}, in points", columns, starred, notes)
 
 
 def _about_study(study: Study | None, rows: Sequence[Row]) -> str:
@@ -289,7 +281,7 @@ def reference_grid(table: pandas.DataFrame, reference: Reference, differences: S
 
 
 def plain_grid(table: pandas.DataFrame) -> Grid:
-    """Accuracies alone, for runs without a baseline. `table` is from `accuracy.accuracy_table`."""
+    """Accuracies alone, for runs without a baseline. `table` is from `outcomes.accuracy_table`."""
     columns = [
         *map(word_column, ("model", "layout", "condition")),
         row_column(f"accuracy % [{LEVEL}]", "accuracy", accuracy),

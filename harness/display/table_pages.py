@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.analysis.accuracy import accuracy_table
 from harness.analysis.leaderboard import (
     Leaderboard,
     as_csv,
     as_json,
     make_leaderboard,
-    pool_tasks,
     records,
     task_name,
-    tasks_as_json,
 )
+from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.constants import Format, Split
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
@@ -32,7 +30,7 @@ from harness.display.side_tables import (
     yardstick_grid,
 )
 from harness.display.table_formats import render_grids
-from harness.errors import ComparisonError, ConfigError, list_first
+from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table, join
 from harness.runs.find_runs import locate
 from harness.runs.read_run import read_run
@@ -128,7 +126,7 @@ def make_leaderboard_page(
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:
-    """The page of `mless leaderboard`: a table for each dataset's runs that can be compared, and one effect over all.
+    """The page of `mless leaderboard`: a table for each dataset's runs that can be compared.
 
     Args and Raises: see `make_table`.
     """
@@ -142,24 +140,14 @@ def make_leaderboard_page(
         )
     if form == "csv":
         return as_csv(boards[0].comparison, boards[0])
-    together, reason = None, ""
-    if len(groups) > 1 and not by:
-        try:
-            together = pool_tasks(groups, baseline=baseline)
-        except ComparisonError as error:
-            reason = f"Nothing is pooled over these tables: {error}"
     if form == "json":
         pages = [as_json(board) for board in boards]
-        if together is not None and len(together):
-            pages.append(tasks_as_json(together, names, baseline))
         return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
     grids = []
     for name, board in zip(names, boards, strict=True):
         found = [leaderboard_grid(board), *filter(None, [pooled_grid(board.pooled, board.study)])]
         grids += [replace(grid, title=f"{name}: {grid.title}") if len(boards) > 1 else grid for grid in found]
-    if together is not None and (grid := pooled_grid(together, None, names)):
-        grids.append(grid)
-    return _page(grids, form, *boards, reason=reason)
+    return _page(grids, form, *boards)
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
@@ -171,8 +159,6 @@ def _titles(boards: Sequence[Leaderboard]) -> list[str]:
     ]
 
 
-def _page(grids: Sequence[Grid], form: Format, *boards: Leaderboard, reason: str = "") -> str:
+def _page(grids: Sequence[Grid], form: Format, *boards: Leaderboard) -> str:
     receipts = [receipt_line(entry) for board in boards for entry in board.receipt]
-    if reason:
-        receipts.insert(0, reason)
     return render_grids(grids, form, receipts, colour=sys.stdout.isatty())

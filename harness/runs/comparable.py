@@ -78,26 +78,6 @@ def by_table(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def refuse_one_task(groups: Sequence[Sequence[Run]]) -> None:
-    """Refuse groups of runs that cannot be pooled as different tasks.
-
-    Raises:
-        ComparisonError: two have problems in common, or runs under one model's label differ in more than the task.
-    """
-    for place, group in enumerate(groups):
-        for other in (other for earlier in groups[:place] for other in earlier):
-            for one in group:
-                if _same_problems(other, one):
-                    raise ComparisonError(f"{one.name} and {other.name} have problems in common")
-                if message := _other_versions(other, one, but=("limit",)):  # which each task has of its own
-                    raise ComparisonError(message)
-
-
-def _same_problems(one: Run, other: Run) -> bool:
-    ours, theirs = one.facts.get("dataset"), other.facts.get("dataset")
-    return (ours is not None and ours == theirs) or bool(set(one.problems.values()) & set(other.problems.values()))
-
-
 def _refuse_twice(runs: Sequence[Run]) -> None:
     names = [str(Path(one.name).resolve()) for one in runs]
     if twice := next((one.name for place, one in enumerate(runs) if names[place] in names[:place]), None):
@@ -121,17 +101,14 @@ def _refusal(one: Run, other: Run, what: str, how: str, remedy: str) -> str:
     return f"{other.name} has {what} than {one.name}: {how}. {remedy}, or give them to separate commands."
 
 
-def _other_versions(one: Run, other: Run, but: Sequence[str] = ()) -> str | None:
-    """In which version the two differ or, under one model's label, in which setting; None if in none, or in `but`."""
+def _other_versions(one: Run, other: Run) -> str | None:
+    """In which version the two differ or, under one model's label, in which setting; None if in none."""
     same_model = one.facts["model"] == other.facts["model"]
     for name, (what, remedy) in (_ALL | _ONE_MODEL if same_model else _ALL).items():
         ours, theirs = one.facts.get(name), other.facts.get(name)
         if None not in (ours, theirs) and ours != theirs:
             return _refusal(one, other, what, f"expected {_short(ours)}, got {_short(theirs)}", remedy)
-    ours, theirs = (
-        {name: value for name, value in (run.facts.get("settings") or {}).items() if name not in but}
-        for run in (one, other)
-    )
+    ours, theirs = (run.facts.get("settings") or {} for run in (one, other))
     if same_model and (how := other_settings(ours, theirs)):
         return _refusal(one, other, "the same model's label, but other settings,", how, "Leave one out")
     return None

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from harness import load_run
-from harness.analysis import COLUMNS, compare, holm, mcnemar_test, score_interval, verdict
-from harness.analysis.intervals import difference_bounds
-from harness.analysis.verdicts import judge
+from harness.analysis import compare, holm, score_interval
+from harness.analysis.comparison import COLUMNS, judge
+from harness.analysis.tests import difference_bounds, mcnemar_test, verdict
 from harness.errors import ComparisonError
 from tests.make import GREEDY_RUN
 
@@ -178,14 +178,6 @@ def test_what_the_run_did_not_name_is_exploratory(run):
     )
 
 
-def test_contrasts_of_strangers_are_refused(run):
-    unknown = "contrasts: expected some of the conditions wo, mless, mful, got mles."
-    assert refused(run, contrasts=["mles - wo"]) == refused(run, contrasts=["mless - mles"]) == unknown
-    assert refused(run, primary="mless - wo") == (
-        "primary: expected one of the contrasts, got mless - wo. Name it in contrasts too."
-    )
-
-
 MODELS, CONDITIONS = ("m", "n"), ("mless", "mful", "random")
 
 
@@ -260,13 +252,6 @@ def test_yardsticks_are_not_judged(run):
     assert (table.loc[list(yardsticks), ["verdict", "family"]] == "rewording").all(axis=None)
     assert table.loc[list(yardsticks), ["p_adjusted", "tests", "wordings"]].isna().all(axis=None)
     assert table.loc["mful", "tests"] == 2
-    assert refused(frame, yardsticks=yardsticks, contrasts=["mless - edit-1"]) == (
-        "contrasts: edit-1 is a yardstick, which is not tested. Leave it out."
-    )
-    assert refused(run, yardsticks={"wo": "rewording"}).startswith("yardsticks: wo is the baseline")
-    assert refused(run, yardsticks={"edit-1": "rewording"}).startswith(
-        "yardsticks: expected some of the conditions wo,"
-    )
 
 
 def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
@@ -294,88 +279,42 @@ def test_frames_without_replicates_will_do(run):
     assert compare(run.drop(columns="replicate"))["difference"].equals(compare(run)["difference"])
 
 
-# refusals
+EDIT = {"edit-1": "rewording"}
+REFUSED = {
+    "no baseline": ({}, {"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
+    "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "mles: .* wo"),
+    "unknown other side": ({}, {"contrasts": ["mless - mles"]}, "mles: .* wo"),
+    "unknown yardstick": ({}, {"yardsticks": EDIT}, "edit-1: .* wo"),
+    "tested yardstick": ({}, {"contrasts": ["mless - wo"], "yardsticks": {"mless": "rewording"}}, "mless is a yards"),
+    "baseline as yardstick": ({}, {"yardsticks": {"wo": "rewording"}}, "wo is a yardstick"),
+    "unnamed primary": ({}, {"primary": "mless - wo"}, "primary: .* mless - wo"),
+    "split primary": ({}, {"primary": "mless - wo", "contrasts": ["mless - wo"], "by": ["level"]}, "primary: "),
+    "margin": ({}, {"margin": 0}, "margin: .* got 0"),
+    "alpha": ({}, {"alpha": 0.5}, "alpha: .* got 0.5"),
+    "fewer problems": ({"mless": lambda of: of[of["problem_id"] != "p1"]}, {}, "condition mless: .* 60, got 59; .*p1"),
+    "other problems": ({"mful": lambda of: of.assign(problem_id="q")}, {}, "mful.* occurs more than once"),
+    "fewer samples": ({"mless": lambda of: of[of["sample_index"] < 2]}, {}, "condition mless: expected 4 .* got 2"),
+    "a sample lost": ({"mful": lambda of: of.drop(of.index[30])}, {}, "condition mful: samples are missing: .* 4 .*p7"),
+    "a sample twice": (
+        {"wo": lambda of: pandas.concat([of, of.iloc[[5]]])},
+        {},
+        "problem_id p1, sample_index 1: occurs",
+    ),
+    "no verdict": ({"wo": lambda of: of.assign(correct=None)}, {}, "problem_id p0, sample_index 0: has no verdict"),
+    "replicate": (
+        {"wo": lambda of: pandas.concat([of, samples(chances(4, 0.5, k=4, problems=59), replicate=1)])},
+        {},
+        "condition wo, replicate 1: its problems",
+    ),
+}
 
 
-def refused(frame, **arguments):
-    with pytest.raises(ComparisonError) as error:
+@pytest.mark.parametrize(("changes", "arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_compared_is_refused(run, changes, arguments, message):
+    parts = run.assign(level=1).groupby("condition", sort=False)
+    frame = pandas.concat([changes.get(name, lambda of: of)(part.reset_index(drop=True)) for name, part in parts])
+    with pytest.raises(ComparisonError, match=message):
         compare(frame, **arguments)
-    return str(error.value)
-
-
-def test_a_missing_baseline_is_named_with_the_conditions_there_are(run):
-    message = refused(run, baseline="none")
-    assert message.startswith("model m, layout raw: there is no baseline condition 'none' to compare with")
-    assert "got wo, mless, mful. Run it too, or name another baseline." in message
-
-
-def test_unequal_problems_are_named(run):
-    lost = run[(run["condition"] != "mless") | ~run["problem_id"].isin(["p1", "p2", "p3", "p4", "p5"])]
-    message = refused(lost)
-    assert message.startswith("model m, layout raw, condition mless: its problems are not those of the baseline wo")
-    assert "expected the same 60, got 55; mless lacks p1, p2, p3 and 2 more. Finish both runs" in message
-    renamed = run.assign(
-        problem_id=run["problem_id"].where(run["condition"] != "mful", "q" + run["problem_id"].str[1:])
-    )
-    assert "mful lacks p0, p1, p10 and 57 more; wo lacks q0, q1, q10 and 57 more" in refused(renamed)
-
-
-def test_missing_samples_are_named(run):
-    lost = run[
-        (run["condition"] != "mful")
-        | ~(
-            (run["problem_id"] == "p7") & run["sample_index"].isin([1, 3])
-            | (run["problem_id"] == "p9") & (run["sample_index"] == 0)
-        )
-    ]
-    message = refused(lost)
-    assert message.startswith("model m, layout raw, condition mful: samples are missing: expected 4 of each problem")
-    assert "got fewer of p7 (no 1, 3), p9 (no 0). Continue the run" in message
-
-
-def test_another_number_of_samples_is_refused(run):
-    fewer = run[(run["condition"] != "mless") | (run["sample_index"] < 2)]
-    message = refused(fewer)
-    assert "expected 4 samples a problem as the baseline wo has, got 2. Run one of them again with" in message
-
-
-def test_an_incomplete_replicate_is_named(run):
-    again = samples(chances(4, 0.5, k=4, problems=59), replicate=1)
-    assert refused(pandas.concat([run, again])).startswith(
-        "model m, layout raw, condition wo, replicate 1: its problems"
-    )
-
-
-def test_doubled_samples_are_named(run):
-    message = refused(pandas.concat([run, run.iloc[[5]]]))
-    assert message.startswith("model m, layout raw, condition wo: sample 1 of problem p1 occurs more than once")
-    assert "got 1 again. Give each run once" in message
-
-
-def test_samples_without_a_verdict_are_named(run):
-    frame = run.reset_index(drop=True).astype({"correct": object})
-    frame.loc[[3, 4], "correct"] = None
-    message = refused(frame)
-    assert message.startswith("model m, layout raw, condition wo: sample 3 of problem p0 has no verdict")
-    assert "got 2 without. Grade the run again with `mless regrade`." in message
-
-
-def test_missing_columns_and_no_samples_are_refused(run):
-    assert refused(run.drop(columns="correct")).startswith(
-        "The samples lack the column correct: expected model, layout"
-    )
-    assert refused(run.iloc[:0]).startswith("There are no samples to count: expected at least one.")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"margin": 0}, "margin: expected points above 0 and below 100, got 0"),
-        ({"alpha": 0.5}, "alpha: expected a level between 0 and 0.5, got 0.5"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(run, arguments, message):
-    assert refused(run, **arguments).startswith(message)
 
 
 @pytest.mark.slow

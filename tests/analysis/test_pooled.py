@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from harness.analysis import difference_bounds, paired_test, score_interval
-from harness.analysis.leaderboard import as_json, make_leaderboard, pool_tasks
+from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.display.comparison_tables import comparison_grid
 from harness.display.side_tables import pooled_grid
-from harness.errors import ComparisonError, ConfigError
+from harness.errors import ConfigError
 from harness.experiment.config import load_config
 from tests.experiment.test_config import MINIMAL, write
 from tests.make import drawn, evaluation
@@ -178,61 +178,6 @@ def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_pr
         assert shown(board).notes[1].startswith("Exploratory: not all models of the study S were asked the same")
     alone = " ".join(comparison_grid(make_leaderboard([one("a")])).notes)
     assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
-
-
-def tasks(*, models=("m0", "m1"), **facts):
-    """Runs of some models on two tasks of 40 and 120 problems, grouped by task; the second has 2 samples a problem."""
-    gain = {"wo": 0.4, "mless": 0.55, "random": 0.4}
-    groups = [
-        [
-            evaluation(drawn(10 * n + i, n, k, gain), model=model, **{"dataset": f"hash {n}", **NAMED, **facts})
-            for i, model in enumerate(models)
-        ]
-        for n, k in ((40, 1), (120, 2))
-    ]
-    for place, one in ((place, one) for place, group in enumerate(groups) for one in group):
-        object.__setattr__(one, "name", f"results/{place}-{one.facts['model']}")
-    return groups
-
-
-def test_tasks_are_pooled_as_one_that_has_all_their_problems():
-    groups = tasks()
-    pooled = pool_tasks(groups).set_index("condition")
-    row = pooled.loc["mless"]
-    alone = [make_leaderboard(group).pooled.set_index("condition").loc["mless"] for group in groups]
-    assert row["n"] == 160 and row["models"] == 2 and pooled.index.tolist() == ["mless", "random", "mless - random"]
-    assert row["difference"] == pytest.approx((40 * alone[0]["difference"] + 120 * alone[1]["difference"]) / 160)
-    changes = [
-        (np.concatenate([2 * short, long]), 2)
-        for short, long in zip(*([right_of(run) for run in group] for group in groups), strict=True)
-    ]
-    assert row["p"] == pool_changes(changes)["p"] and set(pooled["verdict"]) == {"exploratory"}
-    grid = pooled_grid(pooled.reset_index(), None, ["short", "long"])
-    assert grid.title == "All tasks and models together, 2 models on 160 problems, in points"
-    assert grid.notes[-1].startswith("Exploratory: short and long as one task. Each problem counts alike")
-    one = pool_tasks(tasks(models=["m0"])).set_index("condition").loc["mless"]
-    assert one["models"] == 1 and one["low"] < one["difference"] < one["high"]
-    short, long = tasks(models=["m0", "m1", "m2"])
-    assert pool_tasks([short, long[:2]])["models"].tolist() == [2] * 3, "m2 has no run of the second task"
-
-
-@pytest.mark.parametrize(
-    ("facts", "others", "message"),
-    [
-        ({"dataset": "the same"}, {"dataset": "the same"}, "1-m0 and results/0-m0 have problems in common"),
-        ({"model_sha256": "a"}, {"model_sha256": "b"}, "the same model's label, but other weights"),
-        ({"grader_version": 3}, {"grader_version": 4}, "another grader version"),
-    ],
-)
-def test_what_is_no_other_task_of_the_same_models_is_not_pooled(facts, others, message):
-    with pytest.raises(ComparisonError, match=message):
-        pool_tasks([tasks(models=["m0"], **facts)[0], tasks(models=["m0"], **others)[1]])
-
-
-def right_of(run):
-    """How many more samples of each problem are right under mless than under wo."""
-    counts = run.frame.pivot_table(index="problem_id", columns="condition", values="correct", aggfunc="sum", sort=False)
-    return (counts["mless"] - counts["wo"]).to_numpy().astype(int)
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import compare
-from harness.analysis.side_tables import MEDIATORS, mediator_table
+from harness.analysis.controls import MEDIATORS, mediator_table
 from tests.make import drawn, evaluation
 
 

@@ -18,21 +18,23 @@ from scipy import stats
 from benchmarks import calibration, calibration_page
 from harness.analysis import (
     clustered_error,
-    count_flips,
     detection_power,
     difference_bounds,
     equivalence_p,
-    fewest_problems,
-    hold_zero,
     holm,
-    mcnemar_test,
     minimal_detectable_effect,
     paired_test,
     score_interval,
+)
+from harness.analysis.power import difference_chances
+from harness.analysis.tests import (
+    count_flips,
+    fewest_problems,
+    hold_zero,
+    mcnemar_test,
     score_statistic,
     sign_flip_test,
 )
-from harness.analysis.power import difference_chances
 from harness.errors import ComparisonError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -307,7 +309,7 @@ def test_one_run_of_500_problems_cannot_find_what_the_study_reports():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n": 0, "discordance": 0.1}, r"n: expected at least 1 problem, got 0\. Change it"),
+        ({"n": 0, "discordance": 0.1}, r"n: expected at least 1 problem, got 0"),
         ({"n": 9, "k": 0, "discordance": 0.1}, "k: expected at least 1 sample per problem, got 0"),
         ({"n": 9, "discordance": 0}, "discordance: expected a share above 0 and up to 1 with k = 1, got 0"),
         ({"n": 9, "k": 5, "discordance": 0.6}, "a share above 0 and up to 0.5 with k = 5, got 0.6"),

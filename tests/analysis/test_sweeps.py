@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from benchmarks.sweep_calibration import EFFECTS, measure, simulate
-from harness.analysis.intervals import difference_bounds, score_statistic
-from harness.analysis.sample_counts import count_outcomes
+from harness.analysis.outcomes import count_outcomes
 from harness.analysis.sweeps import COLUMNS, group_lengths, sweep_table, trend
+from harness.analysis.tests import difference_bounds, score_statistic
 
 
 def differences(effect, number):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from harness.analysis import compare
+from harness.analysis.controls import find_broken
 from harness.analysis.leaderboard import make_leaderboard
-from harness.analysis.yardsticks import find_broken
 from harness.display.comparison_tables import comparison_grid
 from harness.experiment.conditions import find_yardsticks
 from harness.runs.read_run import read_run

@@ -16,7 +16,7 @@ from PIL import Image
 
 from harness import load_run
 from harness.analysis import compare
-from harness.analysis.accuracy import accuracy_table
+from harness.analysis.outcomes import accuracy_table
 from harness.constants import Kind
 from harness.display.figures.accuracies import draw_accuracies
 from harness.display.figures.completion_lengths import draw_completion_lengths, length_shares

@@ -13,10 +13,10 @@ import numpy as np
 import pandas
 import pytest
 
-from harness.analysis import COLUMNS
-from harness.analysis.accuracy import accuracy_table
+from harness.analysis.comparison import COLUMNS
+from harness.analysis.controls import MEDIATORS, audit_table
 from harness.analysis.leaderboard import as_csv, as_json, make_leaderboard
-from harness.analysis.side_tables import MEDIATORS, audit_table
+from harness.analysis.outcomes import accuracy_table
 from harness.display.comparison_tables import comparison_grid, leaderboard_grid
 from harness.display.grid import Cell, Column, Grid
 from harness.display.numbers import MINUS, NONE, p_value, signed
@@ -475,7 +475,7 @@ BAD = [
         {"model": {"name": "x"}},
         r"the same model's label, but other weights, than .* out, or give them to separate commands",
     ),
-    ({}, r"sample 0 of problem demo/number_theory/0.json occurs more than once: expected every sample once"),
+    ({}, r"problem_id demo/number_theory/0.json, sample_index 0: occurs more than once"),
 ]
 
 
@@ -502,7 +502,7 @@ def test_one_line_and_exit_code_2(demo_run, capsys, monkeypatch):
         return here(capsys, monkeypatch, "table", *arguments)
 
     refused(table(str(demo_run), str(demo_run)), "is given twice: expected every run once. Leave one out.")
-    refused(table(str(demo_run), "--baseline", "plain"), "there is no baseline condition 'plain' to compare with")
+    refused(table(str(demo_run), "--baseline", "plain"), "no baseline condition 'plain'")
     refused(table(str(demo_run), "--margin", "0"), "margin: expected points above 0 and below 100")
     (log,) = demo_run.glob("samples_demo_wo_*")
     log.write_text(log.read_text().splitlines()[0] + "\n")
@@ -572,5 +572,5 @@ def test_a_run_without_a_baseline_ends_with_its_accuracies(tmp_path):
     run = write_run(tmp_path / "made", right, conditions=["mless"], audit=False, limit=2)
     page = make_table([str(run)], lenient=True)
     assert "Accuracies alone: there is no baseline condition" in page and "100.0" in page
-    with pytest.raises(ComparisonError, match="there is no baseline condition 'wo' to compare with"):
+    with pytest.raises(ComparisonError, match="no baseline condition 'wo'"):
         make_table([str(run)])

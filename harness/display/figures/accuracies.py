@@ -18,7 +18,7 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
 
     Args:
         table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
-            `harness.analysis.compare` or `accuracy.accuracy_table`; rows of yardsticks and contrasts are left out.
+            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of yardsticks and contrasts are left out.
         title: Above it.
     """
     shown = style.without_contrasts(style.without_yardsticks(table))

@@ -10,7 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.analysis.verdicts import APART
+from harness.analysis.controls import APART
 from harness.display.figures import style
 from harness.display.figures.rows import Row, draw_estimate, draw_marks, draw_rows
 from harness.display.numbers import PASSED, interval, p_value, plural, points, signed

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from harness.analysis.verdicts import APART
+from harness.analysis.controls import APART
 from harness.display.numbers import label as whole_label
 from harness.display.numbers import plural
 from harness.display.visible import visible

@@ -1,0 +1,176 @@
+"""What a difference is held against: rewordings and other fillers, what else a condition changes, other graders.
+
+Mediators are missing boxes, length and loops, and how much of the difference comes from format. The audit has the
+verdicts of all graders on the same completions, and how often each differs from ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from harness.analysis.outcomes import by_setting, count_outcomes, refuse_unpaired
+from harness.analysis.tests import Floats, holm, sign_flip_test
+from harness.constants import ALPHA, BREAKS_FORMAT, FEWEST_YARDSTICKS
+from harness.grading import COLUMNS as GRADERS
+
+APART = "set apart"
+"""The verdict of a rewording that breaks the format."""
+
+MEDIATORS = {
+    "samples": "samples, replicates of the baseline left out",
+    "no_box": "percent of them that ended by themselves without an answer in a closed box",
+    "truncated": "percent that ran into the limit without an answer in a closed box",
+    "refused": "percent whose answer the grader refused to read",
+    "timed_out": "percent whose comparison did not end, or failed",
+    "completion_tokens": "mean tokens of a completion",
+    "characters": "mean characters of a completion",
+    "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
+    "format_changed": "percent of pairs of samples, condition against baseline, of which only one has a graded answer, "
+    "or which lack it for different reasons",
+    "format_difference": "points of the accuracy difference that come from pairs of which only one has a graded answer",
+    "answer_difference": "points that come from pairs that both have one; the two add up to the difference",
+}
+"""Meaning of each column of `mediator_table`."""
+
+_STATES = ["no_box", "truncated", "refused", "timed_out"]
+_PARTS = ["format_changed", "format_difference", "answer_difference"]
+
+
+def measure_yardsticks(
+    rows: Sequence[dict[str, Any]], scores: Mapping[str, Floats], yardsticks: Mapping[str, str], *, baseline: str
+) -> None:
+    """Add to the rows of one model and layout how they compare with rewordings and with other fillers.
+
+    Args:
+        rows: All of them. Those with another baseline, those of yardsticks and the baseline's own are left as they are;
+            a rewording that has a verdict already, which sets it apart, does not count.
+        scores: Of each condition [problem]: the share of right samples.
+        yardsticks: The kind of each condition that the others are held against.
+        baseline: The condition that the rewordings reword. It counts as one of the wordings.
+    """
+    kinds: dict[str, list[str]] = {"rewording": [baseline], "other filler": []}
+    for row in rows:
+        if (name := row["condition"]) in yardsticks and "verdict" not in row:
+            kinds.setdefault(yardsticks[name], []).append(name)
+    means = {name: float(values.mean()) for name, values in scores.items()}
+    for name, kind, fewest in (
+        ("wording", "rewording", FEWEST_YARDSTICKS + 1),
+        ("filler", "other filler", FEWEST_YARDSTICKS),
+    ):
+        others = [means[one] for one in kinds[kind]]
+        for row in rows if len(others) >= fewest else ():
+            if row["baseline"] == baseline and row["condition"] not in (baseline, *yardsticks):
+                row[f"{name}s"] = len(others)
+                row[f"{name}_spread"] = 100 * float(np.std(others, ddof=1))
+                row[f"{name}_difference"] = 100 * float(means[row["condition"]] - np.mean(others))
+
+
+def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baseline: str) -> dict[tuple[str, ...], float]:
+    """Rewordings that break the format, by model, layout and condition: the change in samples that cannot be graded.
+
+    A rewording breaks the format if it changes their share by at least `BREAKS_FORMAT`, and that is no chance: by a
+    sign-flip test over problems, adjusted by Holm over the model's rewordings. Right and wrong answers have no part in
+    it, so setting such a rewording apart is no choice by the result.
+
+    Args:
+        frame: One row per sample, as of `harness.load_run`. Without its verdicts nothing is found.
+        rewordings: The conditions.
+        baseline: What they reword.
+    """
+    if "verdict" not in frame or not rewordings:
+        return {}
+    kept = frame[frame["condition"].isin([baseline, *rewordings])]
+    ungraded = kept.assign(correct=~kept["verdict"].isin(("correct", "incorrect")))
+    broken = {}
+    for setting, arms in by_setting(count_outcomes(ungraded)).items():
+        old, changes = arms.pop(baseline)[0], {}
+        for name, (new, *_) in arms.items():
+            refuse_unpaired(old, new)
+            changes[name] = new.right - old.right
+        p = holm([sign_flip_test(change, rng=np.random.default_rng(0)) for change in changes.values()])
+        for (name, change), adjusted in zip(changes.items(), p, strict=True):
+            share = float(change.sum() / old.samples.sum())
+            if adjusted < ALPHA and abs(share) >= BREAKS_FORMAT:
+                broken[(*(str(value) for _, value in setting), name)] = share
+    return broken
+
+
+def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
+    """One row for each model, layout and condition: the columns of `MEDIATORS`.
+
+    The difference in accuracy is the mean over problems, and over the k * k pairs of a problem's samples under either
+    condition, of the difference in right or wrong. Such a pair has two graded answers, one, or none: the last kind
+    adds nothing, and the other two are the parts of the difference. This is arithmetic, no claim about causes: that a
+    pair lacks a box under one condition may itself be an effect on the answer.
+
+    Args:
+        frame: One row per sample, as `sample_frame.read_frame` gives it.
+        baseline: The condition that others are compared with; without it the last three columns are missing.
+        by: Further columns to split by.
+    """
+    keys = ["model", "layout", *by, "condition"]
+    first = frame[frame["replicate"] == 0]
+    verdict = first["verdict"].astype(object)
+    counted = first[[*keys, "problem_id", "completion_tokens", "characters"]].assign(
+        samples=1,
+        right=first["correct"].astype(float),
+        no_box=verdict == "no_box",
+        truncated=verdict == "truncated",
+        refused=verdict == "refused",
+        timed_out=verdict.isin(["timeout", "crashed"]),
+        looping=first["looping"].astype(float),
+    )
+    arms = counted.groupby(keys, observed=True, sort=False)
+    table = arms[["completion_tokens", "characters"]].mean()
+    table["samples"] = arms["samples"].sum()
+    table[[*_STATES, "looping"]] = 100 * arms[[*_STATES, "looping"]].mean()
+    new, old = _pair(counted, keys, ["right", *_STATES], baseline)
+    before, after = (1 - part[_STATES].sum(axis=1, skipna=False) for part in (old, new))  # answered
+    same = before * after + sum(old[state] * new[state] for state in _STATES)
+    by_format = new["right"] * (1 - before) - old["right"] * (1 - after)
+    by_answer = new["right"] * before - old["right"] * after
+    for name, part in zip(_PARTS, (1 - same, by_format, by_answer), strict=True):
+        table[name] = 100 * part.groupby(level=keys, observed=True, sort=False).mean()
+    return table[list(MEDIATORS)].reset_index()
+
+
+def audit_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
+    """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
+
+    Beside each grader's column stands `..._difference`: from the baseline in points, over problems that the grader
+    judged under both. `boxes_after_first` counts samples with a further box after the first. Replicates of the baseline
+    are left out.
+
+    Args:
+        frame: One row per sample, as `harness.load_run` gives it.
+        baseline: The condition that the others are compared with.
+        by: Further columns to split by, such as subject or level.
+    """
+    first = frame[frame["replicate"] == 0]
+    keys, names = ["model", "layout", *by, "condition"], ["ours", *GRADERS]
+    scores = first[[*keys, "problem_id"]].assign(ours=first["correct"], **first[list(GRADERS)])
+    scores = scores.assign(**scores[names].astype(float), boxes_after_first=first["boxes_after_first"] > 0)
+    arms = scores.groupby(keys, observed=True, sort=False)
+    right = 100 * arms[names].mean()
+    new, old = _pair(scores, keys, names, baseline)
+    changes = 100 * (new - old).groupby(level=keys, observed=True, sort=False).mean()
+    table = right.join(changes.add_suffix("_difference"))
+    table["boxes_after_first"] = arms["boxes_after_first"].sum()
+    each = [column for name in names for column in (name, f"{name}_difference")]
+    return table[[*each, "boxes_after_first"]].reset_index()
+
+
+def _pair(
+    samples: pandas.DataFrame, keys: list[str], columns: list[str], baseline: str
+) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """Means by problem, and those of the baseline for the same problems; missing where there are none to compare."""
+    new = samples.groupby([*keys, "problem_id"], observed=True, sort=False)[columns].mean()
+    places: Any = new.index
+    at_baseline = places.get_level_values("condition") == baseline
+    old = new[at_baseline].droplevel("condition").reindex(places.droplevel("condition")).set_axis(places)
+    old.loc[at_baseline] = np.nan
+    return new, old

@@ -1,0 +1,178 @@
+"""Right samples of each problem under each condition, counted; and the accuracy of one condition alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas
+
+from harness.analysis.tests import Integers, score_interval
+from harness.constants import ALPHA
+from harness.errors import ComparisonError, list_first
+from harness.grading import UNGRADED
+
+Setting = tuple[tuple[str, Any], ...]
+"""Names and values of the columns that a table is split by, beginning with model and layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Counts of one condition in one replicate, by problem.
+
+    Attributes:
+        setting: Where.
+        condition: The condition.
+        replicate: Number of the repetition of the condition, from 0.
+        problem_ids: [problem] In an order that all outcomes of a frame share.
+        right: [problem] Right samples.
+        samples: [problem] Samples.
+    """
+
+    setting: Setting
+    condition: str
+    replicate: int
+    problem_ids: npt.NDArray[Any]
+    right: Integers
+    samples: Integers
+
+    @property
+    def k(self) -> int:
+        """Samples per problem; the most of any problem, if some are missing."""
+        return int(self.samples.max())
+
+    @property
+    def name(self) -> str:
+        """Setting, condition and replicate, for messages."""
+        words = [f"{column} {value}" for column, value in (*self.setting, ("condition", self.condition))]
+        return ", ".join([*words, f"replicate {self.replicate}"] if self.replicate else words)
+
+
+def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[Outcomes]:
+    """Count the outcomes of every model, layout, condition and replicate, in the frame's order.
+
+    Args:
+        frame: One row per sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index
+            and correct; replicate is 0 where there is no such column.
+        by: Further columns to split by, such as subject or level.
+
+    Raises:
+        ComparisonError: a sample occurs twice or has no verdict.
+    """
+    if "replicate" not in frame:
+        frame = frame.assign(replicate=0)
+    split = ["model", "layout", *by]
+    keys = [*split, "condition", "replicate"]
+    place = [*keys, "problem_id", "sample_index"]
+    for wrong, what in (
+        (frame["correct"].isna(), "has no verdict; grade the run again with `mless regrade`"),
+        (frame.duplicated(place), "occurs more than once; models of different runs need different labels"),
+    ):
+        if wrong.any():
+            first = frame.loc[wrong.to_numpy(), place].iloc[0]
+            raise ComparisonError(f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}.")
+    numbers, names = pandas.factorize(frame["problem_id"])
+    frame = frame[[*keys, "correct"]].assign(problem=numbers, correct=frame["correct"].to_numpy(dtype=np.int64))
+    problems = frame.groupby([*keys, "problem"], observed=True, sort=False, dropna=False)["correct"]
+    counted = []
+    arms: Any = problems.agg(["sum", "size"]).groupby(level=keys, observed=True, sort=False, dropna=False)
+    for key, unordered in arms:
+        *setting, condition, replicate = key
+        part = unordered.sort_index(level="problem")
+        counted.append(
+            Outcomes(
+                setting=tuple(zip(split, setting, strict=True)),
+                condition=str(condition),
+                replicate=int(replicate),
+                problem_ids=np.asarray(names[part.index.get_level_values("problem")]),
+                right=part["sum"].to_numpy(),
+                samples=part["size"].to_numpy(),
+            )
+        )
+    return counted
+
+
+def by_setting(counted: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
+    """The outcomes of each setting by condition, its replicates in order."""
+    found: dict[Setting, dict[str, list[Outcomes]]] = {}
+    for one in sorted(counted, key=lambda one: one.replicate):
+        found.setdefault(one.setting, {}).setdefault(one.condition, []).append(one)
+    return found
+
+
+def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
+    """Refuse two conditions with different problems or different numbers of samples.
+
+    Raises:
+        ComparisonError: one lacks problems or samples, which the message names.
+    """
+    for one in (baseline, other):
+        if (lacking := one.samples < one.k).any():
+            named = list_first([str(name) for name in one.problem_ids[lacking]])
+            raise ComparisonError(f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}.")
+    ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
+    if ours != theirs:
+        raise ComparisonError(
+            f"{other.name}: its problems are not those of the baseline {baseline.condition}: expected the same "
+            f"{len(ours)}, got {len(theirs)}; only one has {list_first(sorted(map(str, ours ^ theirs)))}."
+        )
+    if baseline.k != other.k:
+        raise ComparisonError(
+            f"{other.name}: expected {baseline.k} samples a problem as the baseline {baseline.condition} has, got "
+            f"{other.k}."
+        )
+
+
+def clustered_error(scores: npt.ArrayLike) -> float:
+    """Standard error of the mean of `scores` [problem], where a score is the mean of a problem's samples.
+
+    Averaging a problem's samples first means that asking a problem again does not count as asking another one. NaN for
+    a single problem.
+
+    Source:
+        Miller (2024), Adding Error Bars to Evals, arXiv:2411.00640, sections 2.2 and 3.1; the cluster-robust variance
+        with equal cluster sizes: Liang and Zeger (1986), doi:10.1093/biomet/73.1.13.
+    """
+    values = np.asarray(scores, dtype=float)
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def measure_accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
+    """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
+    scores = one.right / one.samples
+    low, high = score_interval(scores, bounds=(0.0, 1.0), level=level)
+    return {
+        "n": len(scores),
+        "k": one.k,
+        "accuracy": 100 * float(scores.mean()),
+        "standard_error": 100 * clustered_error(scores),
+        "accuracy_low": 100 * low,
+        "accuracy_high": 100 * high,
+    }
+
+
+def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Accuracy in percent with its error and interval, and counts of other verdicts, by model, layout and condition.
+
+    The columns n to accuracy_high are those of `analysis.compare`. Use it for runs that `compare` refuses: without
+    the baseline, or unfinished. Whether two conditions differ is a paired question that this table does not answer.
+    Replicates of the baseline are left out.
+    """
+    first = frame[frame["replicate"] == 0]
+    rows = [{**dict(one.setting), "condition": one.condition, **measure_accuracy(one)} for one in count_outcomes(first)]
+    keys, verdict = ["model", "layout", "condition"], first["verdict"].astype(object)
+    counted = first[keys].assign(
+        correct=first["correct"].astype(int),
+        no_box=(verdict == "no_box").astype(int),
+        truncated=(verdict == "truncated").astype(int),
+        ungraded=verdict.isin(UNGRADED).astype(int),
+        math_verify=100 * first["math_verify"].astype(float),
+    )
+    arms = counted.groupby(keys, observed=True, sort=False)
+    return pandas.DataFrame(rows).merge(
+        arms.sum().assign(math_verify=arms["math_verify"].mean()).reset_index(), on=keys
+    )
