@@ -112,6 +112,12 @@ BREAKS_FORMAT = 0.01
 """A rewording that changes by this share of the samples how many can be graded is set apart."""
 
 # Display: tables, figures, report, progress
+NAME_LETTERS = 17
+"""The most letters that a figure shows of a condition's name."""
+ROW_HEIGHT, ROW_NAMES = 0.19, 1.2
+"""Of a figure of rows, in inches: the height of a row, and the room for names."""
+LETTER = 0.54
+"""Width of an average letter, in font sizes."""
 
 # lm-eval and the installation
 HUB_SECONDS = 3.0
@@ -155,10 +161,6 @@ FLIPS_AT_ONCE = 500
 """Rows of flips that are in memory at a time."""
 TIE = 1e-9
 """Relative: sums of the same numbers in another order must count as equal."""
-GLYPH = 0.56
-"""Width of an average letter, in font sizes."""
-NUMBERS_LINE = 0.16
-"""Height of a line of the numbers below a histogram, in inches."""
 
 # Words out of fixed sets, which command lines list and check
 Format = Literal["text", "markdown", "csv", "latex", "json"]

@@ -36,9 +36,6 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "an entry of series": figures.SeriesConfig,
         "prompts": PromptsConfig,
         "bars": figures.BarsConfig,
-    },
-    "Figure configs of the first MLP": {
-        "": figures.ActivationsConfig,
         "an entry of models": figures.ModelConfig,
     },
 }

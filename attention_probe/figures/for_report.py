@@ -8,17 +8,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from attention_probe.analysis.curves import Curve, average_curves, chosen_problems, leaves_out_first_token
+from attention_probe.analysis.curves import Curve, as_frame, average_curves, chosen_problems, leaves_out_first_token
+from attention_probe.figures.attention_curves import EXPLAINED
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import Definition
-from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid, tidy
+from harness.display.figures.lines import draw_curve
+from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid
 from harness.display.report.attention import AttentionFile
-
-_EXPLAINED = {
-    "common": "Mean attention that each token gets from later tokens of the prompt without filler (common queries).",
-    "published": "Mean attention that each token gets from all later tokens, inserted ones too (as published).",
-    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
-}
 
 
 def read_attention(
@@ -60,19 +56,14 @@ def read_attention(
 
 
 def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
-    """A panel for each head: its curves with their bands, where at least half of the prompts have a value."""
+    """A panel for each head: its curves with their bands."""
     down, across = panel_grid(len(heads))
     with drawing(0.5 + 1.6 * down, "") as figure:
-        panels = add_panels(figure, len(heads), sharey=False)
-        for axes, (name, curves) in zip(panels, heads.items(), strict=True):
+        panels = add_panels(figure, heads)
+        for axes, curves in zip(panels, heads.values(), strict=True):
             for curve, look in zip(curves, looks(curve.condition for curve in curves).values(), strict=True):
-                kept = 2 * curve.count >= curve.prompts
-                x, mean, low, high = (part[kept] for part in (curve.x, curve.mean, curve.low, curve.high))
-                axes.plot(x, mean, color=look.colour, linestyle=look.dashes, linewidth=1, label=label(curve.condition))
-                axes.fill_between(x, low, high, color=look.colour, alpha=0.15, linewidth=0)
-            axes.set_title(name)
+                draw_curve(axes, as_frame([curve]), look, label(curve.condition), linewidth=1)
             axes.set_ylim(bottom=0)
-            tidy(axes, grid="y")
         for axes in panels[::across]:
             axes.set_ylabel("Attention")
         for axes in panels[-across:]:
@@ -82,13 +73,10 @@ def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
 
 def _notes(header: TraceHeader, curve: Curve, left_out: bool) -> Iterator[str]:
     """Sentences that a reader of these curves needs."""
-    yield _EXPLAINED["completion" if header.queries == "completion" else curve.definition]
+    yield EXPLAINED["completion" if header.queries == "completion" else curve.definition]
     yield f"Means over {curve.prompts} prompts with 95 % bootstrap intervals, where at least half of them reach."
     if left_out:
         yield "The first token, which takes most of this model's attention, is left out; nothing is rescaled."
-    if len(header.layers) > 1:
-        recorded = ", ".join(str(number + 1) for number in header.layers)
-        yield f"Recorded were the layers {recorded}; shown is Layer {curve.layer + 1}."
     if header.on_outcome:
         yield "Selected on outcome: these problems were chosen by what became of them."
     yield "That inserted tokens take attention from the others is no finding: softmax guarantees it."

@@ -194,7 +194,7 @@ def finish(path: Path) -> None:
 def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> None:
     """Draw the accuracies of a run into its folder."""
     from harness.analysis.outcomes import accuracy_table
-    from harness.display.figures.accuracies import draw_accuracies
+    from harness.display.figures.dots import draw_accuracies
     from harness.display.figures.saving import save_figure
     from harness.experiment.conditions import find_yardsticks
 

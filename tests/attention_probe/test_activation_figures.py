@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -13,7 +12,6 @@ import pandas
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import StepPatch
-from PIL import Image
 from typer.testing import CliRunner
 
 from attention_probe.figures.activations import draw_activations, read_activations
@@ -32,7 +30,7 @@ from harness.display.figures.style import LOOKS
 from harness.display.numbers import MINUS, NONE
 from harness.errors import ConfigError
 from harness.runs.prompt_source import read_source
-from tests.make import GREEDY_RUN, make_trace, write_traces
+from tests.make import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("histogram", "token-classes")
@@ -73,7 +71,7 @@ def load(name, *overrides):
 
 def read(config, traces):
     """The table of all panels, each of them of these traces."""
-    return pandas.concat([read_activations(one, config.conditions, traces) for one in config.models])
+    return pandas.concat([read_activations(one, traces) for one in config.models])
 
 
 def recorded(traces, condition, name):
@@ -146,7 +144,7 @@ def test_the_four_numbers_and_their_changes_are_those_of_the_records(traces):
 
 
 def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
-    config = load("token-classes-demo", "conditions=[wo, mless, random]")
+    config = load("token-classes-demo")
     above, below = draw_activations(config, read(config, traces)).axes
     bars = [one for one in above.containers if hasattr(one, "patches")]
     assert [to_hex(one.patches[0].get_facecolor()) for one in bars] == [
@@ -157,9 +155,9 @@ def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
         values = [recorded(traces, condition, f"near_zero_{name}_c0.1") for name in CLASSES]
         means[condition] = [100 * np.nanmean(one) if np.isfinite(one).any() else np.nan for one in values]
         assert np.allclose([bar.get_height() for bar in container], means[condition], equal_nan=True)
-    for condition, container in zip(("mless", "random"), below.containers, strict=True):
-        change = 100 * (np.array(means[condition]) / means["wo"] - 1)
-        assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
+    (container,) = below.containers
+    change = 100 * (np.array(means["mless"]) / means["wo"] - 1)
+    assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
     said = [label.get_text().split("\n", 1) for label in below.get_xticklabels()]
     for name, (shown, about) in zip(CLASSES, said, strict=True):
         counts = recorded(traces, "wo", f"tokens_{name}")
@@ -199,38 +197,12 @@ def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(trace
         assert not boxes[one].padded(-1).overlaps(boxes[other].padded(-1)), (one, other)
 
 
-def test_the_note_says_whose_activations_which_threshold_and_how_many_prompts(traces):
-    config = load("histogram")
-    note = " ".join(draw_activations(config, read(config, traces)).get_supxlabel().split())
-    assert note.startswith("n = 8 prompts a panel. a: activations in the first layer's MLP after its non-linearity")
-    assert "c = 0.1 (Qwen2.5-Math-7B), 0.32 (Llama3.1-8B-Instruct), 0.1 (Gemma3-4b-it)." in note
-    assert "Bands and brackets: 95 %" in note
-    classes = load("token-classes")
-    note = " ".join(draw_activations(classes, read(classes, traces)).get_supxlabel().split())
-    assert "Error bars: 95 %" in note and "Bands" not in note
-
-
-def test_traces_without_activations_are_refused_in_one_line(figure, tmp_path):
-    path = write_traces(tmp_path / "x.traces", [make_trace("p0", condition) for condition in ("wo", "mless")])
-    result = figure("histogram-demo", "--set", f"models=[{{name: x, traces: {path}}}]", "-o", tmp_path)
-    assert isinstance(result.exception, ConfigError)
-    assert str(result.exception) == (
-        f"{path} holds no activations: expected traces of `mless probe --activations`. Probe again with --activations "
-        "and another --output."
-    )
-
-
-def test_the_command_measures_once_for_both_figures_and_draws_the_same_from_given_traces(figure, tmp_path):
-    few = ("--set", "prompts.n=2", "-o", tmp_path)
+def test_the_command_measures_once_for_both_figures(figure, tmp_path):
     for name in FIGURES:
-        assert figure(f"{name}-demo", *few).exit_code == 0
-    (made,) = (tmp_path / "traces").iterdir()
-    given = ("--set", f"models=[{{name: Bundled model, traces: {made}}}]", "--set", "name=again")
-    assert figure("token-classes-demo", *few, *given).exit_code == 0
-    one, other = (pandas.read_csv(tmp_path / f"{n}.csv") for n in ("activations-token-classes-demo", "again"))
-    assert one.drop(columns="figure").equals(other.drop(columns="figure")) and set(one["prompts"]) == {2}
-    pictures = {"activations-histogram-demo.png", "activations-token-classes-demo.png", "again.png"}
-    assert {file.name for file in tmp_path.glob("*.png")} == pictures
+        assert figure(f"{name}-demo", "--set", "prompts.n=2", "-o", tmp_path).exit_code == 0
+    (_,) = (tmp_path / "traces").iterdir()
+    assert {file.stem for file in tmp_path.glob("*.png")} == {f"activations-{name}-demo" for name in FIGURES}
+    assert set(pandas.read_csv(tmp_path / "activations-histogram-demo.csv")["prompts"]) == {2}
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -241,42 +213,22 @@ def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundl
     assert config.conditions == twin.conditions == ("wo", "mless")
     assert [one.model for one in twin.models] == ["demo"]
     for figure, stem in ((config, name), (twin, f"{name}-demo")):
-        assert figure.name == f"activations-{stem}" and figure.activations == name.replace("-", "_")
+        assert figure.name == f"activations-{stem}" and figure.kind == name.replace("-", "_")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("conditions=[mless, wo]", r"conditions: expected wo and then one or more others, each once, got mless, wo"),
-        ("conditions=[wo]", r"each once, got wo"),
-        ("conditions=[wo, dots]", r"know the conditions wo, mless, mful, random, got dots"),
         ("models.0.c=0.2", r"models.0: c: expected one of 0.1, 0.13, 0.32, got 0.2"),
         ("models.0.layer=1", r"unknown key 'models.0.layer'"),
-        ("models=[{name: x}]", r"needs `model` or `traces`"),
-        ("models=[{name: x, model: a}, {name: x, model: b}]", r"models: expected another name for each panel"),
-        ("prompts=null", r"needs `prompts`, or `traces` for every model"),
+        ("models=[{name: x}]", r"models.0.model: Field required"),
         ("prompts={run: x, flip: changed, controls: true}", r"prompts: .* expected no `flip`"),
-        ("activations=bars", r"activations: .*'histogram' or 'token_classes', got 'bars'"),
-        ("heads=[]", r"unknown key 'heads'"),
+        ("heads=[{layer: 0, head: 0}]", r"kind: histogram needs `models`, and these only"),
     ],
 )
 def test_what_a_config_may_not_say(override, message):
     with pytest.raises(ConfigError, match=message):
         load("histogram-demo", override)
-
-
-def test_what_traces_answer_is_neither_checked_nor_recorded(figure, path, tmp_path):
-    """Their conditions are their own, not those of the prompts; and nothing is measured."""
-    of_traces = f"models=[{{name: x, traces: {path}}}]"
-    assert load("histogram-demo", of_traces, "conditions=[wo, dots]").conditions == ("wo", "dots")
-    with pytest.raises(ConfigError, match="know the conditions wo, mless, mful, random, got dots"):
-        load(
-            "histogram-demo", f"models=[{{name: x, traces: {path}}}, {{name: y, model: demo}}]", "conditions=[wo, dots]"
-        )
-    given = ("--set", of_traces, "-o", tmp_path)
-    assert figure("histogram-demo", *given).exit_code == 0
-    receipt = json.loads(Image.open(tmp_path / "activations-histogram-demo.png").text["Description"])
-    assert receipt["figure"]["prompts"] is None
 
 
 def test_without_bins_nothing_is_drawn_and_the_numbers_are_dashes(traces, tmp_path):

