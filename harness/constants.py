@@ -81,6 +81,36 @@ QUOTED_CHARACTERS = 500
 """Of another program's text in a message, at most."""
 
 # Grading
+GRADER_VERSION = 4
+"""Goes up whenever a verdict can change."""
+LONGEST_ANSWER = 2000
+"""Characters of an answer that are still read; the longest gold of MATH-500 has 53. lm-eval's normalisation, which is
+quadratic in them, gets no more either."""
+MOST_RELATIONS = 20
+"""Terms of a chain such as `a=b=c`: each is compared with the last."""
+MOST_SIGNS = 4
+"""Signs with two values in one answer of a list: each doubles the values to compare."""
+DEEPEST = 40
+"""Brackets within brackets that are read."""
+MOST_DIGITS = 2000
+"""Of one number."""
+PRECISION_BITS = 1000
+"""Of every step of a formula."""
+EXACT_BITS = 2**16
+"""Of the numerator and denominator of a value that is not rounded."""
+MOST_BITS = 10_000
+"""Of a rounded value, before and after its point."""
+MOST_RESULT_BITS = 800
+"""Of a value that is compared. Of larger ones no digits would be left to compare."""
+AGREEMENT = 2.0**-83
+"""Values agree that differ by less than this part of them: 25 digits."""
+POINTS = 12
+"""At which formulas with letters are compared."""
+SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
+"""Letters have values between these, of both signs, over a prime that is no part of any period."""
+BUDGET = 6_000
+"""Functions of one comparison, at all points. A factorial or binomial counts as 20, a step with long
+fractions as 32."""
 
 # Runs: the journal and the stored files
 COMPRESSION = 3

@@ -1,6 +1,9 @@
 """Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
-from harness.grading.audit import (
+from harness.constants import GRADER_VERSION
+from harness.grading.compare import describe_gold, grade
+from harness.grading.extract import Grade, GradeJob, Verdict
+from harness.grading.other_graders import (
     COLUMNS,
     UNGRADED,
     Audit,
@@ -10,7 +13,6 @@ from harness.grading.audit import (
     as_text,
     column,
 )
-from harness.grading.grade_completion import GRADER_VERSION, Grade, GradeJob, Verdict, describe_gold, grade
 from harness.grading.pool import GraderPool
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Reads a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-The reader knows how formulas are written, and the `Numbers` that it is given know what they are worth: exactly
-(`harness.grading.exact`), or at one point to many digits (`harness.grading.numeric`). So there is one reader for both.
+The reader knows how formulas are written, and computes on its way with a `Point` of `harness.grading.values`, which
+knows what they are worth.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-Value = TypeVar("Value")
+from harness.constants import DEEPEST, MOST_DIGITS
 
-DEEPEST = 40
-MOST_DIGITS = 2000
+if TYPE_CHECKING:
+    from harness.grading.values import Point
+
+Value = Any
+"""A Fraction, or mpmath's mpf or mpc once it was rounded."""
+
 # \infty is not among them: a letter cancels, and \infty-\infty would be 0
 GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
@@ -55,42 +59,6 @@ class Ambiguous(Broken):
     """Two readers would read two values: `1/2x` is a half x to one, and one over 2x to another."""
 
 
-class Numbers(Protocol[Value]):
-    """What the reader computes with.
-
-    Any of the methods may raise `Unreadable` for a value that these numbers do not have, `TooLarge`, or
-    ZeroDivisionError.
-    """
-
-    def number(self, value: Fraction) -> Value:
-        """A rational number."""
-        ...
-
-    def letter(self, name: str) -> Value:
-        """A letter or constant."""
-        ...
-
-    def add(self, a: Value, b: Value) -> Value:
-        """The sum."""
-        ...
-
-    def multiply(self, a: Value, b: Value) -> Value:
-        """The product."""
-        ...
-
-    def invert(self, a: Value) -> Value:
-        """1 / a."""
-        ...
-
-    def power(self, base: Value, exponent: Value) -> Value:
-        """The value raised to an exponent."""
-        ...
-
-    def function(self, name: str, *arguments: Value) -> Value:
-        """A function by its command: `sqrt` of a value and its degree, `log` of a value and its base, `binom`, ..."""
-        ...
-
-
 def as_number(plain: str) -> Fraction | None:
     """The number that a plain text is: digits with a sign, decimals, or a fraction of integers. None: no number."""
     match = _SIMPLE.fullmatch(plain)
@@ -104,31 +72,27 @@ def as_number(plain: str) -> Fraction | None:
     return -value if sign == "-" else value
 
 
-def read(plain: str, numbers: Numbers[Value]) -> Value:
-    """The value of a formula.
-
-    Args:
-        plain: Text from `notation.plain`, without unit.
-        numbers: What to compute with.
+def read(plain: str, point: Point) -> Value:
+    """The value of a formula in plain notation, without unit, at a point.
 
     Raises:
-        Unreadable: the text holds anything else, or these numbers do not have its value. `Broken`: nobody could read
-            it. `Ambiguous`: two readers would read it in two ways.
+        Unreadable: the text holds anything else. `Broken`: nobody could read it. `Ambiguous`: two readers would read it
+            in two ways.
         TooLarge: the value would take too much work to write out.
         ZeroDivisionError: it divides by zero.
     """
-    reader = _Reader(plain, numbers)
+    reader = _Reader(plain, point)
     value = reader.total()
     if reader.place < len(plain):
         raise Unreadable(plain[reader.place :])
     return value
 
 
-class _Reader(Generic[Value]):
+class _Reader:
     """Reads a text from `place` on; `next` is the character there, "" at the end."""
 
-    def __init__(self, text: str, numbers: Numbers[Value]) -> None:
-        self.text, self.numbers = text, numbers
+    def __init__(self, text: str, point: Point) -> None:
+        self.text, self.point = text, point
         self.place, self.depth = 0, 0
         self.bars_open = 0  # since the last bracket: within them a bar closes where it could also open
 
@@ -153,19 +117,13 @@ class _Reader(Generic[Value]):
         self.bars_open = outside
         return value
 
-    def negated(self, value: Value) -> Value:
-        return self.numbers.multiply(self.numbers.number(Fraction(-1)), value)
-
-    def whole(self, value: int) -> Value:
-        return self.numbers.number(Fraction(value))
-
     def starts_factor(self) -> bool:
         return bool(self.finds(_STARTS_FACTOR)) or (self.next() == "|" and not self.bars_open)
 
     def total(self) -> Value:
         value = self.signed(self.term)
         while self.next() in ("+", "-"):
-            value = self.numbers.add(value, self.signed(self.term))
+            value = self.point.plus(value, self.signed(self.term))
         return value
 
     def signed(self, part: Callable[[], Value]) -> Value:
@@ -174,19 +132,19 @@ class _Reader(Generic[Value]):
             negative ^= self.next() == "-"
             self.place += 1
         value = part()
-        return self.negated(value) if negative else value
+        return self.point.times(Fraction(-1), value) if negative else value
 
     def term(self) -> Value:
         value = self.factor()
         while True:
             if self.takes("*"):
-                value = self.numbers.multiply(value, self.signed(self.factor))
+                value = self.point.times(value, self.signed(self.factor))
             elif self.takes("/"):
-                value = self.numbers.multiply(value, self.numbers.invert(self.signed(self.factor)))
+                value = self.point.times(value, 1 / self.signed(self.factor))
                 if self.starts_factor():
                     raise Ambiguous("1/2x may be a half x or one over 2x")
             elif self.starts_factor():
-                value = self.numbers.multiply(value, self.factor())
+                value = self.point.times(value, self.factor())
             else:
                 return value
 
@@ -194,16 +152,16 @@ class _Reader(Generic[Value]):
         value = self.atom()
         while self.next() in ("!", "^"):
             if self.takes("!"):
-                value = self.numbers.function("!", value)
+                value = self.point.function("!", value)
             else:
                 self.place += 1
-                value = self.numbers.power(value, self.nested(self.exponent))
+                value = self.point.power(value, self.nested(self.exponent))
         return value
 
     def exponent(self) -> Value:
         """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
         value = self.signed(lambda: self.digits() if self.next().isdecimal() else self.argument())
-        return self.numbers.power(value, self.nested(self.exponent)) if self.takes("^") else value
+        return self.point.power(value, self.nested(self.exponent)) if self.takes("^") else value
 
     def digits(self) -> Value:
         match = self.finds(_DIGITS)
@@ -211,7 +169,7 @@ class _Reader(Generic[Value]):
         if len(match.group()) > MOST_DIGITS:
             raise TooLarge("too many digits")
         self.place = match.end()
-        return self.numbers.number(Fraction(match.group()))
+        return self.point.checked(Fraction(match.group()))
 
     def number(self) -> Value:
         match = self.finds(_NUMBER)
@@ -231,7 +189,7 @@ class _Reader(Generic[Value]):
             if top < bottom:
                 value += Fraction(top, bottom)  # 2\frac12 is two and a half
                 self.place = part.end()
-        return self.numbers.number(value)
+        return self.point.checked(value)
 
     def atom(self) -> Value:
         character = self.next()
@@ -240,7 +198,7 @@ class _Reader(Generic[Value]):
         if character in _CLOSING:
             return self.enclosed(character, _CLOSING[character])
         if character == "|":
-            return self.numbers.function("abs", self.enclosed("|", "|", bars=1))
+            return self.point.function("abs", self.enclosed("|", "|", bars=1))
         command = self.finds(_COMMAND)
         if command and command[1] not in GREEK:
             self.place = command.end()
@@ -258,13 +216,15 @@ class _Reader(Generic[Value]):
         if command in ("frac", "binom"):
             top, bottom = self.argument(), self.argument()
             if command == "frac":
-                return self.numbers.multiply(top, self.numbers.invert(bottom))
-            return self.numbers.function("binom", top, bottom)
+                return self.point.times(top, 1 / bottom)
+            return self.point.function("binom", top, bottom)
         if command == "sqrt":
-            degree = self.enclosed("[", "]") if self.next() == "[" else self.whole(2)
-            return self.numbers.function("sqrt", self.argument(), degree)
+            degree = self.enclosed("[", "]") if self.next() == "[" else Fraction(2)
+            letters = self.point.letters_read
+            value = self.argument()
+            return self.point.root(value, degree, of_number=self.point.letters_read == letters)
         if command in _ROUNDINGS:
-            return self.numbers.function(command, self.enclosed("", _ROUNDINGS[command]))
+            return self.point.function(command, self.enclosed("", _ROUNDINGS[command]))
         if command in FUNCTIONS:
             return self.function(command)
         raise Unreadable(command)
@@ -277,8 +237,8 @@ class _Reader(Generic[Value]):
         if self.takes("^"):
             power = self.nested(self.exponent)
         self.takes(" ")
-        value = self.numbers.function(f"arc{name}" if inverse else name, self.function_argument(), *bases)
-        return value if power is None else self.numbers.power(value, power)
+        value = self.point.function(f"arc{name}" if inverse else name, self.function_argument(), *bases)
+        return value if power is None else self.point.power(value, power)
 
     def function_argument(self) -> Value:
         """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
@@ -290,7 +250,7 @@ class _Reader(Generic[Value]):
             return self.atom()
         value = self.signed(self.factor)
         while self.finds(_STARTS_ARGUMENT):
-            value = self.numbers.multiply(value, self.factor())
+            value = self.point.times(value, self.factor())
         if self.next() == "/" or (self.next() == "(" and self.text[self.place - 1].isdecimal()):
             raise Ambiguous("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
@@ -299,7 +259,7 @@ class _Reader(Generic[Value]):
         r"""The argument of a command: a group in braces, a single digit (`\frac12`), or an atom."""
         if self.next().isdecimal():
             self.place += 1
-            value = self.whole(int(self.text[self.place - 1]))
+            value = Fraction(self.text[self.place - 1])
             self.takes(" ")
             return value
         return self.atom()
@@ -313,11 +273,11 @@ class _Reader(Generic[Value]):
         self.place = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.takes(" "):
-            return self.numbers.letter(name)  # the blank parts a command from the letter after it
+            return self.point.letter(name)  # the blank parts a command from the letter after it
         # f(3) is a value of f, not f times 3: with its argument it is a letter of its own
         call = self.finds(_CALL)
         if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):
             name, self.place = name + call.group(), call.end()
         elif name[0] in "fg" and self.next() in ("(", "^"):
             raise Unreadable("function of a bracket")
-        return self.numbers.letter(name)
+        return self.point.letter(name)

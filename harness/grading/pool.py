@@ -38,8 +38,8 @@ from typing import Any, Self
 
 import harness
 from harness.errors import GraderError
-from harness.grading.audit import Audit, AuditJob
-from harness.grading.grade_completion import Grade, GradeJob, Verdict, read
+from harness.grading.extract import Grade, GradeJob, Verdict, read
+from harness.grading.other_graders import Audit, AuditJob
 from harness.grading.worker import AuditSteps, Comparison
 
 DEADLINE_S = 3.0

@@ -1,7 +1,7 @@
 """Equations, inequalities and sets of numbers in plain notation: what a relation says of its left side.
 
 `x=5` says that a value is 5, `x<5` and `x\\ne 5` say in which intervals it lies. Here one becomes the other, as text.
-Whether two texts are the same is for `harness.grading.equivalence` to say.
+Whether two texts are the same is for `harness.grading.compare` to say.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.grading.exact import Arithmetic
-from harness.grading.formula import read
+from harness.grading.english import AND, OR
 from harness.grading.notation import brackets, parts
-from harness.grading.words import AND, OR
+from harness.grading.values import approximate, constant_ratio
 
 Relation = tuple[list[str], list[str]]
 """The terms of a relation and the operators between them."""
@@ -111,11 +110,9 @@ def same_comparison(answer: Relation, target: Relation) -> bool:
     """
     if len(answer[1]) != 1 or len(target[1]) != 1 or not {answer[1][0], target[1][0]} <= FLIPPED.keys():
         return False
-    numbers = Arithmetic()
-    sides = [read(f"({terms[0]})-({terms[1]})", numbers) for terms, _ in (answer, target)]
-    ratio = numbers.ratio(*sides)
+    ratio = constant_ratio(*(f"({terms[0]})-({terms[1]})" for terms, _ in (answer, target)))
     operator = answer[1][0]
-    return ratio is not None and target[1][0] == (operator if ratio > 0 else FLIPPED[operator])
+    return ratio != 0 and target[1][0] == (operator if ratio > 0 else FLIPPED[operator])
 
 
 def as_range(relation: Relation) -> tuple[str, list[str]] | None:
@@ -190,8 +187,6 @@ def _is_interval(text: str) -> bool:
 
 def _without_points(interval: str, points: list[str]) -> list[str]:
     """The intervals that are left of one without some points; points whose value is not known are taken as inside."""
-    from harness.grading.numeric import approximate  # not at the top: it takes longer to load than all the rest
-
     opening, closing = interval[0], interval[-1]
     start, end = parts(interval[1:-1], frozenset(","))[0]
     places = {place: point for point in points if (place := approximate(point)) is not None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from harness.grading.words import ONES, SCALES, TENS
+from harness.grading.english import ONES, SCALES, TENS
 
 _SYNONYMS = {
     synonym: name

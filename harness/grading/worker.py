@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import hashlib
-import importlib
 import json
 import os
 import resource
@@ -24,8 +23,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
-from harness.grading.audit import FILLS, STEPS, Audit, AuditJob, is_prepared, prepare, run_step
-from harness.grading.grade_completion import GRADER_VERSION, Grade, Verdict, compare, read_boxes
+from harness.constants import GRADER_VERSION
+from harness.grading.compare import compare
+from harness.grading.extract import Grade, Verdict, read_boxes
+from harness.grading.other_graders import FILLS, STEPS, Audit, AuditJob, is_prepared, prepare, run_step
 
 NICENESS = 5
 """Below the engine, which may need the same cores, but not so far that deadlines in wall time mean nothing."""
@@ -126,8 +127,6 @@ def main(memory_bytes: int, requests: int, *, audits: bool = False) -> None:
     out_of_memory = f"out of memory (limit {memory_bytes / 2**20:.0f} MiB)"
     farewell = _line({"leaving": out_of_memory})  # made now: later there may be no memory to make it
     try:
-        # load now what a comparison may need, so that no deadline pays for it, and a broken installation fails here
-        importlib.import_module("harness.grading.numeric")
         if audits:
             prepare()
         _limit(memory_bytes)

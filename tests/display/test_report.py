@@ -26,7 +26,7 @@ from harness.display.report.details import unpack
 from harness.display.report.page import PALETTE, write_report
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
-from harness.grading.grade_completion import read_boxes
+from harness.grading.extract import read_boxes
 from harness.runs.sample_frame import load_run
 from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_traces

@@ -18,7 +18,7 @@ import pytest
 from harness import resources
 from harness.errors import GraderError
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
-from harness.grading.authors_rule import authors_rule
+from harness.grading.other_graders import authors_rule
 from tests.grading.test_labelled_answers import ATTACKS
 
 FORMULA = (r"so \boxed{x+1}", "1 + x")

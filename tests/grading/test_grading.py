@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.constants import GRADER_VERSION
 from harness.experiment.problems import load_demo, load_jsonl
 from harness.grading import Grade, grade
-from harness.grading.grade_completion import GRADER_VERSION, compare, read, read_boxes
+from harness.grading.compare import compare
+from harness.grading.extract import read, read_boxes
 
 
 def first_box(text):

@@ -17,11 +17,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.constants import LETTER_PRIME, POINTS
 from harness.experiment.problems import load_demo, load_jsonl
-from harness.grading.exact import Arithmetic
-from harness.grading.formula import TooLarge
-from harness.grading.grade_completion import compare, describe_gold, grade
-from harness.grading.numeric import PRIME, ROUNDS, _letter_value
+from harness.grading.compare import compare, describe_gold, grade
+from harness.grading.values import letter_value
 
 RULES = yaml.safe_load((Path(__file__).parents[1] / "data" / "labelled_answers.yaml").read_text(encoding="utf-8"))
 PAIRS = [
@@ -393,7 +392,7 @@ ATTACKS = [
 ]
 CHILD = """
 import json, sys, time
-from harness.grading.grade_completion import compare
+from harness.grading.compare import compare
 TARGETS = ("3", r"\\cot x", "(1,2)", r"x<1", r"\\begin{pmatrix}1\\\\2\\end{pmatrix}")
 for line in sys.stdin:
     answer = json.loads(line)
@@ -428,16 +427,16 @@ def test_attacks_end_at_once_and_are_never_correct():
         ("9^{9^9}", "number too large"),
         ("9^9^9", "number too large"),
         ("2^{100000}", "number too large"),
-        ("x¹⁰⁰⁰⁰⁰", None),
-        ("(x+1)^{5000}", "power too large"),
-        ("(a+b+c+d)^{300}", "too many terms"),
+        ("x¹⁰⁰⁰⁰⁰", "number too large"),
+        ("(x+1)^{5000}", None),
+        ("(a+b+c+d)^{300}", None),
         ("9^{9000}9^{9000}9^{9000}+1", "number too large"),
         ("+".join(rf"\frac{{1}}{{{10**300 + 2 * n + 1}}}" for n in range(6)), None),
         ("100000!", "factorial too large"),
         (r"\binom{50000}{25000}", "factorial too large"),
-        (r"\sin(10^{9999})", "power too large"),
+        (r"\sin(10^{9999})", "sin of a large number"),
         ("i" + "!" * 300, None),
-        ("+".join(f"(x+{n})!" for n in range(190)), "too many functions"),
+        ("+".join(f"(x+{n})!" for n in range(190)), "too much work"),
         ("x" + "=x" * 30 + "=y", "more than 20 equals signs"),
         (r"\exp(\exp(99))", "exp of a large number"),
         (r"\pm1\pm1\pm1\pm1\pm1", "more than 4 choices of sign"),
@@ -464,15 +463,6 @@ def test_what_is_only_not_understood_is_not_refused(answer):
     assert compare(answer, "3").verdict == "incorrect"
 
 
-def test_sums_count_their_bits():
-    """The numbers of a sum of fractions grow with every term: their work is counted as that of products is."""
-    numbers = Arithmetic()
-    total = numbers.number(Fraction(0))
-    with pytest.raises(TooLarge, match="number too large"):
-        for prime in range(10**300 + 1, 10**300 + 300, 2):
-            total = numbers.add(total, numbers.number(Fraction(1, prime)))
-
-
 @pytest.mark.parametrize("digit", ["²", "٤", "①", "𐩀", "五", "🄂", "௧"])
 def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
     for answer in (digit, f"x^{digit}", f"\\frac{digit}2", f"1{digit}", f"\\sqrt{digit}", f"{digit}!"):
@@ -492,28 +482,21 @@ def test_a_gold_answer_that_the_grader_cannot_compare_is_named():
         assert refused.verdict == "refused" and refused.reason.startswith("gold answer: ")
 
 
-def test_reading_needs_no_numeric_mathematics():
-    code = "import sys; from harness.grading.grade_completion import compare; "
-    code += "compare('2\\\\sqrt8', '0.5'); print({'sympy', 'mpmath'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
 def test_letters_have_all_signs_and_many_sizes():
     """|abc| is not abc, and |x-100| is not 100-x: some point must show it, for any few of the first letters."""
-    values = [[_letter_value(place, turn) for turn in range(ROUNDS)] for place in range(8)]
+    values = [[letter_value(place, turn) for turn in range(POINTS)] for place in range(8)]
     for several in range(1, 6):
         for letters in combinations(values, several):
             assert {prod(point) > 0 for point in zip(*letters, strict=True)} == {True, False}
     assert all(min(map(abs, letter)) < 0.5 and max(letter) > 10 and min(letter) < -10 for letter in values)
-    assert all(value.denominator == PRIME for letter in values for value in letter)
+    assert all(value.denominator == LETTER_PRIME for letter in values for value in letter)
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_answers():
     code = """
 import resource
-from harness.grading.grade_completion import compare
+from harness.grading.compare import compare
 for n in range(100_000):
     compare((f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")[n % 4], "(x+1)^2")
     if n in (20_000, 99_999):

@@ -15,7 +15,7 @@ from harness.analysis.reference import read_reference
 from harness.experiment.config import load_config
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditJob, GradeJob, GraderPool, grade
-from harness.grading.grade_completion import compare
+from harness.grading.compare import compare
 from harness.runs.records import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Are two answers the same? Shape first, then the values in it: exactly where possible, at a few points where not.
+"""Is an answer the gold answer? Shape first, then the values in it.
 
 The rules, each with examples, are in docs/grading.md and `tests/data/labelled_answers.yaml`. In short: `(1,2)`, `[1,2)`
 and `1,2` all differ; between brackets order counts, in a bare list or a set it does not, and every element counts; a
@@ -12,10 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
-from harness.grading.exact import Arithmetic, Quotient
-from harness.grading.formula import Broken, TooLarge, Unreadable, read
+from harness.constants import DEEPEST, LONGEST_ANSWER, MOST_RELATIONS, MOST_SIGNS
+from harness.grading.english import AND, OR, number_word, readable_words
+from harness.grading.extract import TOO_LONG, Grade, Verdict, read
+from harness.grading.formula import TooLarge, Unreadable, as_number
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
 from harness.grading.relations import (
     Relation,
@@ -30,7 +32,7 @@ from harness.grading.relations import (
     same_comparison,
 )
 from harness.grading.units import agree, without_unit
-from harness.grading.words import AND, OR, number_word, readable_words
+from harness.grading.values import approximate, has_value, same_values
 
 _BASED = re.compile(
     r"\(?([A-F]*\d[0-9A-F]*|[A-F]{2,})\)?_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
@@ -47,8 +49,79 @@ _LETTERS_AS_TEXT = re.compile(r"(?<=[\d}])\\text\{([A-Za-z]+)\}\Z")
 _COMMAS, _COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
-MOST_CHOICES = 4
-"""Most signs with two values in one answer of a list: each doubles the values to compare."""
+
+
+def grade(completion: str, target: str, *, finish_reason: str | None = None) -> Grade:
+    """Grade a completion in this process. For many, use `GraderPool`: it grades in parallel, in killable processes.
+
+    Args:
+        completion: What the model wrote, without the prompt.
+        target: The gold answer, as it would stand in a box.
+        finish_reason: vLLM's, if known.
+    """
+    found = read(completion, finish_reason=finish_reason)
+    return found if isinstance(found, Grade) else compare(found, target)
+
+
+def compare(answer: str, target: str) -> Grade:
+    """Grade the content of a box against the gold answer.
+
+    What it costs is bounded by the length of the texts. On what a model wrote only worker processes call it all the
+    same, since a bound is easier to state than to keep.
+
+    Args:
+        answer: What `read` returned.
+        target: The gold answer, as it would stand in a box.
+
+    Raises:
+        MemoryError: Left to the worker, which knows its limit.
+    """
+    reason = None
+    try:
+        if answer == target:
+            verdict: Verdict = "correct"
+        elif max(len(answer), len(target)) > LONGEST_ANSWER:
+            verdict, reason = "refused", TOO_LONG if len(answer) > LONGEST_ANSWER else f"gold answer: {TOO_LONG}"
+        elif plain(answer) == plain(target):
+            verdict = "correct"
+        elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
+            verdict = "correct" if numbers[0] == numbers[1] else "incorrect"
+        elif reason := refusal(answer) or refuse_target(target):
+            verdict = "refused"
+        else:
+            verdict = "correct" if same_mathematics(answer, target) else "incorrect"
+    except TooLarge as error:
+        verdict, reason = "refused", str(error)
+    except MemoryError:
+        raise
+    except Exception as error:  # a bug of ours must not pass for a wrong answer
+        verdict, reason = "crashed", type(error).__name__
+    return Grade(verdict=verdict, answer=answer[:LONGEST_ANSWER], reason=reason)
+
+
+def refusal(text: str) -> str | None:
+    """Why an answer would take too much work to compare, in a few words; None if it would not."""
+    if len(text) > LONGEST_ANSWER or len(text := plain(text)) > LONGEST_ANSWER:  # one character may stand for many
+        return TOO_LONG
+    if text.count("=") > MOST_RELATIONS:
+        return f"more than {MOST_RELATIONS} equals signs"
+    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
+    return f"nested deeper than {DEEPEST}" if max(depths, default=0) > DEEPEST else None
+
+
+@lru_cache(maxsize=4096)
+def refuse_target(target: str) -> str | None:
+    """Why no answer can be compared with this gold answer, unless it is the same text; None if one can."""
+    found = refusal(target)
+    return found and f"gold answer: {found}"
+
+
+def describe_gold(target: str) -> str | None:
+    """Why the grader cannot compare an answer with this gold answer; None if it can."""
+    try:
+        return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
+    except TooLarge as error:
+        return str(error)
 
 
 def same_mathematics(answer: str, target: str) -> bool:
@@ -92,16 +165,7 @@ def _entries_of(text: str) -> list[str]:
 def _has_value(piece: str) -> bool:
     if readable_words(piece) or is_name(piece) or _BASED.fullmatch(piece) or piece in _SYMBOLS or _NAMES.match(piece):
         return True
-    value, _ = without_unit(piece)
-    try:
-        read(value, Arithmetic())
-    except (Broken, TooLarge):
-        return False
-    except (Unreadable, ZeroDivisionError):
-        from harness.grading.numeric import has_value
-
-        return has_value(value)
-    return True
+    return has_value(without_unit(piece)[0])
 
 
 def _same(answer: str, target: str) -> bool:
@@ -169,8 +233,8 @@ def _members(text: str) -> list[str]:
 def _both_signs(text: str) -> list[str]:
     pieces = re.split(r"\\(pm|mp) ?", text)
     signs = pieces[1::2]
-    if len(signs) > MOST_CHOICES:
-        raise TooLarge(f"more than {MOST_CHOICES} choices of sign")
+    if len(signs) > MOST_SIGNS:
+        raise TooLarge(f"more than {MOST_SIGNS} choices of sign")
     if "mp" in signs:  # upper signs belong together
         choices = [tuple(sign == "pm" for sign in signs), tuple(sign == "mp" for sign in signs)]
     else:
@@ -222,8 +286,6 @@ def _same_rounded(stated: str, value: str, decimal: str, target: str) -> bool:
     places = len(target.partition(".")[2])
     if places < 2 or decimal != target:
         return False
-    from harness.grading.numeric import approximate
-
     number, rounded = approximate(value), approximate(decimal)
     return number is not None and rounded is not None and abs(number - rounded) <= 0.500001 * 10.0**-places
 
@@ -244,7 +306,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
             return True
     try:
         return same_comparison(answer, target)
-    except (Unreadable, ZeroDivisionError):
+    except Unreadable:
         return False
 
 
@@ -308,26 +370,9 @@ def _base(match: re.Match[str]) -> tuple[str, str]:
 
 
 def _same_formula(answer: str, target: str) -> bool:
-    """Whether two formulas have the same value: exactly if both can be read so, else at a few points."""
     if _NAMES.match(answer) or _NAMES.match(target):
         return False
-    exact = Arithmetic()
     try:
-        try:
-            return exact.equal(read(answer, exact), _read_target(target))
-        except Broken:
-            return False
-        except (Unreadable, ZeroDivisionError):
-            from harness.grading.numeric import same_values  # not at the top: most answers do without
-
-            return same_values(answer, target)
+        return same_values(answer, target)
     except Unreadable:
         return False
-
-
-@lru_cache(maxsize=4096)
-def _read_target(text: str) -> Quotient:
-    try:
-        return read(text, Arithmetic())
-    except TooLarge as error:
-        raise TooLarge(f"gold answer: {error}") from None

@@ -1,29 +1,16 @@
-"""Grades a completion: finds the answer in its last box, compares it with the gold answer, and gives a verdict."""
+"""Finds the answer of a completion: what its last closed box holds."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Literal
 
-from harness.grading.equivalence import same_mathematics, unreadable_part
-from harness.grading.formula import DEEPEST, TooLarge, as_number
-from harness.grading.notation import plain
+from harness.constants import LONGEST_ANSWER
 
 Verdict = Literal["correct", "incorrect", "no_box", "truncated", "refused", "timeout", "crashed"]
 
-GRADER_VERSION = 4
-"""Goes up whenever a verdict can change."""
-
-LONGEST_ANSWER = 2000
-"""Characters of a box that are still read; the longest gold of MATH-500 has 53."""
-
 TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
-MOST_RELATIONS = 20
-"""Most terms of a chain such as `a=b=c`: each is compared with the last."""
-
 _BRACE = re.compile(
     r"\\{1,2}(?:boxed|fbox)\s*(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2}))"
     r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
@@ -77,18 +64,6 @@ class Grade:
         return self.verdict == "correct"
 
 
-def grade(completion: str, target: str, *, finish_reason: str | None = None) -> Grade:
-    """Grade a completion in this process. For many, use `GraderPool`: it grades in parallel, in killable processes.
-
-    Args:
-        completion: What the model wrote, without the prompt.
-        target: The gold answer, as it would stand in a box.
-        finish_reason: vLLM's, if known.
-    """
-    found = read(completion, finish_reason=finish_reason)
-    return found if isinstance(found, Grade) else compare(found, target)
-
-
 def read(completion: str, *, finish_reason: str | None = None) -> Grade | str:
     """The answer of a completion, or its grade if there is nothing to compare. Takes linear time, safe in any process.
 
@@ -103,67 +78,6 @@ def read(completion: str, *, finish_reason: str | None = None) -> Grade | str:
     if len(answer) > LONGEST_ANSWER:
         return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER], reason=TOO_LONG)
     return answer
-
-
-def compare(answer: str, target: str) -> Grade:
-    """Grade the content of a box against the gold answer.
-
-    What it costs is bounded by the length of the texts. On what a model wrote only worker processes call it all the
-    same, since a bound is easier to state than to keep.
-
-    Args:
-        answer: What `read` returned.
-        target: The gold answer, as it would stand in a box.
-
-    Raises:
-        MemoryError: Left to the worker, which knows its limit.
-    """
-    reason = None
-    try:
-        if answer == target:
-            verdict: Verdict = "correct"
-        elif max(len(answer), len(target)) > LONGEST_ANSWER:
-            verdict, reason = "refused", TOO_LONG if len(answer) > LONGEST_ANSWER else f"gold answer: {TOO_LONG}"
-        elif plain(answer) == plain(target):
-            verdict = "correct"
-        elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
-            verdict = "correct" if numbers[0] == numbers[1] else "incorrect"
-        elif reason := refusal(answer) or refuse_target(target):
-            verdict = "refused"
-        else:
-            verdict = "correct" if same_mathematics(answer, target) else "incorrect"
-    except TooLarge as error:
-        verdict, reason = "refused", str(error)
-    except MemoryError:
-        raise
-    except Exception as error:  # a bug of ours must not pass for a wrong answer
-        verdict, reason = "crashed", type(error).__name__
-    return Grade(verdict=verdict, answer=answer[:LONGEST_ANSWER], reason=reason)
-
-
-def refusal(text: str) -> str | None:
-    """Why an answer would take too much work to compare, in a few words; None if it would not."""
-    if len(text) > LONGEST_ANSWER or len(text := plain(text)) > LONGEST_ANSWER:  # one character may stand for many
-        return TOO_LONG
-    if text.count("=") > MOST_RELATIONS:
-        return f"more than {MOST_RELATIONS} equals signs"
-    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return f"nested deeper than {DEEPEST}" if max(depths, default=0) > DEEPEST else None
-
-
-@lru_cache(maxsize=4096)
-def refuse_target(target: str) -> str | None:
-    """Why no answer can be compared with this gold answer, unless it is the same text; None if one can."""
-    found = refusal(target)
-    return found and f"gold answer: {found}"
-
-
-def describe_gold(target: str) -> str | None:
-    """Why the grader cannot compare an answer with this gold answer; None if it can."""
-    try:
-        return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
-    except TooLarge as error:
-        return str(error)
 
 
 def read_boxes(completion: str) -> list[str]:

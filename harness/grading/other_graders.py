@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +20,9 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
-from harness.grading.authors_rule import authors_rule
-from harness.grading.grade_completion import Grade, compare, read, read_boxes
-
-LONGEST_EXACT_MATCH = 2000
-"""The longest answer, in characters, that lm-eval's normalisation gets. It is quadratic: 50,000 take about 10 s."""
+from harness.constants import LONGEST_ANSWER
+from harness.grading.compare import compare
+from harness.grading.extract import Grade, read, read_boxes
 
 UNGRADED = ("refused", "timeout", "crashed")
 """The verdicts that say nothing about the answer."""
@@ -142,8 +141,8 @@ def _exact_match_boxed(job: AuditJob) -> Finding:
 
 
 def _same_normalised(column: str, answer: str, job: AuditJob) -> Finding:
-    if len(answer) > LONGEST_EXACT_MATCH:
-        return {column: None}, f"answer of {len(answer)} characters, over {LONGEST_EXACT_MATCH}"
+    if len(answer) > LONGEST_ANSWER:
+        return {column: None}, f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
     return {column: _equivalent(_minerva().normalize_final_answer(answer), _gold(job.solution, job.target))}, None
 
 
@@ -238,3 +237,105 @@ def _parse_solution(solution: str) -> Any:
 
 
 _compare = lru_cache(maxsize=4096)(compare)
+
+
+_UNIT = "\\text{ "
+"""A text command that begins with a blank. In MATH, units are written like this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorsVerdict:
+    r"""The verdict of the authors' rule.
+
+    Attributes:
+        right: The rule as it is: the answer is a substring of the gold answer, both rewritten.
+        strict: The rule without the substring bug: the answer equals the gold answer, both rewritten.
+        failed: Whether their code would have stopped with an IndexError, at a `\frac` or `\sqrt` with nothing after
+            it. Then `right` and `strict` are False.
+    """
+
+    right: bool
+    strict: bool
+    failed: bool
+
+
+def authors_rule(text: str, gold: str | None) -> AuthorsVerdict:
+    """Judge a text, prompt and completion joined, against the gold answer.
+
+    Args:
+        text: The prompt followed by the completion.
+        gold: The gold answer. None: the problem has no boxed answer.
+    """
+    answer = authors_answer(text)
+    if answer is None or gold is None:
+        agreed = answer == gold
+        return AuthorsVerdict(right=agreed, strict=agreed, failed=False)
+    try:
+        rewritten, expected = rewrite(answer), rewrite(gold)
+    except IndexError:
+        return AuthorsVerdict(right=False, strict=False, failed=True)
+    return AuthorsVerdict(right=rewritten in expected, strict=rewritten == expected, failed=False)
+
+
+def authors_answer(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
+
+    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there is no `\boxed`, and
+    then refuses its form.
+    """
+    start = text.rfind("\\boxed")
+    if start < 0:
+        return None
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            box = text[start : brace.end()]
+            prefix = "\\boxed{"
+            return box[len(prefix) : -1] if box.startswith(prefix) else None
+    return None
+
+
+def rewrite(answer: str) -> str:
+    r"""Rewrite an answer, or the gold answer, by the rule's steps in their order.
+
+    Raises:
+        IndexError: nothing follows a `\frac` or a `\sqrt`, as in their code.
+    """
+    text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    text = text.replace("tfrac", "frac").replace("dfrac", "frac")
+    text = text.replace("\\left", "").replace("\\right", "")
+    text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
+    text = text.partition(_UNIT)[0].replace("\\%", "")
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    text = "0" + text if text.startswith(".") else text
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:
+        text = sides[1]
+    text = _brace_fractions(_brace_roots(text).replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    slash = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
+    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else text
+
+
+def _brace_roots(text: str) -> str:
+    r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command is braced."""
+    first, *rest = text.split("\\sqrt")
+    return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest)
+
+
+def _brace_fractions(text: str) -> str:
+    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`. If only one character follows a `\frac`, the whole text stays."""
+    first, *rest = text.split("\\frac")
+    parts = [first]
+    for part in rest:
+        if part[0] == "{":
+            braced = part
+        elif len(part) < 2:
+            return text
+        else:
+            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            braced = f"{{{part[0]}}}{below}"
+        parts.append("\\frac" + braced)
+    return "".join(parts)

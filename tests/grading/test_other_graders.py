@@ -12,8 +12,7 @@ import pytest
 from harness.experiment.problems import load_demo, load_jsonl
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditJob, Grade, GraderPool, as_record
-from harness.grading.audit import COLUMNS, FILLS, STEPS, run_step
-from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
+from harness.grading.other_graders import COLUMNS, FILLS, STEPS, authors_answer, authors_rule, rewrite, run_step
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -221,7 +220,7 @@ def test_every_step_fills_its_columns_and_all_are_filled():
 
 def test_lm_evals_functions_are_its_own_without_its_imports():
     code = (
-        "import sys; from harness.grading.audit import AuditJob, run_step\n"
+        "import sys; from harness.grading.other_graders import AuditJob, run_step\n"
         "job = AuditJob(prompt='', completion='\\\\boxed{3}', target='3', solution='')\n"
         "print(run_step('exact_match_boxed', job)[0], {'torch', 'datasets', 'lm_eval'} & set(sys.modules))"
     )
