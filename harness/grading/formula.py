@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.constants import DEEPEST, MOST_DIGITS
-
-if TYPE_CHECKING:
-    from harness.grading.values import Point
 
 Value = Any
 """A Fraction, or mpmath's mpf or mpc once it was rounded."""
@@ -72,7 +69,7 @@ def as_number(plain: str) -> Fraction | None:
     return -value if sign == "-" else value
 
 
-def read(plain: str, point: Point) -> Value:
+def read(plain: str, point: Any) -> Value:
     """The value of a formula in plain notation, without unit, at a point.
 
     Raises:
@@ -91,7 +88,7 @@ def read(plain: str, point: Point) -> Value:
 class _Reader:
     """Reads a text from `place` on; `next` is the character there, "" at the end."""
 
-    def __init__(self, text: str, point: Point) -> None:
+    def __init__(self, text: str, point: Any) -> None:
         self.text, self.point = text, point
         self.place, self.depth = 0, 0
         self.bars_open = 0  # since the last bracket: within them a bar closes where it could also open
