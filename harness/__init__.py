@@ -12,7 +12,7 @@ PLACES = {
     "read_run": "runs.read_run",
     "compare": "analysis.comparison",
     "execute": "execution.run",
-    "run": "execution.own_process",
+    "run": "execution.run_in_subprocess",
 }
 """The public names, each with its module, which is imported when the name is first used: `mless --help` needs none."""
 __all__ = sorted(PLACES)

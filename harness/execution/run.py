@@ -10,11 +10,11 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.constants import PROMPT_VERSION
 from harness.display.progress import Progress
@@ -43,32 +43,16 @@ from harness.runs.folder import (
     read_scores,
     read_sessions,
 )
-from harness.runs.records import (
-    FORMAT,
-    Arm,
-    DatasetFacts,
-    Identity,
-    Sample,
-    as_json,
-)
+from harness.runs.records import FORMAT, Arm, DatasetFacts, Identity, Sample, Score, as_json
+from harness.runs.sample_frame import read_frame, read_receipt
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
-
-if TYPE_CHECKING:
-    import pandas
 
 FIGURE = "accuracy"
 LOG = "libraries.log"
 """What vLLM, torch and others print while a run is made."""
 
 
-def execute(
-    plan: Plan,
-    *,
-    output: Path,
-    fork: bool = False,
-    quiet: bool = False,
-    engines: str | None = None,
-) -> Path:
+def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False, engines: str | None = None) -> Path:
     """Run the plan, or what of it is not done yet, and return the run folder.
 
     Args:
@@ -98,10 +82,9 @@ def execute(
                 else:
                     print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
             except KeyboardInterrupt:
-                raise RunInterrupted(
-                    f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in {path}. Run the same "
-                    "command again to continue."
-                ) from None
+                safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {path}"
+                told = f"interrupted: {safe}. Run the same command again to continue."
+                raise RunInterrupted(told) from None
     return path
 
 
@@ -114,12 +97,11 @@ def describe_folder(plan: Plan, *, output: Path, fork: bool = False) -> str:
     if not has_sample(output):
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if changes(output, identity):
-        if not fork:
-            return f"{output}, which holds a run with other settings: add --fork, or choose another --output"
-        output = next_free_folder(output, identity)
-    there = sum(1 for _ in read_samples(output)) if has_sample(output) else 0
-    return f"{output}, " + (f"{there:,} of {plan.size:,} samples are there" if there else "new")
+    if not changes(output, identity):
+        return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
+    if not fork:
+        return f"{output}, which holds a run with other settings: add --fork, or choose another --output"
+    return describe_folder(plan, output=next_free_folder(output, identity))
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
@@ -161,8 +143,11 @@ def finish(path: Path) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
+    from harness.analysis.outcomes import accuracy_table
+    from harness.display.figures.dots import draw_accuracies
+    from harness.display.figures.saving import save_figure
+    from harness.experiment.conditions import find_yardsticks
     from harness.lm_eval_plugin.write_results import export
-    from harness.runs.sample_frame import read_frame
 
     notes: list[dict[str, Any]] = []
     samples = list(read_samples(path, notes))
@@ -187,33 +172,21 @@ def finish(path: Path) -> None:
             "git_revision": receipts.git_revision(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        _draw(path, receipt, read_frame(path, receipt, prompts, read=(samples, scores.values())))
+        frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))
+        figure = draw_accuracies(
+            accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
+            title=f"Results on {identity.dataset.name} ({receipt['problems']} problems)",
+        )
+        kept = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")
+        save_figure(figure, path / FIGURE, {name: receipt[name] for name in kept})
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
-def _draw(path: Path, receipt: Mapping[str, Any], frame: pandas.DataFrame) -> None:
-    """Draw the accuracies of a run into its folder."""
-    from harness.analysis.outcomes import accuracy_table
-    from harness.display.figures.dots import draw_accuracies
-    from harness.display.figures.saving import save_figure
-    from harness.experiment.conditions import find_yardsticks
-
-    figure = draw_accuracies(
-        accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
-        title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
-    )
-    kept = {k: receipt[k] for k in ("run", "model", "dataset", "versions", "git_revision", "seed", "created")}
-    save_figure(figure, path / FIGURE, kept)
-
-
 def _is_finished(path: Path) -> bool:
-    """Whether the receipt is there, and whole."""
-    from harness.runs.sample_frame import read_receipt
-
-    try:
+    """Whether the receipt and lm-eval's files are there, and whole."""
+    with suppress(RunError):
         return all((path / task["samples"]).is_file() for task in read_receipt(path)["tasks"])
-    except RunError:
-        return False
+    return False
 
 
 def _generate_and_grade(
@@ -227,75 +200,62 @@ def _generate_and_grade(
     from harness.engines.backends import open_backend
     from harness.engines.engine_pool import EnginePool
 
-    setting = identity.hash_setting()
-    keyed = [(request, sample_key(request, setting)) for request in make_requests(plan, sampling)]
-    lines = plan.lines
-    tasks = {key: lines[request.task] for request, key in keyed}
-    if strange := folder.sample_keys - tasks.keys():
-        raise JournalError(
-            f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {min(strange)}: they "
-            "were put there by hand, or by another version of mless. Choose another --output."
-        )
-    missing = [request for request, key in keyed if key not in folder.journal.keys]
-    if not missing and folder.scores.keys >= tasks.keys():
+    setting, places = identity.hash_setting(), plan.lines
+    requests = {sample_key(request, setting): request for request in make_requests(plan, sampling)}
+    lines = {key: places[request.task] for key, request in requests.items()}
+    if strange := sorted(folder.sample_keys - requests.keys()):
+        told = f"{folder.path} holds {len(strange)} samples that are none of this run's, such as {strange[0]}."
+        raise JournalError(told)
+    missing = [request for key, request in requests.items() if key not in folder.journal.keys]
+    if not missing and folder.scores.keys >= requests.keys():
         return False
+    if intervened := [request.task for request in missing if request.intervention is not None]:
+        raise ConfigError(f"{intervened[0]} asks for an intervention, and no engine can make one.")
+    session, log = _session(plan), folder.path / LOG
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
-    session = _session(plan)
+    progress = Progress(Counter(lines.values()), quiet=quiet)
+
+    def show(scores: Iterable[Score]) -> None:
+        for score in scores:
+            progress.score(lines[score.key], score.verdict)
+
     with Scorer(folder.scores, plan.prompts, audit=plan.config.audit) as scorer:
-        totals = Counter[str]()
-        for task, total in plan.totals.items():
-            totals[lines[task]] += total
-        progress = Progress(totals, quiet=quiet)
-
-        def collect() -> None:
-            for score in scorer.poll():
-                progress.score(tasks[score.key], score.verdict)
-
-        if not missing:
+        if missing:
+            scorer.start()
+        else:
             folder.begin_session(session)
         for number, sample in enumerate(read_samples(folder.path)):
-            progress.known(lines[sample.task])
+            progress.known(places[sample.task])
             scorer.submit(sample)
             if number % 64 == 0:
-                collect()  # the workers must not wait until all are read
-        last = started = time.monotonic()
+                show(scorer.poll())  # the workers must not wait until all are read
         if missing:
-            if intervened := next((request.task for request in missing if request.intervention is not None), None):
-                raise ConfigError(f"{intervened} asks for an intervention, and no engine can make one. Leave it out.")
-            scorer.start()
-            if known := len(keyed) - len(missing):
-                print(f"mless: {known:,} of {len(keyed):,} samples are in {folder.path} already", file=sys.stderr)
-            print(f"mless: loading {plan.config.model.display_name}", file=sys.stderr, flush=True)
+            known = len(requests) - len(missing)
+            there = f": {known:,} of {len(requests):,} samples are in {folder.path} already" if known else ""
+            print(f"mless: loading {plan.config.model.display_name}{there}", file=sys.stderr, flush=True)
+            started = time.monotonic()
+            arguments, sampled = plan.config.model_arguments(), not sampling.greedy
             opened = open_backend(
-                plan.config.model.backend,
-                plan.config.model_arguments(),
-                sampled=not sampling.greedy,
-                engines=engines,
-                most=len(missing),
-                log=folder.path / LOG,
+                plan.config.model.backend, arguments, sampled=sampled, engines=engines, most=len(missing), log=log
             )
-            with library_log(folder.path / LOG), opened as backend:
+            with library_log(log), opened as backend:
                 facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
-                _tell_other_device(folder, facts)
+                _tell_other_device(folder, facts["device_names"])
                 folder.begin_session({**session, "engine": facts})
                 with progress:
                     started = time.monotonic()
                     for finished in backend.stream(missing):
                         for request, done in finished:
-                            sample = Sample.of(
-                                request,
-                                sample_key(request, setting),
-                                done.text,
-                                tokens=done.completion_tokens,
-                                reason=done.finish_reason,
-                            )
+                            tokens, reason = done.completion_tokens, done.finish_reason
+                            key = sample_key(request, setting)
+                            sample = Sample.of(request, key, done.text, tokens=tokens, reason=reason)
                             folder.journal.append(sample)
                             scorer.submit(sample)
-                            progress.sample(lines[request.task], done.completion_tokens)
+                            progress.sample(lines[key], tokens)
                             timing["samples"] += 1
-                            timing["tokens"] += done.completion_tokens or 0
-                        collect()
+                            timing["tokens"] += tokens or 0
+                        show(scorer.poll())
                         folder.sync_if_due()
                         progress.tick()
                     last = time.monotonic()
@@ -303,26 +263,19 @@ def _generate_and_grade(
                     timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
                     if isinstance(backend, EnginePool):
                         timing["engines"] = backend.describe_work()
-                    for score in scorer.finish():
-                        progress.score(tasks[score.key], score.verdict)
+                    show(scorer.finish())
                     timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
-        for score in scorer.finish():
-            progress.score(tasks[score.key], score.verdict)
+        show(scorer.finish())
     folder.end_session(timing)
     return True
 
 
-def _tell_other_device(folder: RunFolder, facts: Mapping[str, Any]) -> None:
+def _tell_other_device(folder: RunFolder, devices: Sequence[str] | None) -> None:
     """Say so if an earlier session generated on another kind of device, such as another GPU model."""
-    if not folder.sample_keys:
-        return
-    before = [session["engine"]["device_names"] for session in read_sessions(folder.path) if session["engine"]]
-    if before and before[-1] != facts["device_names"]:
-        print(
-            f"mless: earlier samples of {folder.path} were generated on {before[-1]}, and now it is "
-            f"{facts['device_names']}. Completions can differ in the last digits of a logit; the receipt names both.",
-            file=sys.stderr,
-        )
+    sessions = read_sessions(folder.path) if folder.sample_keys else []
+    before = [session["engine"]["device_names"] for session in sessions if session["engine"]]
+    if before and before[-1] != devices:
+        print(f"mless: earlier samples are from {before[-1]}, and those to come from {devices}", file=sys.stderr)
 
 
 def _session(plan: Plan) -> dict[str, Any]:
@@ -355,8 +308,7 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
         if config.sampling != "model_default":
             return None
         raise ModelError(
-            "`sampling` is model_default, and the model's generation_config.json cannot be read. "
-            f"{explain_hub_error(name, error)} Or use greedy, or values such as {{temperature: 0.7}}."
+            f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"
         ) from error
     return dict(own.to_diff_dict())
 
@@ -364,11 +316,7 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """A job scheduler's SIGTERM ends a run as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
@@ -381,24 +329,19 @@ def library_log(path: Path) -> Iterator[None]:
 
     Python's warnings go there too. Nothing is changed where standard error is not the process's own, as in a notebook.
     """
-    try:
-        ours = sys.stderr.fileno() == 2
-    except (OSError, ValueError):
-        ours = False
-    if not ours:
+    shown, warn, own = sys.stderr, warnings.showwarning, sys.__stderr__
+    if own is None or shown is not own:
         yield
         return
-    sys.stderr.flush()
-    kept, shown, warn = os.dup(2), sys.stderr, warnings.showwarning
+    shown.flush()
+    kept = os.dup(2)
     with (
         open(path, "a", encoding="utf-8") as log,
         os.fdopen(kept, "w", buffering=1, encoding=shown.encoding) as terminal,
     ):
         os.dup2(log.fileno(), 2)
         sys.stderr = terminal
-        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: print(
-            warnings.formatwarning(message, category, filename, lineno, line), file=log, flush=True
-        )
+        warnings.showwarning = lambda *warning: print(warnings.formatwarning(*warning[:4]), file=log, flush=True)
         try:
             yield
         finally:
@@ -414,6 +357,5 @@ def _quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     # a killed engine leaves shared memory to Python's tracker, which cleans it up and says so after our last word
-    told = os.environ.get("PYTHONWARNINGS", "")
-    if "resource_tracker" not in told:
-        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker:UserWarning"]))
+    told = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, told))

@@ -61,13 +61,8 @@ class Plan:
     @property
     def size(self) -> int:
         """Completions to generate."""
-        return sum(self.totals.values())
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Completions to generate, by task."""
         each = len(self.dataset.problems) * self.config.samples_per_problem
-        return {arm.task: arm.replicates * each for arm in self.arms}
+        return each * sum(arm.replicates for arm in self.arms)
 
     @property
     def lines(self) -> dict[str, str]:

@@ -77,6 +77,6 @@ CONFIG = "{name: n, model: {arguments: {pretrained: %s}}, dataset: demo, conditi
 
 def test_the_plan_says_what_can_be_found_and_what_comes_on_top(tmp_path):
     plan = plan_with(tmp_path, CONFIG % ("demo", "prompt_null: 4, replicates: 2"))
-    assert plan.size == 3 * (2 + 1 + 4) and plan.totals["demo_wo"] == 6 and plan.totals["demo_edit-04"] == 3
+    assert plan.size == 3 * (2 + 1 + 4)
     said = describe_plan(plan)
     assert "requests  21: wo 2 times, 4 rewordings" in said and said.count("rewordings") == 2

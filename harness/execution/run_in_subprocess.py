@@ -16,11 +16,7 @@ from harness.runs.run import Run
 
 
 def run(
-    config: RunConfig | str | Path,
-    *,
-    limit: int | None = None,
-    output: Path | str | None = None,
-    engines: int | str | None = None,
+    config: RunConfig | str | Path, *, limit: int | None = None, output: Path | str = "", engines: int | str = ""
 ) -> Run:
     """Run an experiment, or continue it, and read the result. Use it in scripts and notebooks.
 
@@ -39,13 +35,13 @@ def run(
         RunInterrupted: the run was interrupted; the same call continues it.
     """
     settings = config if isinstance(config, RunConfig) else load_config(Path(config))
-    folder = Path(output) if output is not None else settings.folder
+    folder = Path(output or settings.folder)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary, f"{settings.name}.yaml")
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
         command = [sys.executable, "-m", "harness.cli", "run", str(path), "--output", str(folder), "--quiet"]
-        command += [] if limit is None else ["--limit", str(limit)]
-        command += [] if engines is None else ["--engines", str(engines)]
+        given = {"--limit": limit, "--engines": engines}
+        command += [part for name, value in given.items() if value not in (None, "") for part in (name, str(value))]
         said = ""
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None  # asked
