@@ -148,6 +148,16 @@ ROW_HEIGHT, ROW_NAMES = 0.19, 1.2
 """Of a figure of rows, in inches: the height of a row, and the room for names."""
 LETTER = 0.54
 """Width of an average letter, in font sizes."""
+PLANNED_DISCORDANCE = 0.1
+"""The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
+TABLE_WIDTH = 80
+"""A terminal's usual width: tables and notes are fitted to it."""
+CARD_ROWS = 4
+"""Comparisons that the report's card names one by one."""
+REPORT_BLOCK = 10
+"""Problems in one block of the report, which a browser unpacks in some milliseconds."""
+REPORT_SNIPPET = 90
+"""Characters of a problem's text that the report's list shows."""
 
 # lm-eval and the installation
 HUB_SECONDS = 3.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ import numpy as np
 from attention_probe.analysis.curves import average_curves, chosen_problems, leaves_out_first_token, shared_problems
 from attention_probe.traces import AttentionTraces
 from harness.constants import Definition
-from harness.display.grid import Cell, Column, make_grid, number_column
-from harness.display.table_formats import render_grids
+from harness.display.table import Column, Table, render
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 
@@ -66,20 +64,11 @@ def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, defi
         title += f"; {controls} controls were traced and are left out here"
     seen = [mass for mass in MASSES if mass != "mass_completion" or header.queries == "completion"]
     columns = [
-        *(Column(header=name, cell=partial(_word, name), numeric=False) for name in ("layer", "head", "condition")),
-        *(number_column(mass.removeprefix("mass_"), mass, partial(_number, digits=4)) for mass in seen),
-        *([number_column("peak", "peak", partial(_number, digits=4))] if heads else []),
-        *([number_column("at", "at", partial(_number, digits=0))] if heads else []),
+        *(Column(name, name, str, numeric=False) for name in ("layer", "head", "condition")),
+        *(Column(mass, mass.removeprefix("mass_"), "{:.4f}".format) for mass in seen),
+        *([Column("peak", "peak", "{:.4f}".format), Column("at", "at", "{:.0f}".format)] if heads else []),
     ]
-    return "\n".join([*header.stamps, render_grids([make_grid(title, columns, rows)], "text")])
-
-
-def _word(name: str, row: Mapping[str, Any]) -> Cell:
-    return Cell(text=row[name])
-
-
-def _number(value: float, digits: int) -> str:
-    return "NaN" if np.isnan(value) else f"{value:.{digits}f}"
+    return "\n".join([*header.stamps, render([Table(title, rows, columns)])])
 
 
 def describe_checks(checks: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ def heads(
     from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
     from harness.constants import HEADS_ALPHA
-    from harness.display.table_formats import fold
+    from harness.display.table import fold
 
     old, new = split_words(baseline), split_words(condition)
     if not (old and new):

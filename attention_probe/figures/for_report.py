@@ -14,7 +14,7 @@ from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import Definition
 from harness.display.figures.lines import draw_curve
 from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid
-from harness.display.report.attention import AttentionFile
+from harness.display.report.page import AttentionFile
 
 
 def read_attention(

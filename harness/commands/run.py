@@ -34,8 +34,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no model.")] = False,
 ) -> None:
     """Run one experiment, or continue it: all conditions through one loaded model; a table, a figure, a run folder."""
-    from harness.display.describe_plan import describe_plan
-    from harness.display.table_formats import fold
+    from harness.display.dry_run import describe_plan
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
     from harness.execution.run import describe_folder, execute
@@ -51,12 +50,12 @@ def run(
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     plan = make_plan(settings, limit=limit)
-    about = [describe_plan(plan), *([] if wanted == 1 else [f"engines   {wanted}, in Ray actors"])]
+    more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:
-        said = describe_folder(plan, output=folder, fork=fork)
-        typer.echo("\n".join([*about, fold([f"folder    {said}"], hyphens=False, indent=10)]))
+        more.append(f"folder    {describe_folder(plan, output=folder, fork=fork)}")
+        typer.echo(describe_plan(plan, more))
         return
-    typer.echo("\n".join(about), err=True)
+    typer.echo(describe_plan(plan, more), err=True)
     show_run(execute(plan, output=folder, fork=fork, quiet=quiet, engines=engines))
 
 

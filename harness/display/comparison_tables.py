@@ -1,232 +1,253 @@
-"""The comparison with the baseline as tables, for `mless table`, `mless leaderboard` and the report, with notes."""
+"""The tables of a comparison, for `mless table`, `mless leaderboard` and the report: rows, columns and remarks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.controls import APART
-from harness.analysis.leaderboard import Leaderboard, records
-from harness.constants import ALPHA, FEWEST_YARDSTICKS
-from harness.display.grid import (
-    Cell,
-    Column,
-    Grid,
-    Row,
-    make_grid,
-    number_column,
-    row_column,
-    verdict_column,
-    word_column,
-)
-from harness.display.numbers import (
-    LEVEL,
-    NOISE,
-    PASSED,
-    define_flips,
-    difference,
-    flips,
-    label,
-    number,
-    p_value,
-    plural,
-    signed,
-    verdicts,
-)
+from harness.analysis.leaderboard import Leaderboard, Study, records
+from harness.analysis.tests import fewest_problems
+from harness.constants import ALPHA
+from harness.display import columns as declared
+from harness.display.columns import word
+from harness.display.numbers import LEVEL, define_flips, difference, flips, label, p_value, plural, signed
+from harness.display.table import Column, Row, Table
 
 if TYPE_CHECKING:
     import pandas
 
+    from harness.analysis.reference import Reference
 
-def comparison_grid(board: Leaderboard) -> Grid:
+_TESTS = {"mcnemar": "exact McNemar test", "sign-flip and score": "sign-flip and score test, the larger p of the two"}
+_NOISE = {
+    True: "under greedy decoding this measures only what the engine does not repeat exactly",
+    False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
+}
+"""What a second run of the baseline measures, under greedy decoding (True) and when sampling."""
+
+
+def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
-    rows = without_yardsticks(board, board.comparison)
+    rows = shown_rows(board, board.comparison)
     title, words = heading(board)
-    columns = [
-        *map(word_column, words),
-        number_column("acc. %", "accuracy", number),
-        row_column(f"difference [{LEVEL}]", "difference", _difference),
-        number_column("p adj.", "p_adjusted", p_value),
-        verdict_column(),
-        row_column("+ / -", "wrong_to_right", lambda row: flips(row, "aa_" if row["wrong_to_right"] is None else "")),
-    ]
-    return make_grid(title, columns, rows, comparison_notes(board, [column.header for column in columns]))
+    columns = [declared.ACCURACY, declared.DIFFERENCE, declared.P, declared.VERDICT, declared.FLIPS]
+    facts, remarks = _explain(board, rows)
+    return Table(title, rows, [*words, *_explained(columns, facts)], remarks, facts)
 
 
-def leaderboard_grid(board: Leaderboard) -> Grid:
+def show_leaderboard(board: Leaderboard) -> Table:
     """One row per model and layout, best baseline first: the primary difference whole, the others as bare numbers."""
-    rows = without_yardsticks(board, board.comparison)
+    rows = shown_rows(board, board.comparison)
     others = [name for name in dict.fromkeys(row["condition"] for row in rows) if name != board.baseline]
-    main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else None)
+    main = next((row["condition"] for row in rows if row["primary"]), others[0] if others else "")
     not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         setting = tuple(row[key] for key in ("model", "layout", *board.by))
         lines.setdefault(setting, dict.fromkeys(others, not_run))[row["condition"]] = row
     title, words = heading(board)
-    columns = [_of(board.baseline, word_column(name)) for name in words if name != "condition"]
-    columns.append(_of(board.baseline, number_column(f"{label(board.baseline)} %", "accuracy", number)))
-    if main is not None:
-        star = " *" if board.primary else ""
-        columns += [
-            _of(main, row_column(f"{label(main)}{star} [{LEVEL}]", "difference", difference)),
-            _of(main, number_column("p adj.", "p_adjusted", p_value)),
-            _of(main, verdict_column()),
-        ]
-    columns += [_of(name, Column(header=label(name), cell=_bare)) for name in others if name != main]
+    base = [*(one for one in words if one.heading != "condition"), declared.ACCURACY]
+    base[-1] = replace(declared.ACCURACY, heading=f"{label(board.baseline)} %")
+    whole = replace(declared.DIFFERENCE, heading=f"{label(main)}{' *' * bool(board.primary)} [{LEVEL}]")
+    facts, remarks = _explain(board, rows)
+    columns = [
+        *(replace(one, of=board.baseline) for one in base),
+        *(replace(one, of=main) for one in _explained([whole, declared.P, declared.VERDICT], facts) if main),
+        *(replace(declared.BARE, heading=label(name), of=name) for name in others if name != main),
+    ]
     bracketed = any(row["verdict"] == "exploratory" and row["condition"] != main for row in rows)
-    brackets = ", those in brackets exploratory" if bracketed else ""
-    return make_grid(
-        title,
-        columns,
-        sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"]),
-        (
-            f"Best baseline first. All but the baseline's are differences; only those that passed their test are bold"
-            f"{brackets}.",
-            *comparison_notes(board, [column.header for column in columns]),
-        ),
-    )
+    first = "Best baseline first. All but the baseline's are differences; only those that passed their test are bold"
+    remarks.insert(0, first + (", those in brackets exploratory." if bracketed else "."))
+    ordered = sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"])
+    return Table(title, ordered, columns, remarks, facts)
 
 
-def without_yardsticks(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
+def shown_rows(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
     """The rows of a table of the leaderboard, without those of the yardsticks, which have a table of their own."""
     return [row for row in records(table) if row["condition"] not in board.yardsticks]
 
 
-def heading(board: Leaderboard) -> tuple[str, list[str]]:
+def heading(board: Leaderboard) -> tuple[str, list[Column]]:
     """The title, which names what all rows share, and the columns of words for what they do not."""
-    found = {name: set(board.comparison[name]) for name in ("model", "layout", "n", "k")}
-    same = {name: values.pop() for name, values in found.items() if len(values) == 1}
-    said = [str(same[name]) for name in ("model", "layout") if name in same]
-    if "n" in same:
-        said.append(f"{same['n']} {plural('problem', same['n'])}")
-    if "k" in same:
-        said.append(f"{same['k']} {plural('sample', same['k'])} each")
-    words = [name for name in ("model", "layout", *board.by, "condition", "n", "k") if name not in same]
-    return ", ".join(said) or "Differences from the baseline", words
+    title, differing = _share(records(board.comparison), ("model", "layout", "n", "k"))
+    names = [name for name in ("model", "layout", *board.by, "condition", "n", "k") if name in differing]
+    return title or "Differences from the baseline", [*map(word, names)]
 
 
-def comparison_notes(board: Leaderboard, header: Collection[str]) -> list[str]:
-    """Notes for a table with these headings: what the numbers are, how they were tested, and how large the noise is."""
-    rows = without_yardsticks(board, board.comparison)
-    notes = _about_tests(board, rows, header)
-    if board.by:  # noise and yardsticks are of all problems; a split table has A/A in its rows
-        return notes
-    every, layouts = records(board.comparison), {row["layout"] for row in rows}
-    controls = {_setting(row, layouts): row for row in every if row["verdict"] == "positive control"}
-    several = len(controls) > 1
+def _share(rows: Sequence[Row], names: Sequence[str]) -> tuple[str, set[str]]:
+    """In words what all rows share of these fields, and the names of all other fields."""
+    nouns = {"n": "problem", "k": "sample", "models": "model"}
+    said, differing = [], set(rows[0]) if rows else set()
+    for name in names:
+        values = {row[name] for row in rows} - {None}
+        if len(values) < 2:
+            differing.discard(name)
+        for value in values if len(values) == 1 else ():
+            noun = f" {plural(nouns[name], value)}" if name in nouns else ""
+            said.append(f"{value}{noun}{' each' if name == 'k' else ''}")
+    return ", ".join(said), differing
+
+
+def _settings(board: Leaderboard) -> list[Column]:
+    return [column for column in heading(board)[1] if column.key not in ("n", "k")]
+
+
+def _explained(columns: Sequence[Column], facts: dict[str, Any]) -> list[Column]:
+    """The columns with the legends that there are facts for: where nothing is tested, nothing of tests is said."""
     return [
-        *notes,
-        *_about_noise(board, rows, "+ / -" in header),
-        *_about_yardsticks(board, every),
-        *(f"{f'{name}: ' * several}{_about_control(row)}" for name, row in controls.items()),
+        column if column.legend and facts.get(column.key, facts) else replace(column, legend="") for column in columns
     ]
 
 
-def _about_tests(board: Leaderboard, rows: Sequence[Row], header: Collection[str]) -> list[str]:
+def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
+    """The facts that the legends name, and remarks on what was registered, the noise and the controls."""
     compared = [row for row in rows if row["test"] is not None]
     if not compared:
-        return ["One condition only: nothing is compared."]
-    judged = any(row["p_adjusted"] is not None for row in compared)
-    said = f"Differences from {label(board.baseline)} in points, paired by problem, with score intervals"
-    if judged:
-        said += f" that hold 0 exactly where adjusted p is not below {ALPHA:g}"
-    if "+ / -" in header:
-        said += f"; + / -: flips, {define_flips(max(row['k'] for row in compared))}"
-    notes = [f"{said}; {_about_family(board, compared)}."]
-    if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
-        notes[0] += f" {', '.join(map(label, others))}: the first condition less the second."
-    if judged:
-        equivalence = "Equivalence is not adjusted for several: it may err 5 times in 100."
-        notes.append(f"{verdicts(compared[0]['margin'])}. {equivalence}")
-    return notes
-
-
-def _about_family(board: Leaderboard, compared: Sequence[Row]) -> str:
-    """The test, the tests that p is adjusted over, who chose it, and what is outside it."""
-    test = {"mcnemar": "exact McNemar test", "sign-flip and score": "sign-flip and score test, the larger p of the two"}
-    holm = f"p: {' or '.join(dict.fromkeys(test[row['test']] for row in compared))}, adjusted by Holm over"
-    count = sum(row["p_adjusted"] is not None for row in compared)
-    tests = f"{count} {plural('test', count)}"
+        return {}, ["One condition only: nothing is compared."]
+    judged = [row for row in compared if row["p_adjusted"] is not None]
+    tests = f"{len(judged)} {plural('test', len(judged))}"
+    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in judged))
+    family = f"the {tests} registered beforehand ({names})"
     if board.contrasts is None:
-        return f"{holm} {'the' if count == 1 else 'all'} {tests} shown, not registered beforehand"
-    if not count:
-        return "no test was registered beforehand, so all are exploratory: neither adjusted nor judged"
-    named = dict.fromkeys(label(row["condition"]) for row in compared if row["p_adjusted"] is not None)
-    said = f"{holm} the {tests} registered beforehand ({', '.join(named)})"
-    if board.study and not board.behind:
-        said += f"; the pooled contrast of the study {board.study.name}, which comes before these, is not tested here"
+        family = f"{'the' if len(judged) == 1 else 'all'} {tests} shown, not registered beforehand"
+    facts = {
+        "baseline": label(board.baseline),
+        "zero": f" that holds 0 exactly where adjusted p is not below {ALPHA:g}" if judged else "",
+        "test": " or ".join(_TESTS[name] for name in dict.fromkeys(row["test"] for row in compared)),
+        "family": family,
+        "margin": compared[0]["margin"],
+        "fewest": fewest_problems(compared[0]["margin"] / 100),
+        "flips": define_flips(max(row["k"] for row in compared)),
+        **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
+    }
+    remarks = [*_remark_tests(board, compared, judged)]
+    return facts, remarks if board.by else [*remarks, *_remark_noise(board)]
+
+
+def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]) -> Iterator[str]:
     if board.primary:
-        shared = len({(row["model"], row["layout"]) for row in compared}) > 1
-        share = ", with an equal share of alpha for each model and layout" if shared else ""
+        several = len({(row["model"], row["layout"]) for row in compared}) > 1
+        share = ", with an equal share of alpha for each model and layout" if several else ""
         before = f" after the pooled one of the study {board.study.name}" if board.study and board.behind else ""
-        said += f"; *: the primary contrast, tested first{before}{share}: the others can only be found behind it"
-    if count < len(compared):
-        said += "; exploratory: not among them, so neither adjusted nor judged"
-    return said
+        yield f"*: the primary contrast, tested first{before}{share}: the others can only be found behind it."
+    if board.study and not board.behind:
+        yield f"The pooled contrast of the study {board.study.name}, which comes before these, is not tested here."
+    if not judged:
+        yield "No test was registered beforehand, so all are exploratory: neither adjusted nor judged."
+    elif len(judged) < len(compared):
+        yield "exploratory: not registered beforehand, so neither adjusted nor judged."
+    if others := dict.fromkeys(row["condition"] for row in compared if row["baseline"] != board.baseline):
+        yield f"{', '.join(others)}: the first condition less the second."
 
 
-def _about_noise(board: Leaderboard, rows: Sequence[Row], with_flips: bool) -> list[str]:
-    """The noise of A/A, by model and layout."""
-    layouts = {row["layout"] for row in rows}
-    said: dict[bool, list[str]] = {True: [], False: []}
-    for row in rows:
-        if row["aa_difference"] is not None and row["verdict"] == "baseline":
-            changes = f", {flips(row, 'aa_')}" * with_flips
-            told = f"{_setting(row, layouts)} {signed(row['aa_difference'])}{changes}"
-            said[row["model"] in board.greedy].append(told)
-    if not any(said.values()):
-        return []
-    each = "; ".join(f"({'; '.join(said[greedy])}): {what}" for greedy, what in NOISE.items() if said[greedy])
-    return [f"A/A: the baseline run again, in another order, against itself {each}."]
-
-
-def _about_yardsticks(board: Leaderboard, rows: Sequence[Row]) -> list[str]:
-    """Rewordings that were set apart, and yardsticks that are too few to show a spread."""
-    apart = [
-        f"{row['condition']} ({row['model']}: {signed(row['difference'])})" for row in rows if row["verdict"] == APART
-    ]
-    notes = []
-    if apart:
-        notes.append(
-            f"Set apart, and counted nowhere: {', '.join(apart)}. It changes how many samples have a gradable answer."
-        )
-    for kind, column in (("rewording", "wordings"), ("other filler", "fillers")):
-        there = sum(name == kind for name in board.yardsticks.values())
-        if there and all(row[column] is None for row in rows):
-            notes.append(f"{there} {plural(kind, there)}: too few to show a spread, which takes {FEWEST_YARDSTICKS}.")
-    return notes
-
-
-def _about_control(control: Row) -> str:
-    return f"Positive control (an answer at once, no working): {describe_control(control)}."
+def _remark_noise(board: Leaderboard) -> Iterator[str]:
+    """The noise of A/A, rewordings that were set apart, and the positive control, by model and layout."""
+    for row in (rows := records(board.comparison)):
+        where = ", ".join(row[key] for key in ("model", "layout"))
+        if row["verdict"] == "baseline" and row["aa_difference"] is not None:
+            again = f"{signed(row['aa_difference'])}, {flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}"
+            yield f"A/A, {where}: the baseline run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
+        elif row["verdict"] == "positive control":
+            yield f"Positive control, {where} (an answer at once, no working): {describe_control(row)}."
+    if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:
+        yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
 
 
 def describe_control(control: Row) -> str:
     """What the positive control, which must do harm, did to a model."""
     harmed = control["p"] < ALPHA and control["difference"] < 0
     seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
-    return f"{difference(control)}, p {p_value(control['p'])}: {seen}"
+    return f"{difference(control['difference'], control['low'], control['high'])}, p {p_value(control['p'])}: {seen}"
 
 
-def _setting(row: Row, layouts: Collection[str]) -> str:
-    return f"{row['model']}, {row['layout']}" if len(layouts) > 1 else str(row["model"])
+def show_further(board: Leaderboard) -> Table:
+    """What the comparison has no room for."""
+    rows = shown_rows(board, board.comparison)
+    columns = [one for one in declared.FURTHER if any(row[one.key.split()[0]] is not None for row in rows)]
+    return Table("More columns", rows, [*_settings(board), *columns])
 
 
-def _of(condition: str, column: Column) -> Column:
-    """The column of one condition in the leaderboard, whose lines map conditions to rows."""
-    return replace(column, cell=lambda line: column.cell(line[condition]))
+def show_sweeps(board: Leaderboard) -> Table | None:
+    """Each filler that was run in several lengths: all lengths together, and the best of them. None without any."""
+    rows = records(board.sweeps)
+    _, differing = _share(rows, ("model", "layout", "words"))
+    words = [word(name) for name in ("model", "layout", "filler", "placement", "words") if name in differing]
+    return Table("Lengths of a filler, difference in points", rows, [*words, *declared.SWEEPS]) if rows else None
 
 
-def _bare(row: Row) -> Cell:
-    """A difference without interval: strong if its test was passed, in brackets if it had none."""
-    text = signed(row["difference"])
-    return Cell(text=f"({text})" if row["verdict"] == "exploratory" else text, strong=row["verdict"] in PASSED)
+def show_yardsticks(board: Leaderboard) -> Table | None:
+    """Each condition against harmless rewordings and other fillers; None without these."""
+    rows = [row for row in shown_rows(board, board.comparison) if row["wordings"] or row["fillers"]]
+    columns = [one for one in declared.YARDSTICKS if any(row[one.key] is not None for row in rows)]
+    table = Table("Against harmless rewordings and other fillers", rows, [*_settings(board), *columns])
+    return table if rows and not board.by else None
 
 
-def _difference(row: Row) -> str:
-    """A difference with its interval. For the baseline, the difference between its two replicates."""
-    if row["verdict"] == "baseline" and row["aa_difference"] is not None:
-        return f"A/A {signed(row['aa_difference'])}"
-    return difference(row)
+def show_mediators(board: Leaderboard) -> Table:
+    """What else a condition changes, and how the difference splits into format and answer."""
+    title = "What else changed: percent of the samples; points of the difference"
+    return Table(title, shown_rows(board, board.mediators), [*_settings(board), *declared.MEDIATORS])
+
+
+def show_audit(board: Leaderboard) -> Table:
+    """What the other graders say of the same completions."""
+    title = "The same completions by other graders: percent right, difference in points"
+    return Table(title, shown_rows(board, board.audit), [*_settings(board), *declared.GRADERS])
+
+
+def show_pooled(board: Leaderboard) -> Table | None:
+    """One effect over all models, of each contrast; None without rows."""
+    rows = [
+        {**row, "primary": row["registered"], "p": row["p_adjusted"] if row["registered"] else row["p"]}
+        for row in records(board.pooled)
+    ]
+    if not rows:
+        return None
+    shared, differing = _share(rows, ("layout", "models", "n"))
+    words = [word(name) for name in ("layout", "condition", "models", "n") if name in differing]
+    effect, p, new = declared.POOLED
+    columns = [*words, effect, p, replace(declared.VERDICT, key="verdict", legend="")]
+    if any(row["new_low"] is not None for row in rows):
+        columns.append(new)
+    remark = _describe_study(board.study, rows)
+    if "layout" in differing:
+        remark += " Layouts share alpha: p of the starred is times their number."
+    return Table(", ".join(filter(None, ["All models together", shared, "in points"])), rows, columns, [remark])
+
+
+def _describe_study(study: Study | None, rows: Sequence[Row]) -> str:
+    """Whether the pooled effect was named beforehand, and what its test means for the others."""
+    if study is None:
+        return "Exploratory: the runs were not registered as one study."
+    if any(row["registered"] for row in rows):
+        return (
+            f"*: the primary contrast of the study {study.name}, named before any of its runs, and tested before the "
+            "contrasts of single models: these can only be found behind it. The other rows are exploratory."
+        )
+    if study.missing:
+        return f"Exploratory: of the study {study.name} the runs of {', '.join(study.missing)} are not here."
+    return f"Exploratory: not all models of the study {study.name} were asked the same problems in every layout."
+
+
+def show_reference(table: pandas.DataFrame, reference: Reference, differences: Sequence[str]) -> Table:
+    """Published numbers beside ours."""
+    rows = records(table)
+    shared, differing = _share(rows, ("model", "layout"))
+    words = [word(name) for name in ("model", "layout", "condition") if name in differing]
+    read = "" if reference.exact else f", give or take {reference.uncertainty:g} points of reading error"
+    agrees = (
+        f"agrees: their number lies in our {LEVEL} interval{read}. It is for another run on the same problems with "
+        f"{reference.setup.samples} {plural('sample', reference.setup.samples)} each: only the dice differ. With one "
+        "sample a problem of ours nothing says how far they move."
+    )
+    title = ", ".join(filter(None, [f"Reference: {reference.source}", shared]))
+    return Table(title, rows, [*words, *declared.REFERENCE], [agrees, *differences])
+
+
+def show_accuracies(table: pandas.DataFrame) -> Table:
+    """Accuracies alone, for runs without a baseline. `table` is from `accuracy.accuracy_table`."""
+    rows = records(table)
+    remark = "Accuracies alone: there is no baseline condition among them that others could be compared with."
+    return Table("Accuracy", rows, [*map(word, ("model", "layout", "condition")), *declared.ACCURACIES], [remark])

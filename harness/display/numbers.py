@@ -1,15 +1,13 @@
 """How numbers and verdicts are written in tables, figures, the report and `mless show`.
 
-Minus signs and dashes are typographic. `table_formats` replaces them in plain text.
+Minus signs and dashes are typographic. `table.render` replaces them in plain text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from harness.analysis.tests import fewest_problems
 from harness.constants import ALPHA
 
 NONE = "\N{EN DASH}"
@@ -21,11 +19,6 @@ LABELS = {"wo": "w/o", "mless": "w/ Mless", "mful": "w/ Mful", "random": "Random
 """The study's labels of its conditions."""
 LEVEL = f"{100 * (1 - ALPHA):g} %"
 """Level of the intervals that are shown."""
-NOISE = {
-    True: "under greedy decoding this measures only what the engine does not repeat exactly",
-    False: "drawn with other seeds, this is one instance of what chance alone does, and no bound on it",
-}
-"""What a second run of the baseline measures, under greedy decoding (True) and when sampling."""
 
 
 def label(condition: Any) -> str:
@@ -54,14 +47,14 @@ def interval(low: Any, high: Any, *, sign: bool = False) -> str:
     return f"[{write(low, digits)}, {write(high, digits)}]"
 
 
-def accuracy(row: Mapping[str, Any]) -> str:
+def accuracy(value: Any, low: Any, high: Any) -> str:
     """An accuracy in percent with its interval."""
-    return f"{number(row['accuracy'])} {interval(row['accuracy_low'], row['accuracy_high'])}"
+    return f"{number(value)} {interval(low, high)}"
 
 
-def difference(row: Mapping[str, Any]) -> str:
+def difference(value: Any, low: Any, high: Any) -> str:
     """A difference in points with its interval."""
-    return f"{signed(row['difference'])} {interval(row['low'], row['high'], sign=True)}".rstrip()
+    return f"{signed(value)} {interval(low, high, sign=True)}".rstrip()
 
 
 def count(value: Any) -> str:
@@ -70,15 +63,14 @@ def count(value: Any) -> str:
     return number(value, 0 if whole else 1)
 
 
+def flips(up: Any, down: Any) -> str:
+    """Flips from wrong to right and from right to wrong."""
+    return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
+
+
 def define_flips(samples: int) -> str:
     """What flips are, wherever they are counted: the one count of tables, report and `mless show`."""
     return "problems from wrong to right and from right to wrong" + ", mean over pairs of samples" * (samples > 1)
-
-
-def flips(row: Mapping[str, Any], of: str = "") -> str:
-    """Flips from wrong to right and from right to wrong. `of="aa_"`: of the baseline against itself."""
-    up, down = row[f"{of}wrong_to_right"], row[f"{of}right_to_wrong"]
-    return NONE if _missing(up) or _missing(down) else f"{count(up)} / {count(down)}"
 
 
 def p_value(value: Any) -> str:
@@ -91,6 +83,13 @@ def p_value(value: Any) -> str:
     return next((text for text in texts if (float(text) < ALPHA) == (value < ALPHA)), repr(value))
 
 
+def verdict(word: Any, within_margin: Any = False, margin: Any = None) -> str:
+    """The verdict in a word. A significant difference within the margin says so."""
+    if word == "baseline":
+        return NONE
+    return f"{word} (< {margin:g})" if word in PASSED and within_margin else str(word)
+
+
 def points(margin: float) -> str:
     """A margin with its unit."""
     return f"{margin:g} {plural('point', margin)}"
@@ -99,33 +98,6 @@ def points(margin: float) -> str:
 def plural(noun: str, amount: float) -> str:
     """The noun in singular or plural, as the amount needs it."""
     return noun if amount == 1 else f"{noun}s"
-
-
-def verdict(row: Mapping[str, Any]) -> str:
-    """The verdict in a word. A significant difference within the margin says so."""
-    if row["verdict"] == "baseline":
-        return NONE
-    if row["verdict"] in PASSED and row["within_margin"]:
-        return f"{row['verdict']} (< {row['margin']:g})"
-    return str(row["verdict"])
-
-
-def verdicts(margin: float) -> str:
-    """Explains the words that `verdict` uses."""
-    return (
-        f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval lies between "
-        f"{MINUS}{margin:g} and +{margin:g} points, of at least {fewest_problems(margin / 100)} problems; otherwise "
-        "inconclusive: the data neither show an effect nor rule one out"
-    )
-
-
-def judgement(row: Mapping[str, Any]) -> str:
-    """The verdict for a sentence, with its margin."""
-    if row["verdict"] == "equivalent":
-        return f"equivalent within {points(row['margin'])}"
-    if row["verdict"] in PASSED and row["within_margin"]:
-        return f"{row['verdict']}, though by less than {points(row['margin'])}"
-    return str(row["verdict"])
 
 
 def _missing(value: Any) -> bool:

@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label
-from harness.display.table_formats import align, fold
+from harness.display.table import Column, Table, fold, render
 from harness.display.visible import is_hidden, name_character
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import group_name
@@ -40,18 +40,20 @@ def describe_run(run: Run) -> str:
     asked = first[~first["condition"].isin(run.facts.get("yardsticks") or {})]
     groups = Counter(group_name(name) for name in first["condition"].unique())
     conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
-    rows = [("verdict", "samples", "share")]
-    for verdict, number in asked["verdict"].value_counts().items():
-        if number:
-            rows.append((str(verdict), f"{number:,}", f"{number / len(asked):.1%}"))
+    rows = [{"verdict": name, "samples": count} for name, count in asked["verdict"].value_counts().items() if count]
+    columns = [
+        Column("verdict", "verdict", str, numeric=False),
+        Column("samples", "samples", "{:,}".format),
+        Column("samples", "share", lambda count: f"{count / len(asked):.1%}"),
+    ]
+    title = f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"
     return "\n".join(
         [
             fold([receipt_line({"name": run.name, **run.facts}).removeprefix("receipt: ")]),
             "",
             fold([f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"]),
             "",
-            fold([f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"]),
-            *align(rows, [False, True, True]),
+            render([Table(title, rows, columns)]),
             "",
             f"one problem  mless show {run.name} {first['problem_id'].iloc[0]}",
             f"what changed mless show {run.name} --changed",
@@ -70,7 +72,7 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         shown: How many are listed.
     """
     baseline = criterion.baseline
-    again = f"{flips(row, 'aa_')}: flips of {baseline} against itself"
+    again = f"{flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}: flips of {baseline} against itself"
     if row["aa_difference"] is None:
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
@@ -81,8 +83,8 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
     lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
     return fold(
         [
-            f"difference  {difference(row)} points, {LEVEL} interval",
-            f"flips       {flips(row)}: {define_flips(row['k'])}",
+            f"difference  {difference(row['difference'], row['low'], row['high'])} points, {LEVEL} interval",
+            f"flips       {flips(row['wrong_to_right'], row['right_to_wrong'])}: {define_flips(row['k'])}",
             f"A/A         {again}",
             f"listed      {listed}, {str(criterion.flip).replace('_', ' ')}{rule}{lacking}",
         ],

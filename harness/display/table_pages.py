@@ -18,18 +18,18 @@ from harness.analysis.leaderboard import (
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.constants import Format, Split
-from harness.display.comparison_tables import comparison_grid, leaderboard_grid
-from harness.display.grid import Grid
-from harness.display.side_tables import (
-    audit_grid,
-    mediator_grid,
-    plain_grid,
-    pooled_grid,
-    reference_grid,
-    sweep_grid,
-    yardstick_grid,
+from harness.display.comparison_tables import (
+    show_accuracies,
+    show_audit,
+    show_comparison,
+    show_leaderboard,
+    show_mediators,
+    show_pooled,
+    show_reference,
+    show_sweeps,
+    show_yardsticks,
 )
-from harness.display.table_formats import render_grids
+from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table, join
 from harness.runs.find_runs import locate
@@ -76,45 +76,40 @@ def make_table(
     by, parts = list(dict.fromkeys(Split(name).value for name in by)), parts or Parts()
     read = [read_run(run, metric=metric) for run in locate(runs)]
     if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
-        return render_grids([plain_grid(accuracy_table(read[0].frame))], "text")
+        return render([show_accuracies(accuracy_table(read[0].frame))])
     published = None if parts.reference is None else read_reference(parts.reference)
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
-    beside = [pooled_grid(board.pooled, board.study), sweep_grid(board), yardstick_grid(board)]
-    grids = [comparison_grid(board), *filter(None, beside)]
-    tables = {}
-    further: dict[str, Any] = {}
+    tables = [
+        show_comparison(board),
+        show_pooled(board),
+        show_sweeps(board),
+        show_yardsticks(board),
+    ]
+    frames, further = {}, dict[str, Any]()
     if parts.mediators:
-        grids.append(mediator_grid(board))
-        tables["--mediators"] = board.mediators
+        tables.append(show_mediators(board))
+        frames["--mediators"] = board.mediators
     if parts.audit:
-        grids.append(audit_grid(board))
-        tables["--audit"] = board.audit
+        tables.append(show_audit(board))
+        frames["--audit"] = board.audit
     if published is not None:
-        published_rows = reference_table(
+        found = reference_table(
             board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=baseline
         )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-        grids.append(reference_grid(published_rows, published, differences))
-        tables["--reference"] = published_rows
+        tables.append(show_reference(found, published, differences))
+        frames["--reference"] = found
         said = published.model_dump(exclude={"accuracies"})
-        further["reference"] = {
-            "name": parts.reference,
-            **said,
-            "rows": records(published_rows),
-            "differences": differences,
-        }
+        further["reference"] = {"name": parts.reference, **said, "rows": records(found), "differences": differences}
     if form == "json":
         return as_json(board, **further)
     if form == "csv":
-        if len(tables) > 1:
-            raise ConfigError(
-                f"CSV holds one table: expected at most one of --mediators, --audit, --reference, got "
-                f"{' and '.join(tables)}."
-            )
-        return as_csv(next(iter(tables.values()), board.comparison), board)
-    return _page(grids, form, board)
+        if len(frames) > 1:
+            raise ConfigError(f"CSV holds one table: expected one option at most, got {' and '.join(frames)}.")
+        return as_csv(next(iter(frames.values()), board.comparison), board)
+    return _page(tables, form, board)
 
 
 def make_leaderboard_page(
@@ -143,11 +138,12 @@ def make_leaderboard_page(
     if form == "json":
         pages = [as_json(board) for board in boards]
         return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
-    grids = []
+    tables: list[Table | None] = []
     for name, board in zip(names, boards, strict=True):
-        found = [leaderboard_grid(board), *filter(None, [pooled_grid(board.pooled, board.study)])]
-        grids += [replace(grid, title=f"{name}: {grid.title}") if len(boards) > 1 else grid for grid in found]
-    return _page(grids, form, *boards)
+        first = show_leaderboard(board)
+        title = f"{name}: {first.title}" if len(boards) > 1 else first.title
+        tables += [replace(first, title=title), show_pooled(board)]
+    return _page(tables, form, *boards)
 
 
 def _titles(boards: Sequence[Leaderboard]) -> list[str]:
@@ -159,6 +155,6 @@ def _titles(boards: Sequence[Leaderboard]) -> list[str]:
     ]
 
 
-def _page(grids: Sequence[Grid], form: Format, *boards: Leaderboard) -> str:
+def _page(tables: Sequence[Table | None], form: Format, *boards: Leaderboard) -> str:
     receipts = [receipt_line(entry) for board in boards for entry in board.receipt]
-    return render_grids(grids, form, receipts, colour=sys.stdout.isatty())
+    return render([table for table in tables if table], form, receipts, colour=sys.stdout.isatty())

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis import holm
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.display.comparison_tables import comparison_grid
+from harness.display.comparison_tables import show_comparison
 from harness.display.numbers import NONE
 from harness.display.table_pages import make_table
 from harness.errors import RunError
@@ -21,7 +21,7 @@ CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 def rows(grid):
     """A grid's cells by condition, then by column."""
     place = grid.header.index("condition")
-    return {row[place].text: dict(zip(grid.header, row, strict=True)) for row in grid.rows}
+    return {row[place].text: dict(zip(grid.header, row, strict=True)) for row in grid.cells}
 
 
 def of_models(*facts):
@@ -35,7 +35,7 @@ def test_the_registered_tests_of_all_models_are_one_family():
     assert (board.primary, board.contrasts) == ("mless - wo", ("mless - wo", "mful - wo", "random - wo"))
     assert tested["tests"].tolist() == [2, 4, 4] * 2, "the primary contrast of each model, and the others behind it"
     note = "*: the primary contrast, tested first, with an equal share of alpha for each model and layout"
-    assert note in " ".join(comparison_grid(board).notes)
+    assert note in " ".join(show_comparison(board).notes)
     other = make_leaderboard(of_models(REGISTERED, {**REGISTERED, "primary": "mful - wo"}))
     tested = other.comparison[other.comparison["condition"] != "wo"]
     assert other.primary is None, "they contradict each other"
@@ -54,10 +54,10 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     for name in ("accuracy", "difference", "p", "wrong_to_right", "equivalence_low", "problems_up"):
         assert shown[name] == other[name], name
     assert shown["p_adjusted"] == shown["p"] <= table.loc["mless", "p_adjusted"] and table.loc["mless", "tests"] == 1
-    grid = comparison_grid(board)
+    grid = show_comparison(board)
     assert rows(grid)["mless - random *"]["verdict"].text == "better"
-    assert grid.notes[0].endswith(" mless - random: the first condition less the second.")
-    assert "(w/ Mless, mless - random)" in grid.notes[0]
+    assert "mless - random: the first condition less the second." in grid.notes
+    assert "(w/ Mless, mless - random)" in grid.notes[1]
     fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", **named)
     pair = make_leaderboard([*of_models(named), fewer])
     assert pair.comparison["primary"].sum() == 1, "one of the two models has no random sentence to compare with"
@@ -65,12 +65,14 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
 
 def test_what_was_not_registered_is_exploratory():
     board = make_leaderboard(of_models({"primary": "mful - wo", "contrasts": ["mful - wo"]}))
-    grid = comparison_grid(board)
+    grid = show_comparison(board)
     assert [row["verdict"].text for row in rows(grid).values()][1:] == ["exploratory", "inconclusive", "exploratory"]
     assert rows(grid)["w/ Mless"]["p adj."].text == NONE and not rows(grid)["w/ Mless"]["verdict"].strong
     text = " ".join(grid.notes)
-    assert "exploratory: not among them" in text
-    assert "over the 1 test registered beforehand (w/ Mful); *: the primary contrast, tested first" in text
+    assert "exploratory: not registered beforehand" in text
+    assert (
+        "over the 1 test registered beforehand (w/ Mful)." in text and "*: the primary contrast, tested first" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_where_nothing_was_registered_all_tests_are_one_family_and_the_footer_sa
     tested = board.comparison[board.comparison["condition"] != board.baseline]
     assert set(tested["family"]) == {"all"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
-    assert f"over all {len(tested)} tests shown, not registered beforehand" in " ".join(comparison_grid(board).notes)
+    assert f"over all {len(tested)} tests shown, not registered beforehand" in " ".join(show_comparison(board).notes)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,9 @@ def test_what_one_model_did_not_register_is_exploratory_there_and_leaves_the_oth
     if not named:
         shown = table[table["model"] == "m0"].set_index("condition")
         assert shown.loc["mless", ["p_adjusted", "low"]].tolist() == alone.loc["mless", ["p_adjusted", "low"]].tolist()
-    assert "exploratory: not among them, so neither adjusted nor judged" in " ".join(comparison_grid(board).notes)
+    assert "exploratory: not registered beforehand, so neither adjusted nor judged" in " ".join(
+        show_comparison(board).notes
+    )
 
 
 def test_runs_with_other_conditions_each_bring_their_own_tests_to_the_family():
@@ -136,7 +140,7 @@ def test_against_another_baseline_there_is_no_prompt_null():
     assert board.comparison["condition"].tolist() == ["wo", "mless"] and board.yardsticks == {}
     edit = make_leaderboard([whole], baseline="edit-01")
     assert edit.comparison["condition"].tolist() == ["wo", "mless", "edit-01"]
-    assert "Differences from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
+    assert "difference [95 %]: from w/ Mless in points" in make_table([str(GREEDY_RUN)], baseline="mless")
 
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
@@ -155,7 +159,8 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
 def test_the_noise_floor_is_explained_for_each_model():
     verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6})
     models = [evaluation(verdicts, model=f"m{i}", greedy=greedy) for i, greedy in enumerate((True, False, False))]
-    (note,) = [note for note in comparison_grid(make_leaderboard(models)).notes if note.startswith("A/A")]
-    exact, chance = note.split("; (")
-    assert "(m0 " in exact and "m1" not in exact and exact.endswith("what the engine does not repeat exactly")
-    assert chance.startswith("m1 ") and "; m2 " in chance and "one instance of what chance alone does" in chance
+    notes = [note for note in show_comparison(make_leaderboard(models)).notes if note.startswith("A/A")]
+    assert [note.split(":")[0] for note in notes] == ["A/A, m0, raw", "A/A, m1, raw", "A/A, m2, raw"]
+    exact, *chance = notes
+    assert "what the engine does not repeat exactly" in exact
+    assert all("one instance of what chance alone does" in note for note in chance)

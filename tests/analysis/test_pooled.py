@@ -9,8 +9,7 @@ from scipy import stats
 from harness.analysis import difference_bounds, paired_test, score_interval
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
-from harness.display.comparison_tables import comparison_grid
-from harness.display.side_tables import pooled_grid
+from harness.display.comparison_tables import show_comparison, show_pooled
 from harness.errors import ConfigError
 from harness.experiment.config import load_config
 from tests.experiment.test_config import MINIMAL, write
@@ -72,7 +71,7 @@ def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems(
 
 
 def shown(board):
-    return pooled_grid(board.pooled, board.study)
+    return show_pooled(board)
 
 
 def three_points_each():
@@ -101,9 +100,9 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     assert pooled["registered"].tolist() == [True, False, False]
     assert set(pooled["verdict"][1:]) == {"exploratory"}
     grid = shown(board)
-    assert [row[0].text for row in grid.rows] == ["w/ Mless *", "Random sentence", "mless - random"]
-    assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[1]
-    assert "tested first after the pooled one of the study S" in " ".join(comparison_grid(board).notes)
+    assert [row[0].text for row in grid.cells] == ["w/ Mless *", "Random sentence", "mless - random"]
+    assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[-1]
+    assert "tested first after the pooled one of the study S" in " ".join(show_comparison(board).notes)
 
 
 def test_single_models_are_found_only_behind_the_pooled_effect():
@@ -141,7 +140,7 @@ def test_single_models_are_found_only_behind_the_pooled_effect():
 def test_without_all_of_its_runs_a_study_shows_no_star(runs, said):
     board = make_leaderboard(runs)
     grid = shown(board)
-    assert grid.notes[1] == said and not any("*" in row[0].text for row in grid.rows)
+    assert grid.notes[-1] == said and not any("*" in row[0].text for row in grid.cells)
     assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
 
 
@@ -175,9 +174,9 @@ def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_pr
     for runs in ([one("a"), one("b"), one("a", "chat")], [one("a"), one("b", n=60)]):
         board = make_leaderboard(runs)
         assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
-        assert shown(board).notes[1].startswith("Exploratory: not all models of the study S were asked the same")
-    alone = " ".join(comparison_grid(make_leaderboard([one("a")])).notes)
-    assert "the pooled contrast of the study S, which comes before these, is not tested here" in alone
+        assert shown(board).notes[-1].startswith("Exploratory: not all models of the study S were asked the same")
+    alone = " ".join(show_comparison(make_leaderboard([one("a")])).notes)
+    assert "The pooled contrast of the study S, which comes before these, is not tested here" in alone
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():

@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 import yaml
+from harness.display.describe_plan import describe_outlook, describe_plan, describe_power
+from harness.display.forecast import find_speed
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
-from harness.display.describe_plan import describe_outlook, describe_plan, describe_power
-from harness.display.forecast import find_speed
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan
 from tests.make import CONFIG, GREEDY_RUN

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import unicodedata
+import zlib
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +23,6 @@ from attention_probe.figures.for_report import read_attention
 from attention_probe.traces import AttentionTraces
 from harness.analysis import compare
 from harness.display.numbers import count, signed
-from harness.display.report.details import unpack
 from harness.display.report.page import PALETTE, write_report
 from harness.errors import ComparisonError, JournalError, RunError
 from harness.experiment.prompt import hash_prompts, hash_text
@@ -86,6 +86,11 @@ class Reader(HTMLParser):
 def images(page):
     """The drawings in a page, as SVG."""
     return [base64.b64decode(one).decode() for one in re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)]
+
+
+def unpack(word):
+    """The value that was packed."""
+    return json.loads(zlib.decompress(base64.b64decode(word), -zlib.MAX_WBITS))
 
 
 def details(page):
@@ -362,8 +367,8 @@ def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "2 comparisons registered beforehand: " in card(page)
     assert "1 comparison besides: 1 exploratory." in card(page)
-    assert "w/ Mless *" in page and "; *: the primary contrast, tested first" in page
-    assert "exploratory: not among them" in page and "under greedy decoding this measures only what" in page
+    assert "w/ Mless *" in page and "*: the primary contrast, tested first" in page
+    assert "exploratory: not registered beforehand" in page and "under greedy decoding this measures only what" in page
     cells = [text for _, text in Reader(page).cells]
     assert cells[cells.index("w/ Mful") + 3 :][:2] == ["\N{EN DASH}", "exploratory"], "without a p"
 
@@ -481,7 +486,7 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
 
 def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
     other = read_attention(write_traced(tmp_path / "other.traces", model="other"))
-    with pytest.raises(RunError, match="the traces are of the model other: expected that of a run"):
+    with pytest.raises(RunError, match="traces of the model other: expected that of a run"):
         write_report([GREEDY_RUN], tmp_path / "page.html", attention=[other])
     foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
     with pytest.raises(RunError, match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):

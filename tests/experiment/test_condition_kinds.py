@@ -339,7 +339,7 @@ def test_a_runs_samples_have_what_was_swept_and_its_figure_shows_it(config, tmp_
     assert [file.name for file in files] == ["dose.png", "dose.svg", "dose.pdf", "dose.csv"]
     drawn = (tmp_path / "figures/dose.svg").read_text()
     page = make_table([str(folder)])
-    assert "Lengths of a filler" in page and "the mean over 2, 5, 9 tokens" in " ".join(page.split())
+    assert "Lengths of a filler" in page and "2, 5, 9  " in page
     (row, _) = json.loads(make_table([str(folder)], form="json"))["sweeps"]
     assert (row["filler"], row["lengths"], row["n"], row["shape"]) == ("/", "2 5 9", 3, "none")
     assert "Tokens of filler" in drawn and "rewordings" in drawn

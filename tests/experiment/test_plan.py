@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from harness import resources
-from harness.display.describe_plan import describe_plan
+from harness.display.dry_run import describe_plan
 from harness.engines.vllm import engine_arguments
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.constants import SEPARATOR
-from harness.display.describe_plan import describe_plan
+from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError
 from harness.experiment.conditions import all_edits, first_edits, named_condition, yardstick
 from harness.experiment.config import load_config

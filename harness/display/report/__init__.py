@@ -1,6 +1,6 @@
 """The report: one self-contained HTML file about one run or several.
 
-    run folders -> Content (samples, prompts, receipts) -> card, forest plot, tables, packed details -> one page
+    runs -> card, forest plot, tables, packed samples, curves of the probe, receipts -> one page
 
 What models wrote is hostile text. The template escapes everything, the script builds nodes and never markup, and the
 page's own policy forbids every script but ours and every connection.

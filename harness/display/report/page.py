@@ -1,4 +1,4 @@
-"""Write the report: fill the template with the card, the forest plot, tables, curves and details."""
+"""Write the report: fill the template with the card, the forest plot, tables, curves and samples."""
 
 from __future__ import annotations
 
@@ -8,37 +8,68 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from harness.analysis.comparison import COLUMNS, compare
+from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
-from harness.display.comparison_tables import comparison_grid, heading, without_yardsticks
+from harness.display.comparison_tables import (
+    show_audit,
+    show_comparison,
+    show_further,
+    show_mediators,
+    show_pooled,
+    show_yardsticks,
+    shown_rows,
+)
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
-from harness.display.grid import Grid, make_grid, number_column, row_column, word_column
-from harness.display.numbers import LEVEL, accuracy, count, define_flips, label, number, p_value, points, signed
-from harness.display.report.attention import AttentionFile
-from harness.display.report.content import Content, read_content
-from harness.display.report.details import make_details
-from harness.display.report.summary import make_card
-from harness.display.side_tables import audit_grid, mediator_grid, pooled_grid, yardstick_grid
+from harness.display.numbers import define_flips, label, points
+from harness.display.report.card import make_card
+from harness.display.report.samples import pack_samples, read_samples
+from harness.display.table import Row, Table
 from harness.display.visible import visible
 from harness.errors import RunError
 from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join
 from harness.runs.folder import refuse_own_file
+from harness.runs.read_run import read_run
 from harness.runs.receipts import git_revision, receipt_line, versions
+from harness.runs.run import Run
 from harness.runs.stored_files import clear_messages, make_place, write_whole
 
 PALETTE = (*style.COLOURS.values(), *(look.colour for look in style.looks("0123").values()))
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
+FOREST = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
+CURVES = "Mean attention weight by token position: a panel for each head, a line for each condition."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionFile:
+    """The mean curves of one folder of traces, which the attention probe makes.
+
+    Attributes:
+        name: The file's name.
+        model: The model's name, as in the run's receipt.
+        figure: A panel for each head, titled with its label, such as `Layer 1 Head 12`.
+        notes: Sentences that a reader must know about all its curves.
+        prompts: The problem, the condition and the hash of each prompt that was traced.
+        receipt: How the file was made.
+    """
+
+    name: str
+    model: str
+    figure: Figure
+    notes: tuple[str, ...]
+    prompts: tuple[tuple[str, str, str], ...]
+    receipt: Mapping[str, Any]
 
 
 def write_report(
@@ -73,128 +104,86 @@ def write_report(
         make_place(output)
         if not os.access(output.parent, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    content = read_content(runs, metric=metric)
-    _refuse_foreign(content, attention)
-    board = make_leaderboard(content.runs, baseline=baseline, margin=margin)
-    rows = without_yardsticks(board, board.comparison)
-    parts = _parts(content, attention, board, rows)
-    details = make_details(
-        content,
-        baseline=baseline,
-        conditions=_conditions([row for row in rows if row["baseline"] == baseline]),
-        rows=rows,
-    )
-    page = _fill({**parts, "details": details})
+    if not runs:
+        raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/example.")
+    read = [read_run(run, metric=metric) for run in runs]
+    samples = read_samples(read)
+    _refuse_foreign(read, samples, attention)
+    page = _fill(_parts(read, samples, attention, make_leaderboard(read, baseline=baseline, margin=margin)))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
 
 
 def _parts(
-    content: Content, attention: Sequence[AttentionFile], board: Leaderboard, rows: Sequence[Mapping[str, Any]]
+    runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile], board: Leaderboard
 ) -> dict[str, Any]:
-    """All that the template shows except the details of samples."""
-    margin = float(rows[0]["margin"])
+    """All that the template shows."""
+    rows = shown_rows(board, board.comparison)
+    looks = style.looks(row["condition"] for row in rows if row["baseline"] == board.baseline)
+    conditions = [
+        {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
+    ]
+    index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     several = any(row["verdict"] != "baseline" for row in rows)
-    alternative = "Forest plot: each condition's difference from the baseline in points. The table has its numbers."
+    paths = [Path(one.name) for one in runs]
+    receipts = [
+        (receipt_line(about).removeprefix("receipt: "), one.receipt)
+        for about, one in zip(board.receipt, runs, strict=True)
+    ]
+    receipts += [(f"traces {one.name}", one.receipt) for one in attention]
     return {
-        "title": " + ".join(content.names),
+        "title": " + ".join(path.resolve().name if path.exists() else str(path) for path in paths),
         "card": make_card(board),
-        "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), alternative) if several else None,
-        "results": comparison_grid(board),
+        "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
+        "results": show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
-        "more": _more_columns(board, rows),
-        "others": _other_tables(board, content, margin),
-        "attention": [_attention(one) for one in attention],
-        "margin": points(margin),
-        "baseline": board.baseline,
-        "receipts": [
-            *(
-                (receipt_line(facts).removeprefix("receipt: "), _json(one.receipt))
-                for facts, one in zip(board.receipt, content.runs, strict=True)
-            ),
-            *((f"traces {one.name}", _json(one.receipt)) for one in attention),
+        "more": show_further(board),
+        "others": _other_tables(board, runs),
+        "attention": [
+            {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
         ],
+        "margin": points(float(rows[0]["margin"])),
+        "baseline": board.baseline,
+        "receipts": [(line, json.dumps(all_, indent=1, ensure_ascii=False, default=str)) for line, all_ in receipts],
         "made_by": {"git_revision": git_revision(), "versions": versions()},
-        "samples": len(content.samples),
+        "samples": len(samples),
         "yardsticks": len(board.yardsticks),
+        "index": index,
+        "blocks": blocks,
     }
 
 
 def _fill(parts: Mapping[str, Any]) -> str:
     """Fill the template. Lone surrogates, which no file can hold, become question marks."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
+    loader = PackageLoader("harness.display.report", ".")
     templates = Environment(
-        loader=PackageLoader("harness.display.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["visible"] = visible
-    here = files("harness.display.report")
-    css, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
-    page = templates.get_template("page.html.jinja").render(
-        parts, style=Markup(css), script=Markup(script), style_hash=_hash(css), script_hash=_hash(script)
-    )
+    code = dict[str, str]()
+    for kind, name in {"style": "style.css", "script": "script.js"}.items():
+        text = files("harness.display.report").joinpath(name).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        code |= {kind: Markup(text), f"{kind}_hash": f"sha256-{digest}"}
+    page = templates.get_template("page.html.jinja").render(parts, **code)
     return page.encode("utf-8", "replace").decode()
 
 
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _conditions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Name, label and colour of each condition, which is its colour in every figure."""
-    looks = style.looks(row["condition"] for row in rows)
-    return [{"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()]
-
-
-def _more_columns(board: Leaderboard, rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """What the table of comparisons has no room for."""
-    _, words = heading(board)
-    columns = [
-        *(word_column(name) for name in words if name not in ("n", "k")),
-        row_column("accuracy %", "accuracy", accuracy, f"{COLUMNS['accuracy']}, with its {LEVEL} score interval"),
-        *(
-            number_column(header, name, write, COLUMNS[name])
-            for header, name, write in (
-                ("SE", "standard_error", number),
-                ("n", "n", count),
-                ("k", "k", count),
-                ("p", "p", p_value),
-                ("tests", "tests", count),
-                ("A/A", "aa_difference", signed),
-            )
-            if any(row[name] is not None for row in rows)
-        ),
-    ]
-    return make_grid("More columns", columns, rows)
-
-
-def _other_tables(board: Leaderboard, content: Content, margin: float) -> list[Grid]:
+def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All models together, yardsticks, mediators, all graders, and the comparison by level and by subject."""
-    found = [
-        *filter(None, [pooled_grid(board.pooled, board.study), yardstick_grid(board)]),
-        mediator_grid(board),
-        audit_grid(board),
-    ]
-    frame = join(content.runs)
+    beside = [show_pooled(board), show_yardsticks(board), show_mediators(board), show_audit(board)]
+    found = [table for table in beside if table]
+    frame = join(runs)
     frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):
         if frame[column].nunique() > 1:
-            rows = frame.sort_values(column, kind="stable", ignore_index=True)
-            table = compare(rows, baseline=board.baseline, margin=margin, by=[column])
+            ordered = frame.sort_values(column, kind="stable", ignore_index=True)
+            margin = float(board.comparison["margin"].iloc[0])
+            table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
             split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
-            found.append(replace(comparison_grid(split), title=f"By {column}"))
+            found.append(replace(show_comparison(split), title=f"By {column}"))
     return found
-
-
-def _attention(one: AttentionFile) -> dict[str, Any]:
-    """The figure of one file, and what a reader must know about it."""
-    words = "Mean attention weight by token position: a panel for each head, a line for each condition."
-    return {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, words)}
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
@@ -207,22 +196,17 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
     return {"source": source, "alternative": alternative, "caption": caption}
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
-
-
-def _refuse_foreign(content: Content, attention: Sequence[AttentionFile]) -> None:
+def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]) -> None:
     """Raise RunError if curves are of another model or of prompts that no run has."""
-    known = {row["prompt"].sha256 for row in content.samples}
+    known = {row["prompt"].sha256 for row in samples}
+    models = [str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
-        if one.model not in content.models:
+        if one.model not in models:
             raise RunError(
-                f"{one.name}: the traces are of the model {one.model}: expected that of a run in this report, "
-                f"{' or '.join(content.models)}. Leave the file out, or give its run too."
+                f"{one.name}: traces of the model {one.model}: expected that of a run, {' or '.join(models)}."
             )
         if strange := [(problem, condition) for problem, condition, sha256 in one.prompts if sha256 not in known]:
             raise RunError(
                 f"{one.name}: {len(strange)} of {len(one.prompts)} traced prompts (first: problem "
-                f"{', '.join(strange[0])}) are in no run of this report. Give the run that was probed, or probe this "
-                "one."
+                f"{', '.join(strange[0])}) are in no run of this report."
             )

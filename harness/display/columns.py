@@ -1,0 +1,163 @@
+"""Every column that a table shows: its key in the data, heading, format and legend, each declared once.
+
+What a column of the data means is declared where it is computed, in `harness.analysis`; where a shown column is that
+column alone, its legend is that meaning. Braces in a legend are facts of the table: see `table.Table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from harness.analysis import comparison, controls, pooled, sweeps
+from harness.constants import ALPHA
+from harness.display.numbers import (
+    LEVEL,
+    MINUS,
+    NONE,
+    accuracy,
+    count,
+    difference,
+    flips,
+    interval,
+    label,
+    number,
+    p_value,
+    signed,
+    verdict,
+)
+from harness.display.table import Column
+
+
+def word(name: str) -> Column:
+    """A column of words. Conditions are shown by their labels, the primary one with a star, but sorted by name."""
+    if name == "condition":
+        return Column("condition primary", name, _starred, numeric=False)
+    return Column(name, name, lambda value: NONE if value is None else str(value), numeric=False)
+
+
+def _starred(name: Any, primary: Any) -> str:
+    return label(name) + " *" * bool(primary)
+
+
+def _or_noise(value: Any, low: Any, high: Any, word: Any, again: Any) -> str:
+    return f"A/A {signed(again)}" if word == "baseline" and again is not None else difference(value, low, high)
+
+
+def _or_noise_flips(up: Any, down: Any, again_up: Any, again_down: Any) -> str:
+    return flips(again_up, again_down) if up is None else flips(up, down)
+
+
+def _bare(value: Any, word: Any) -> str:
+    return f"({signed(value)})" if word == "exploratory" else signed(value)
+
+
+def _by_grader(right: Any, change: Any) -> str:
+    return number(right) + ("" if change is None else f" {signed(change)}")
+
+
+def _agreeing(value: Any, agrees: Any, write: Callable[[Any], str] = number) -> str:
+    return write(value) + {None: "", True: ", agrees", False: ", differs"}[agrees]
+
+
+def _meant(meanings: Mapping[str, str], *columns: tuple[str, str, Callable[..., str]]) -> tuple[Column, ...]:
+    return tuple(Column(key, heading, write, meanings.get(key.split()[0], "")) for key, heading, write in columns)
+
+
+ACCURACY = Column("accuracy", "acc. %", number)
+DIFFERENCE = Column(
+    "difference low high verdict aa_difference",
+    f"difference [{LEVEL}]",
+    _or_noise,
+    "from {baseline} in points, paired by problem, with a score interval{zero}",
+)
+P = Column("p_adjusted", "p adj.", p_value, "{test}, adjusted by Holm over {family}")
+VERDICT = Column(
+    "verdict within_margin margin",
+    "verdict",
+    verdict,
+    f"better, worse: adjusted p < {ALPHA:g}; equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for "
+    f"several, lies between {MINUS}{{margin:g}} and +{{margin:g}} points, of at least {{fewest}} problems; otherwise "
+    "inconclusive: the data neither show an effect nor rule one out",
+    numeric=False,
+    strong=True,
+)
+FLIPS = Column(
+    "wrong_to_right right_to_wrong aa_wrong_to_right aa_right_to_wrong", "+ / -", _or_noise_flips, "flips, {flips}"
+)
+BARE = Column("difference verdict", "", _bare, strong=True)
+"""A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
+
+FURTHER = _meant(
+    comparison.COLUMNS,
+    ("accuracy accuracy_low accuracy_high", f"accuracy % [{LEVEL}]", accuracy),
+    ("standard_error", "SE", number),
+    ("n", "n", count),
+    ("k", "k", count),
+    ("p", "p", p_value),
+    ("tests", "tests", count),
+    ("aa_difference", "A/A", signed),
+)
+"""What the report's comparison has no room for."""
+YARDSTICKS = _meant(
+    comparison.COLUMNS,
+    ("wordings", "rewordings", count),
+    ("wording_spread", "rewordings SD", partial(number, digits=2)),
+    ("wording_difference", "less rewordings", signed),
+    ("fillers", "fillers", count),
+    ("filler_spread", "fillers SD", partial(number, digits=2)),
+    ("filler_difference", "less fillers", signed),
+)
+POOLED = _meant(
+    pooled.COLUMNS,
+    ("difference low high", f"these models [{LEVEL}]", difference),
+    ("p", "p", p_value),
+    ("new_low new_high", "new models", lambda low, high: interval(low, high, sign=True) or NONE),
+)
+SWEEPS = _meant(
+    sweeps.COLUMNS,
+    ("lengths", "tokens", lambda lengths: str(lengths).replace(" ", ", ")),
+    ("difference low high", f"all lengths [{LEVEL}]", difference),
+    ("p_adjusted", "p adj.", p_value),
+    ("shape", "shape", str),
+    ("best", "best", str),
+)
+MEDIATORS = _meant(
+    controls.MEDIATORS,
+    ("no_box", "no box %", number),
+    ("truncated", "cut off", number),
+    ("refused", "unread", number),
+    ("timed_out", "late", number),
+    ("completion_tokens", "tokens", partial(number, digits=0)),
+    ("looping", "loops", number),
+    ("format_changed", "format moved", number),
+    ("format_difference", "by format", signed),
+    ("answer_difference", "by answer", signed),
+)
+GRADERS = tuple(
+    Column(f"{name} {name}_difference", heading, _by_grader, legend)
+    for name, heading, legend in (
+        ("math_verify", "math_verify", ""),
+        ("exact_match_boxed", "boxed", "lm-eval's exact_match on the last box"),
+        ("authors_rule", "authors'", "the study's rule: the answer may be a substring of the gold"),
+        ("authors_rule_strict", "strict", "the same without substrings"),
+        ("first_box", "first box", ""),
+    )
+)
+REFERENCE = _meant(
+    {},
+    ("accuracy low high", f"ours % [{LEVEL}]", lambda *ours: "not run" if ours[0] is None else accuracy(*ours)),
+    ("authors_rule", "authors'", number),
+    ("reference agrees", "theirs", _agreeing),
+    ("difference difference_low difference_high", "our difference", difference),
+    ("reference_difference difference_agrees", "their difference", partial(_agreeing, write=signed)),
+)
+ACCURACIES = _meant(
+    comparison.COLUMNS,
+    ("accuracy accuracy_low accuracy_high", f"accuracy % [{LEVEL}]", accuracy),
+    ("n", "n", count),
+    ("no_box", "no box", count),
+    ("truncated", "truncated", count),
+    ("ungraded", "ungraded", count),
+)

@@ -1,0 +1,169 @@
+"""The text of a dry run: what is asked of the model, which effect the run can detect, and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.analysis.power import minimal_detectable_effect
+from harness.constants import ALPHA, PLANNED_DISCORDANCE, POWER
+from harness.display.table import Column, Table, fold, render
+from harness.errors import list_first
+from harness.experiment.chat_template import template_switches
+from harness.experiment.conditions import BASELINE, contrast_name, group_name
+from harness.experiment.config import RunConfig
+from harness.experiment.plan import Arm, Plan
+from harness.grading import describe_gold
+from harness.runs.folder import RECEIPT
+
+PROMPTS = (
+    Column("condition", "condition", str, numeric=False),
+    Column("layout", "layout", str, numeric=False),
+    Column("filler", "filler", str),
+    Column("place", "place", str),
+    Column("least", "least", str),
+    Column("median", "median", str),
+    Column("most", "most", str),
+)
+
+
+def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
+    """The plan as text: requests, what they can show, time, further lines, and a table of the prompts."""
+    return f"{fold([*_lines(plan), *further], hyphens=False, indent=10)}\n\n{render([_prompts(plan)])}"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    config, problems = plan.config, len(plan.whole.problems[: plan.limit])
+    yield f"model     {config.model.display_name} through {config.model.backend}"
+    for name, value in template_switches(config.model.arguments).items():
+        yield f"template  {name}: {json.dumps(value)}"
+    yield f"dataset   {plan.dataset.name}, {len(plan.dataset.problems)} problems, {plan.dataset.source}"
+    named = ((one, describe_gold(one.answer)) for one in plan.dataset.problems)
+    golds = [f"{one.id}: {one.answer[:60]} ({why.removeprefix('gold answer: ')})" for one, why in named if why]
+    if golds:
+        share = f"{len(golds)} of {len(plan.dataset.problems)} gold answers"
+        yield f"golds     {share} cannot be compared: at most the same text is right. {list_first(golds, 5)}"
+    if plan.limit is not None and plan.limit > problems:
+        yield f"note      --limit {plan.limit} is more than there are: all {problems} are asked"
+    for arm in plan.arms:
+        if said := arm.built.notes or arm.built.violations:
+            more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
+            yield f"note      {arm.built.condition.name}, {arm.built.layout}: {said[0]}{more}"
+    yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
+    groups = Counter(group_name(condition.name) for condition in config.yardsticks)
+    extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
+    extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
+    yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
+    if known := [
+        len(report.prompt_token_ids) * config.samples_per_problem * arm.replicates
+        for arm in plan.arms
+        for report in arm.built.reports
+    ]:
+        yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
+    else:
+        yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
+    if power := describe_power(config, problems):
+        yield f"detects   {power}"
+    yield f"time      {describe_time(config, plan.size)}"
+
+
+def _prompts(plan: Plan) -> Table:
+    """A row for each condition and layout: the filler's tokens and place, and the prompts' tokens."""
+    together: dict[tuple[str, str], list[Arm]] = {}
+    for arm in plan.arms:
+        together.setdefault((group_name(arm.built.condition.name), str(arm.built.layout)), []).append(arm)
+    rows = []
+    for (name, layout), arms in together.items():
+        row = {"condition": name, "layout": layout}
+        reports = [report for arm in arms for report in arm.built.reports]
+        if reports:
+            lengths = [len(report.prompt_token_ids) for report in reports]
+            low, high = reports[0].filler_span or (0, 0)
+            fillers = sorted({one.filler_tokens for one in reports})
+            row |= {
+                "filler": "-".join(map(str, dict.fromkeys([fillers[0], fillers[-1]]))),
+                "place": f"{low}-{high}" if high else "-",
+                "least": str(min(lengths)),
+                "median": f"{statistics.median(lengths):.0f}",
+                "most": str(max(lengths)),
+            }
+        rows.append({column.key: "?" for column in PROMPTS} | row)
+    return Table("Prompts: tokens of the filler and its place, tokens of the whole", rows, PROMPTS)
+
+
+def describe_power(config: RunConfig, problems: int) -> str:
+    """The smallest true gain that a run detects, in a sentence. Empty if it tests nothing.
+
+    If a filler moves whole problems, some up and some down, all samples of a problem agree and count as one.
+
+    Args:
+        config: The run's.
+        problems: How many are asked.
+    """
+    names = {condition.name for condition in config.conditions}
+    tested = [pair for pair in config.tested if set(pair) <= names]
+    primary = config.primary_contrast
+    tests = (1 if primary else len(tested)) * len(config.layouts)
+    if not tests:
+        return ""
+    gains = []
+    for samples in dict.fromkeys((config.samples_per_problem, 1)):
+        effect = minimal_detectable_effect(n=problems, k=samples, discordance=PLANNED_DISCORDANCE, alpha=ALPHA / tests)
+        gains.append("no gain" if math.isnan(effect) else f"{100 * effect:.1f} points")
+    both = f", {gains[1]} if it moves them both ways" if len(gains) > 1 else ""
+    which = (
+        f"{contrast_name(*primary)}, the primary contrast"
+        if primary
+        else ", ".join(contrast_name(*one) for one in tested)
+    )
+    alpha = f"alpha {ALPHA:g}" + (f" / {tests}" if tests > 1 else "")
+    return (
+        f"{gains[0]} if the filler moves all problems one way{both}, where samples with and without it disagree on "
+        f"{100 * PLANNED_DISCORDANCE:.0f} % of them ({100 * POWER:.0f} % power, {alpha}; {which})"
+    )
+
+
+def describe_time(config: RunConfig, requests: int) -> str:
+    """How long a run takes, at the speed of the longest earlier run of the same model in the config's output folder.
+
+    Short runs are slower, because they pay for ramp-up and tail.
+    """
+    found = max(_find_speeds(config), key=lambda speed: speed["tokens"], default=None)
+    if found is None:
+        return f"unknown: no finished run of this model in {config.output}"
+    minutes = (requests * found["tokens_each"] / found["tokens_per_second"] + found["load_seconds"]) / 60
+    number = max(1, math.ceil(minutes * max(1, len(found["devices"]))))
+    unit = "minute" if found["on"] == "cpu" else "GPU-minute"
+    on = f" on {found['devices'][0]}" if found["devices"] else ""
+    speed = f"{found['tokens_per_second']:,.0f} tokens/s{on}"
+    return f"about {number} {unit}{'s' * (number > 1)} (as {found['source']}: {speed})"
+
+
+def _find_speeds(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """How fast each run of the same model generated. Files that are no receipts are skipped."""
+    for path in config.output.glob(f"*/{RECEIPT}"):
+        try:
+            receipt = json.loads(path.read_text(encoding="utf-8"))
+            model, timing = receipt["config"]["model"], receipt["timing"]
+            engines = [session["engine"] for session in receipt["sessions"] if session.get("engine")] or [{}]
+            same = _asked(model["backend"], model["arguments"]) == _asked(config.model.backend, config.model.arguments)
+            if same and engines[-1].get("engines", 1) == 1:  # how many the next run will have is not known here
+                yield {
+                    **{key: float(timing[key]) for key in ("tokens", "tokens_per_second", "load_seconds")},
+                    "tokens_each": timing["tokens"] / timing["samples"],
+                    "devices": engines[-1].get("device_names") or (),
+                    "on": receipt["engine"]["device"],
+                    "source": path.parent,
+                }
+        except (OSError, ValueError, LookupError, TypeError, ZeroDivisionError):
+            continue
+
+
+def _asked(backend: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The settings in a config that decide the speed of a model."""
+    names = ("pretrained", "model", "dtype", "quantization", "enforce_eager", "tensor_parallel_size")
+    return backend, *(arguments.get(name) for name in names)

@@ -1,0 +1,120 @@
+"""Samples with their prompts, compressed into blocks that the page unpacks on demand.
+
+A block is JSON, deflated, in base64, which no parser of HTML can mistake for markup. Samples of one problem are in one
+block, since they repeat each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.analysis.leaderboard import records
+from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
+from harness.display.numbers import define_flips, flips
+from harness.grading import COLUMNS as GRADERS
+from harness.runs.run import Run
+
+Row = Mapping[str, Any]
+
+
+def read_samples(runs: Sequence[Run]) -> list[Row]:
+    """One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`.
+
+    Raises:
+        RunError: a run has not recorded its texts.
+    """
+    samples = list[Row]()
+    for run in runs:
+        texts = records(run.read_texts())  # first, since it says more of what is missing
+        prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.read_prompts()}
+        keys = ("layout", "condition", "problem_id")
+        samples += [{**row, "prompt": prompts[tuple(row[key] for key in keys)]} for row in texts]
+    return samples
+
+
+def pack(value: Any) -> str:
+    """Compress a JSON value into one word that HTML cannot mistake for markup."""
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return base64.b64encode(squeeze.compress(text) + squeeze.flush()).decode()
+
+
+def pack_samples(
+    samples: Sequence[Row], *, baseline: str, conditions: Sequence[Row], rows: Sequence[Row]
+) -> tuple[str, list[str]]:
+    """The packed list of problems, with the place of each in the blocks, and the packed blocks.
+
+    Args:
+        samples: From `read_samples`.
+        baseline: The condition that the others are compared with.
+        conditions: Name, label and colour (`slot`) of each, in the page's order. Samples of others are left out.
+        rows: Of the table of comparisons, whose flips are named beside the list.
+    """
+    names = {one["name"] for one in conditions}
+    settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
+
+    def place(row: Row) -> str:
+        return f"{settings.index((row['model'], row['layout']))} {row['condition']}"
+
+    problems: dict[str, dict[str, list[Row]]] = {}
+    for row in samples:
+        if row["condition"] in names:
+            problems.setdefault(row["problem_id"], {}).setdefault(place(row), []).append(row)
+    listed = [_describe(places) | {"at": divmod(i, REPORT_BLOCK)} for i, places in enumerate(problems.values())]
+    details = [_detail(places) for places in problems.values()]
+    index = {
+        "baseline": baseline,
+        "conditions": conditions,
+        "settings": [{"model": model, "layout": layout} for model, layout in settings],
+        "graders": ["verdict", *GRADERS],
+        "flips": {place(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows},
+        "define_flips": define_flips(max(row["k"] for row in rows)),
+        "problems": listed,
+    }
+    return pack(index), [pack(details[i : i + REPORT_BLOCK]) for i in range(0, len(details), REPORT_BLOCK)]
+
+
+def _describe(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """What the list of problems shows of one, and what it is filtered by: right samples of all, first run only."""
+    row = next(iter(places.values()))[0]
+    doc = row["prompt"].doc
+    text = str(doc.get("problem", doc.get("question", row["prompt"].text)))
+    right = {place: [one["correct"] for one in rows if one["replicate"] == 0] for place, rows in places.items()}
+    return {
+        "id": row["problem_id"],
+        "subject": row["subject"] or None,
+        "level": row["level"] or None,
+        "target": row["target"],
+        "text": text if len(text) <= REPORT_SNIPPET else f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}",
+        "right": {place: (int(sum(correct)), len(correct)) for place, correct in right.items()},
+    }
+
+
+def _detail(places: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """One problem: its prompts and samples by setting and condition."""
+    return {
+        "prompts": {
+            place: {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
+            for place, rows in places.items()
+        },
+        "samples": {place: [_sample(row) for row in rows] for place, rows in places.items()},
+    }
+
+
+def _sample(row: Row) -> dict[str, Any]:
+    return {
+        "replicate": row["replicate"],
+        "number": row["sample_index"],
+        "completion": row["completion"],
+        "answer": row["answer"],
+        "grades": [row["verdict"], *(row.get(name) for name in GRADERS)],
+        "finish": row["finish_reason"],
+        "tokens": row["completion_tokens"],
+        "seed": row["seed"],
+        "remarks": [text for text in (row.get("reason"), row.get("audit_reason")) if text],
+        "boxes": row.get("boxes_after_first"),
+    }

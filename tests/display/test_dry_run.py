@@ -1,0 +1,109 @@
+"""What `--dry-run` says that a run can find and cost: the statistics' numbers, and times of runs that were made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from harness import resources
+from harness.analysis import minimal_detectable_effect
+from harness.display.dry_run import describe_plan, describe_power, describe_time
+from harness.experiment.config import load_config
+from harness.experiment.plan import make_plan
+from tests.make import CONFIG, GREEDY_RUN
+
+SAMPLED = {"sampling": {"temperature": 0.5}, "samples_per_problem": 5}
+
+
+def config(folder, **changes):
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
+    return load_config(path)
+
+
+def points(n, k, tests):
+    return f"{100 * minimal_detectable_effect(n=n, k=k, discordance=0.1, alpha=0.05 / tests):.1f} points if"
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "tests"),
+    [
+        ({}, "alpha 0.05; mless - wo, the primary contrast)", 1),
+        ({"layouts": ["raw", "chat"]}, "alpha 0.05 / 2; mless - wo, the primary contrast)", 2),
+        ({"layouts": ["raw", "chat"], "contrasts": ["mful - wo"]}, "alpha 0.05 / 2; mful - wo)", 2),
+        ({"contrasts": ["mful - wo"]}, "alpha 0.05; mful - wo)", 1),
+    ],
+)
+def test_the_least_gain_is_that_of_the_statistics_for_the_tests_that_share_alpha(tmp_path, changes, names, tests):
+    conditions = {"conditions": ["wo", "mless", "mful"]}
+    one = describe_power(config(tmp_path, **conditions, **changes), 500)
+    assert one.startswith(points(500, 1, tests)) and one.endswith(names) and "both ways" not in one
+    several = describe_power(config(tmp_path, **conditions, **changes, **SAMPLED), 500)
+    assert several.startswith(points(500, 5, tests))
+    assert f"{points(500, 1, tests)} it moves them both ways" in several, "whole problems that move count once"
+
+
+def test_what_tests_nothing_or_too_little_says_so(tmp_path):
+    assert describe_power(config(tmp_path, contrasts=[]), 500) == ""
+    assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
+    assert describe_power(config(tmp_path), 3).startswith("no gain if")
+
+
+def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
+    wanted = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
+    unknown = f"unknown: no finished run of this model in {tmp_path}"
+    assert describe_time(wanted, 7500) == unknown
+    shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
+    receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
+    receipt["timing"] |= {"tokens_per_second": 1000.0, "tokens": 40_000, "samples": 1000, "load_seconds": 60.0}
+    receipt["sessions"][-1]["engine"] = {"device_names": ["H200", "H200"]}
+    for device, told in (("cuda", "about 12 GPU-minutes (as"), ("cpu", "about 12 minutes (as")):
+        receipt["engine"]["device"] = device
+        (tmp_path / "earlier" / "run.json").write_text(json.dumps(receipt))
+        said = describe_time(wanted, 7500)
+        assert said.startswith(told) and said.endswith("earlier: 1,000 tokens/s on H200)"), "2 x (60 s + 300 s)"
+    assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == unknown
+    receipt["timing"]["tokens"] = 50_000
+    (tmp_path / "longest").mkdir(parents=True)
+    (tmp_path / "longest" / "run.json").write_text(json.dumps(receipt))
+    assert "longest: " in describe_time(wanted, 7500)
+    receipt["sessions"][-1]["engine"]["engines"] = 2
+    (tmp_path / "longest" / "run.json").write_text(json.dumps(receipt))
+    assert "earlier: " in describe_time(wanted, 7500), "two engines say nothing of one"
+    shutil.rmtree(tmp_path / "longest")
+    (tmp_path / "earlier" / "run.json").write_text('{"torn')
+    assert describe_time(wanted, 7500) == unknown
+
+
+def _demo_model(**changes):
+    shipped = yaml.safe_load((resources.folder("configs") / "runs" / "demo.yaml").read_text())["model"]
+    return {**shipped, "arguments": {**shipped["arguments"], **changes}}
+
+
+def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can():
+    files = sorted((resources.folder("configs") / "runs").glob("*-*-*.yaml"))
+    configs = {file.stem: load_config(file) for file in files}
+    assert len(configs) == 12
+    for name, one in configs.items():
+        assert (one.primary, one.replicates) == ("mless - wo", 2), name
+        if one.samples_per_problem > 1:
+            k, alpha = one.samples_per_problem, 0.05 / len(one.tested)
+            gain = minimal_detectable_effect(n=500, k=k, discordance=0.1, alpha=alpha)
+            assert gain < 0.02, "of the study's gains most are 2 points or more"
+        else:
+            twin = configs[f"{name}-sampled"]
+            sampled = ("temperature 0.5, top_p 0.95, 8 samples a problem", one.layouts)
+            assert (twin.sampling_words, twin.layouts) == sampled
+            assert twin.model == one.model and twin.conditions == one.conditions
+
+
+def test_the_plan_has_its_power_and_time_and_fits_a_terminal(tmp_path):
+    plan = make_plan(config(tmp_path), limit=3)
+    page = describe_plan(plan)
+    shown = " ".join(page.split())
+    assert f"detects {describe_power(plan.config, 3)}" in shown
+    assert f"time {describe_time(plan.config, plan.size)}" in shown
+    assert max(len(line) for line in page.splitlines() if str(tmp_path) not in line) <= 80
