@@ -19,9 +19,8 @@ from typing import Any
 
 from harness.errors import EngineError
 from harness.experiment.config import load_config
-from harness.experiment.plan import Plan, make_plan
+from harness.experiment.plan import Plan, make_plan, make_requests
 from harness.experiment.problems import load_demo
-from harness.experiment.requests import make_requests
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "runs" / "demo.yaml"

@@ -10,6 +10,10 @@ from enum import StrEnum
 from typing import Literal
 
 # The study: what is put before a question, and where
+BASELINE = "wo"
+"""The condition that all others are compared with."""
+STUDIED = "mless"
+"""The condition that the study is about, and the one that is shown unless told."""
 STUDY_COUNT = 55
 """Filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
 DEFAULT_SEED = 1234

@@ -20,9 +20,9 @@ from packaging.requirements import Requirement
 from harness import resources
 from harness.constants import HUB_SECONDS
 from harness.engines.gpus import describe_gpu_processes
-from harness.errors import HarnessError
+from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, load_math500
-from harness.experiment.tokenizer import explain_hub_error, load_tokenizer
+from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.receipts import package_version
 
 

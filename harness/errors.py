@@ -7,6 +7,7 @@ line prints the message alone and exits with code 2; a traceback therefore alway
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -69,3 +70,26 @@ def list_near(got: str, names: Iterable[str], most: int = 6) -> str:
 def list_first(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def explain_hub_error(name: str, error: BaseException) -> str:
+    """One line that says why `name` could not be loaded from the hub, and what to do."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    text = " ".join(f"{type(one).__name__}: {one}" for one in chain)
+    if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
+        return (
+            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Accept its licence on its "
+            "page, then log in with `hf auth login` or set HF_TOKEN."
+        )
+    unreachable = "offline|connect|resol(ve|ution)|name or service|temporary failure|max retries|timed out|outgoing"
+    if re.search(f"{unreachable}|LocalEntryNotFound", text, re.I):
+        return (
+            f"The hub could not be reached for {name}, and it is not in the local cache. On a connected machine run "
+            "`mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
+        )
+    said = " ".join(str(error).split()) or type(error).__name__
+    if re.search(r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text):
+        said = "there is neither such a folder nor such a name on the hub."
+    return f"{name} cannot be loaded: {said[:400]}"

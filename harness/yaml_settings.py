@@ -17,10 +17,6 @@ _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """What pydantic puts into a key's path where it tries several schemas."""
 
 
-class DoubledKeyError(yaml.YAMLError):
-    """A key stands twice in a mapping."""
-
-
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping; YAML's own reader would take the last one in silence."""
 
@@ -29,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in seen:
                 line = key.start_mark.line + 1
-                raise DoubledKeyError(f"line {line}: the key {key.value!r} stands there a second time")
+                raise ConfigError(f"the key {key.value!r} stands twice in a mapping, again in line {line}.")
             seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
 
@@ -38,7 +34,8 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or a key stands twice in a mapping (DoubledKeyError).
+        yaml.YAMLError: it is no YAML.
+        ConfigError: a key stands twice in a mapping.
     """
     try:
         return yaml.load(text, _Loader)
@@ -52,16 +49,30 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def parse_option(option: str, text: str) -> Any:
+    """The value of a command line option: YAML, or the text itself.
+
+    Raises:
+        ConfigError: a key stands twice in a mapping.
+    """
+    try:
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option} {text!r}: {error}") from None
+    except yaml.YAMLError:
+        return text
+
+
 def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the values of a config file and set the overrides, without checking any of them.
 
     Args:
         path: The file. A bare name may also be one of the shipped configs.
         kind: The folder of the shipped configs, within `configs`.
-        overrides: `key=value`, with dotted keys and YAML values.
+        overrides: As of `override_values`.
 
     Raises:
-        ConfigError: the file is missing, is not YAML or not a mapping, or an override cannot be read.
+        ConfigError: the file is missing, is not YAML or not a mapping, or a key stands twice in it.
     """
     shipped = resources.folder("configs") / kind / path.name
     if not path.exists() and path.parent in (Path(), Path("configs") / kind) and shipped.is_file():
@@ -70,33 +81,31 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[st
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected YAML with keys such as name and model, got {str(values)[:40]!r}.")
-    for override in overrides:
-        _override(values, override)
+    override_values(values, overrides)
     return values
 
 
-def _override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set {override!r}: expected key=value, such as --set name=trial.")
-    try:
-        value = parse_yaml(text)
-    except DoubledKeyError as error:
-        raise ConfigError(f"--set {override!r}: {error}.") from None
-    except yaml.YAMLError:
-        value = text
-    *parents, last = key.split(".")
-    target: Any = values
-    try:
-        for part in parents:
-            target = target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
-        target[int(last) if isinstance(target, list) else last] = value
-    except (AttributeError, IndexError, TypeError, ValueError):
-        raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+def override_values(values: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Set values of a config by `key=value`, with dotted keys and YAML values.
+
+    Raises:
+        ConfigError: an override cannot be read, or the config has no such key.
+    """
+    for override in overrides:
+        key, _, text = override.partition("=")
+        *parents, last = key.split(".")
+        value = parse_option(f"--set {key}", text)
+        target: Any = values
+        try:
+            for part in parents:
+                target = target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
+            target[int(last) if isinstance(target, list) else last] = value
+        except (AttributeError, IndexError, TypeError, ValueError):
+            raise ConfigError(f"--set {override!r}: the config has no such key.") from None
 
 
 def explain(error: ValidationError, where: str) -> str:

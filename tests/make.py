@@ -24,9 +24,8 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import Request, make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_prompts
-from harness.experiment.requests import Request, make_requests, sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.records import SESSION, Sample

@@ -23,8 +23,8 @@ from transformers.utils import cached_file
 from attention_probe.model.attention_function import quiet
 from harness import resources
 from harness.constants import FINGERPRINT_VALUES
-from harness.errors import ConfigError, HarnessError, ModelError, list_first
-from harness.experiment.tokenizer import explain_hub_error, refuse_missing_folder
+from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
+from harness.experiment.tokenizer import refuse_missing_folder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

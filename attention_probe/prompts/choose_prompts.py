@@ -13,8 +13,8 @@ from harness.analysis.flips import Criterion
 from harness.analysis.selection import Selection, select
 from harness.constants import DEFAULT_SEED, Choice, Repeats
 from harness.errors import ConfigError
-from harness.experiment.conditions import named_condition, named_conditions
-from harness.experiment.config import DatasetConfig, open_dataset
+from harness.experiment.conditions import as_condition, named_conditions
+from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompt_source import BASELINE, Source, build_source, read_source
 from harness.yaml_settings import Strict, explain
@@ -115,7 +115,7 @@ def open_source(
     assert prompts.dataset is not None  # the config has one of the two
     return build_source(
         open_dataset(prompts.dataset),
-        [named_condition(name) for name in dict.fromkeys((BASELINE, *(conditions or named_conditions())))],
+        [as_condition(name) for name in dict.fromkeys((BASELINE, *(conditions or named_conditions())))],
         load_tokenizer(),
         str(prompts.layout or "raw"),
         instruction=prompts.instruction,

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment.chat_template import find_segments
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.tokenizer import encode, find_segments, hash_token_ids
 from harness.runs.prompt_source import BASELINE
 from harness.runs.run_prompts import Problem, RunPrompt
 

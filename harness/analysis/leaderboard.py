@@ -15,8 +15,8 @@ from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.pooled import pool
 from harness.analysis.sweeps import find_sweeps, sweep_table
-from harness.constants import DEFAULT_SEED, MARGIN
-from harness.experiment.conditions import BASELINE, read_contrast
+from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
+from harness.experiment.conditions import read_contrast
 from harness.runs.comparable import join
 from harness.runs.run import Run
 from harness.runs.sample_frame import read_factors

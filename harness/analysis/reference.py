@@ -12,9 +12,8 @@ from pydantic import Field, ValidationError
 from scipy.special import ndtri
 
 from harness import resources
-from harness.constants import ALPHA
+from harness.constants import ALPHA, BASELINE
 from harness.errors import ConfigError
-from harness.experiment.conditions import BASELINE
 from harness.yaml_settings import Strict, explain, parse_yaml
 
 if TYPE_CHECKING:

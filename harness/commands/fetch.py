@@ -16,8 +16,27 @@ def fetch(
     pin: Annotated[Path | None, typer.Option(help="Also write the config with its revision pinned, here.")] = None,
 ) -> None:
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1."""
-    from harness.experiment.config import load_config
-    from harness.experiment.fetch import fetch as fetch_all
+    import yaml
 
-    for line in fetch_all(load_config(config, overrides or ()), pin=pin):
-        typer.echo(line)
+    from harness.errors import ConfigError
+    from harness.experiment.config import load_config
+    from harness.experiment.tokenizer import fetch_repository
+
+    if pin is not None and pin.exists():
+        raise ConfigError(f"--pin {pin} exists already.")
+    settings = load_config(config, overrides or ())
+    arguments, values, lines = settings.model_arguments(), settings.as_written(), []
+    for key, revision in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):
+        name = arguments.get(key)
+        if isinstance(name, str) and Path(name).is_dir():
+            lines.append(f"{key:<11}{name} is a folder: nothing to fetch")
+        elif isinstance(name, str):
+            folder = fetch_repository(name, arguments.get(revision), weights=key == "pretrained")
+            values["model"]["arguments"][revision] = folder.name
+            lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
+    dataset = settings.load_dataset()
+    lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
+    if pin is not None:
+        pin.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        lines.append(f"pinned     {pin}")
+    typer.echo("\n".join(lines))

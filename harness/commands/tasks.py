@@ -24,15 +24,14 @@ def tasks(
     """Print the path for lm-eval's --include_path, or write tasks that do not need mless."""
     from harness import resources
     from harness.errors import ConfigError
-    from harness.lm_eval_plugin.standalone import write_standalone
-    from harness.lm_eval_plugin.wrap import write_wrapped
+    from harness.lm_eval_plugin.task_folders import write_standalone, write_wrapped
 
     if (wrap is None) != (output is None) or (standalone and wrap):
         raise ConfigError("Expected --standalone DIR, or --wrap TASK with --output DIR.")
     if wrap and output:
         lines = write_wrapped(output, wrap, conditions, model)
     elif standalone:
-        lines = [str(path) for path in write_standalone(standalone, model)]
+        lines = write_standalone(standalone, model)
     else:
         lines = [str(resources.folder("tasks"))]
     typer.echo("\n".join(lines))

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, PLANNED_DISCORDANCE, POWER
+from harness.constants import ALPHA, BASELINE, PLANNED_DISCORDANCE, POWER
 from harness.display.table import Column, Table, fold, render
 from harness.errors import list_first
-from harness.experiment.chat_template import template_switches
-from harness.experiment.conditions import BASELINE, contrast_name, group_name
+from harness.experiment.conditions import contrast_name, group_name
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Arm, Plan
+from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
 from harness.runs.folder import RECEIPT
 
@@ -59,9 +59,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if known := [
-        len(report.prompt_token_ids) * config.samples_per_problem * arm.replicates
-        for arm in plan.arms
-        for report in arm.built.reports
+        length * config.samples_per_problem * arm.replicates for arm in plan.arms for length in arm.built.lengths
     ]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
@@ -79,9 +77,8 @@ def _prompts(plan: Plan) -> Table:
     rows = []
     for (name, layout), arms in together.items():
         row = {"condition": name, "layout": layout}
-        reports = [report for arm in arms for report in arm.built.reports]
-        if reports:
-            lengths = [len(report.prompt_token_ids) for report in reports]
+        reports = [prompt for arm in arms for prompt in arm.built.prompts]
+        if lengths := [length for arm in arms for length in arm.built.lengths]:
             low, high = reports[0].filler_span or (0, 0)
             fillers = sorted({one.filler_tokens for one in reports})
             row |= {

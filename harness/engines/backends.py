@@ -18,12 +18,11 @@ from harness.engines.lifetime import stopped
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
 from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError, list_near
-from harness.experiment.chat_template import template_switches
 from harness.experiment.config import RunConfig
+from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
-from harness.experiment.requests import Request
 from harness.experiment.sampling import sample_seed
-from harness.experiment.tokenizer import refuse_missing_folder
+from harness.experiment.tokenizer import refuse_missing_folder, template_switches
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

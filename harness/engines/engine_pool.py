@@ -21,7 +21,7 @@ from harness.constants import ENGINE_TURN_SECONDS, FRUITLESS_STARTS, SPARE, STAL
 from harness.engines.lifetime import CONTINUE
 from harness.engines.vllm import Finished, VLLMEngine, refuse_too_long, undisturbed
 from harness.errors import ConfigError, EngineError, HarnessError, MissingDependencyError
-from harness.experiment.requests import Request
+from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
     from harness.engines.ray_carrier import RayCarrier

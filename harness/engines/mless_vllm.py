@@ -14,12 +14,10 @@ from lm_eval.api.registry import register_model
 from harness.constants import MAX_GEN_TOKS
 from harness.engines.engine_pool import check_engines, open_engines
 from harness.errors import ConfigError
-from harness.experiment.chat_template import apply_chat_template
-from harness.experiment.documents import ModelTokenizer
+from harness.experiment.plan import Request
 from harness.experiment.prompt import hash_text
-from harness.experiment.requests import Request
 from harness.experiment.sampling import from_lm_eval, sample_seed
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.tokenizer import ModelTokenizer, apply_chat_template, encode, hash_token_ids
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -23,7 +23,7 @@ from harness.constants import EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS, QUOTED
 from harness.engines.lifetime import CONTINUE, stopped
 from harness.engines.vllm import Finished, VLLMEngine, restore_environment
 from harness.errors import EngineError, HarnessError
-from harness.experiment.requests import Request
+from harness.experiment.plan import Request
 
 
 @contextmanager

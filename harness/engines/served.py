@@ -24,10 +24,10 @@ from harness.constants import (
 from harness.engines.lifetime import CONTINUE
 from harness.engines.vllm import FINISHED, Finished
 from harness.errors import ConfigError, EngineError, ModelError, list_near
-from harness.experiment.chat_template import template_switches
 from harness.experiment.config import RunConfig
+from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
-from harness.experiment.requests import Request
+from harness.experiment.tokenizer import template_switches
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

@@ -24,7 +24,7 @@ import yaml
 
 from harness.constants import KEPT_ERROR_BYTES, QUOTED_CHARACTERS
 from harness.engines.gpus import describe_gpu_processes
-from harness.experiment.tokenizer import explain_hub_error
+from harness.errors import explain_hub_error
 
 _MARK = b"\0"
 """We write this byte to the pipe to learn when all before it has been read."""

@@ -30,7 +30,7 @@ from harness.engines import lifetime
 from harness.engines.gpus import gpu_driver
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError, list_near
-from harness.experiment.requests import Request
+from harness.experiment.plan import Request
 
 FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""

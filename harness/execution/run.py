@@ -21,8 +21,7 @@ from harness.display.progress import Progress
 from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
-from harness.experiment.plan import Plan
-from harness.experiment.requests import make_requests, sample_key
+from harness.experiment.plan import Plan, make_requests, sample_key
 from harness.experiment.sampling import Sampling
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -299,7 +298,7 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
     """
     from transformers import GenerationConfig
 
-    from harness.experiment.tokenizer import explain_hub_error
+    from harness.errors import explain_hub_error
 
     name = str(config.model_arguments().get("pretrained") or "")
     try:

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
-from itertools import cycle, islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,12 +26,10 @@ import yaml
 from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
 from harness import resources
-from harness.constants import DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, SEEDS_APART, STUDY_COUNT
+from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, SEEDS_APART, STUDIED, STUDY_COUNT
 from harness.errors import ConfigError
 from harness.yaml_settings import Strict, explain
 
-BASELINE = "wo"
-"""The condition that all others are compared with."""
 SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
@@ -167,17 +165,13 @@ class Condition(Strict):
         return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
 
     def for_samples(self, count: int) -> list[Condition]:
-        """The condition as each sample of a problem has it. Empty, unless they differ: its tokens are drawn anew."""
-        return [self._with_draw(self._draw + SEEDS_APART * index) for index in range(count)] if self.fresh else []
+        """The condition as each sample of a problem has it; one for all, unless its tokens are drawn anew."""
+        return [self._with_draw(self._draw + SEEDS_APART * index) for index in range(count if self.fresh else 1)]
 
     def _with_draw(self, draw: int) -> Condition:
         copy = self.model_copy()
         copy._draw = draw
         return copy
-
-    def repeated_ids(self) -> list[int]:
-        """The filler's `token_ids`, repeated up to `count`."""
-        return list(islice(cycle(self.token_ids or ()), self.count or 0))
 
     def filler_text(
         self,
@@ -320,40 +314,11 @@ def named_conditions() -> dict[str, Condition]:
     drawn = SENTENCES.index(random.Random(DEFAULT_SEED).choice(SENTENCES)) + 1
     fillers: dict[str, dict[str, Any]] = {
         BASELINE: {},
-        "mless": {"unit": "/"},
+        STUDIED: {"unit": "/"},
         "mful": {"unit": "he"},
         "random": {"sentence": drawn},
     }
     return {name: Condition(name=name, **filler) for name, filler in fillers.items()}
-
-
-def named_condition(name: str) -> Condition:
-    """The study's condition of that name.
-
-    Raises:
-        ConfigError: there is no such condition. The message lists the four.
-    """
-    conditions = named_conditions()
-    if name not in conditions:
-        raise ConfigError(f"Unknown condition {name!r}: expected one of {', '.join(conditions)}, or a mapping.")
-    return conditions[name]
-
-
-def parse_condition(values: Mapping[str, Any]) -> Condition:
-    """The condition that a mapping describes.
-
-    Raises:
-        ConfigError: a value does not fit, or nothing is changed.
-    """
-    where = f"condition {values.get('name', '')!r}"
-    try:
-        condition = Condition.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
-    if condition.is_plain:
-        expected = ", ".join((*FILLERS, *WRITTEN_TEXTS, *WORDS))
-        raise ConfigError(f"{where} changes nothing: expected one of {expected}.")
-    return condition
 
 
 def as_condition(value: Any) -> Condition:
@@ -362,13 +327,21 @@ def as_condition(value: Any) -> Condition:
     Raises:
         ConfigError: the entry is neither, describes no condition, or takes a name that stands for another condition.
     """
-    if isinstance(value, str):
-        return named_condition(value)
+    named = named_conditions()
+    if isinstance(value, str) and value in named:
+        return named[value]
     if not isinstance(value, Mapping):
-        raise ConfigError(f"conditions: expected a name or a mapping such as {{name: dots, unit: '.'}}, got {value!r}.")
-    condition = parse_condition(value)
-    if condition.name in named_conditions() or yardstick(condition.name):
-        raise ConfigError(f"conditions: the name {condition.name!r} is the study's own condition's or a yardstick's.")
+        expected = f"expected {', '.join(named)}, or a mapping such as {{name: dots, unit: '.'}}"
+        raise ConfigError(f"conditions: {expected}, got {value!r}.")
+    where = f"condition {value.get('name', '')!r}"
+    try:
+        condition = Condition.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+    if condition.is_plain:
+        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WRITTEN_TEXTS, *WORDS))}.")
+    if condition.name in named or yardstick(condition.name):
+        raise ConfigError(f"{where} has the name of one of the study's own conditions or of a yardstick.")
     return condition
 
 
@@ -394,10 +367,10 @@ def draw_sentences(values: Any) -> Any:
     return expanded
 
 
-def drawn_names(name: str, chosen: Iterable[Condition]) -> tuple[str, ...]:
-    """The names of the conditions that `draw_sentences` made of `{name: NAME, sentences: N}`; empty if it made none."""
-    names = [condition.name for condition in chosen if condition.sentence is not None]
-    return tuple(found for found in names if re.fullmatch(rf"{re.escape(name)}-\d+", found))
+def drawn_names(name: str, conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """The names of the conditions that `draw_sentences` made of `{name: NAME, sentences: N}`; else the name itself."""
+    found = tuple(one.name for one in conditions if one.sentence and re.fullmatch(rf"{re.escape(name)}-\d+", one.name))
+    return (name,) if not found or any(one.name == name for one in conditions) else found
 
 
 SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
@@ -476,42 +449,30 @@ def all_edits() -> tuple[Condition, ...]:
     return tuple(edits)
 
 
-def first_edits(count: int) -> tuple[Condition, ...]:
-    """The first `count` edits of the prompt null.
+def other_fillers(number: int, conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """So many other fillers like the first of these conditions that has one: the filler null, `filler-01` and so on.
+
+    They have its length and place. Every other one is a sentence that neither the study's `random` nor a condition has,
+    while there are any of that length; the rest are random tokens.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: no condition has a filler, or it states no count of tokens.
     """
-    edits = all_edits()
-    if not 0 <= count <= len(edits):
-        raise ConfigError(f"prompt_null: expected 0 to {len(edits)} edits (experiment/rewordings.yaml), got {count}.")
-    return edits[:count]
-
-
-def other_fillers(number: int, like: Condition, own: Iterable[int | None] = ()) -> tuple[Condition, ...]:
-    """So many other fillers of the length and at the place of a condition's: the filler null, `filler-01` and so on.
-
-    Every other one is a sentence that neither the study's `random` nor the run has, while there are any of that length;
-    the rest are random tokens.
-
-    Args:
-        number: How many.
-        like: The condition.
-        own: Numbers of the sentences that the run's conditions have.
-    """
-    count = like.tokens if like.exact else None
-    if not count:
-        raise ConfigError(f"filler_null: expected a filler with a count, and {like.name!r} has none.")
-    used = {named_conditions()["random"].sentence, *own}
-    left = [place for place in range(1, len(SENTENCES) + 1) if count <= LONGEST and place not in used]
+    if not number:
+        return ()
+    like = next((one for one in conditions if one.filler), None)
+    if like is None or not like.exact:
+        raise ConfigError(f"filler_null: expected a filler with a count, got {like.name if like else 'none'}.")
+    used = {one.sentence for one in (named_conditions()["random"], *conditions)}
+    left = [place for place in range(1, len(SENTENCES) + 1) if (like.tokens or 0) <= LONGEST and place not in used]
     place = {"placement": like.placement, "seed": like.seed}
     found = []
     for one in range(1, number + 1):
         name = f"filler-{one:02}"
         if one % 2 and left:
-            found.append(Condition(name=name, sentence=left.pop(0), count=count, **place))
+            found.append(Condition(name=name, sentence=left.pop(0), count=like.tokens, **place))
         else:
-            found.append(Condition(name=name, random_ids=count, **place)._with_draw(one - like.seed))
+            found.append(Condition(name=name, random_ids=like.tokens, **place)._with_draw(one - like.seed))
     return tuple(found)
 
 

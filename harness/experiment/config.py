@@ -11,26 +11,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from harness import resources
-from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
+from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    BASELINE,
     CONTROL,
     Condition,
     Placement,
+    all_edits,
     as_condition,
     contrast_name,
     draw_sentences,
     drawn_names,
     expand_sweep,
-    first_edits,
     other_fillers,
     read_contrast,
 )
-from harness.experiment.problems import Dataset, Fields, load_demo, load_jsonl, load_math500
+from harness.experiment.problems import Dataset, DatasetConfig, open_dataset
 from harness.experiment.prompt import Layout
-from harness.experiment.sampling import Sampling, resolve_sampling
-from harness.yaml_settings import Strict, explain, read_values
+from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
+from harness.yaml_settings import Strict, explain, override_values, read_values
 
 
 class ModelConfig(Strict):
@@ -124,60 +123,13 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-class DatasetConfig(Fields):
-    """A JSONL file of one's own, and which of its fields hold what."""
-
-    path: Path
-    """The file."""
-
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
-        if self.problem == self.answer:
-            raise ValueError(f"problem and answer: expected two fields, got {self.problem!r} for both")
-        return self
-
-
-def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
-    """The problems that a config's `dataset` names.
-
-    Raises:
-        DataError: they cannot be had, or a file of one's own is not as described.
-    """
-    if isinstance(dataset, DatasetConfig):
-        return load_jsonl(dataset.path, dataset)
-    return load_demo() if dataset == "demo" else load_math500()
-
-
-class ExplicitSampling(Strict):
-    """Sampling values of one's own; what is left out is off."""
-
-    temperature: float = Field(ge=0, allow_inf_nan=False)
-    """0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw from the most likely tokens that together have this probability."""
-    top_k: int = Field(default=0, ge=0)
-    """Draw from so many of the most likely tokens; 0 is off."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    """Leave out tokens less likely than this share of the most likely one."""
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    """Above 1 makes repeated tokens less likely."""
-
-
-def _contrast(text: str) -> tuple[str, str]:
-    """As `read_contrast`, with an error to which the schema adds file and key."""
-    try:
-        return read_contrast(text)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-
-
 class StudyConfig(Strict):
-    """Several runs that are one study: a run for each model, whose primary contrasts are pooled into one."""
+    """Several runs that are one study: one for each model. Their primary contrasts are pooled into one."""
 
     name: str = Field(min_length=1)
-    """The study's."""
+    """The study's name."""
     models: tuple[str, ...] = Field(min_length=2)
-    """The labels of all its models (`model.label`), named before any of them is run."""
+    """The labels (`model.label`) of all its models, named before any run."""
 
 
 class RunConfig(Strict):
@@ -188,45 +140,35 @@ class RunConfig(Strict):
     model: ModelConfig
     """Which model, and who runs it."""
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
-    """`math500`, `demo` (500 bundled problems), or a JSONL file of one's own."""
+    """`math500`, `demo` (500 bundled problems), or a JSONL file of your own."""
     conditions: Annotated[
         tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
-    """What stands before the problem: `wo`, `mless`, `mful`, `random`, or a filler described by a mapping."""
+    """`wo`, `mless`, `mful`, `random`, or fillers described by mappings."""
     sweep: None = None
-    """Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25, 40]}. The run's record has
-    them among `conditions`.
-    """
+    """Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25]}."""
     contrasts: tuple[str, ...] | None = None
-    """The differences that are tested, such as `mless - wo` and `mless - random`; all others are exploratory. By
-    default every condition's from `wo`. `X` stands for X-1 to X-3 of `{name: X, sentences: 3}`.
-    """
+    """The tested differences, such as `mless - wo`. By default every condition's from `wo`."""
     primary: str | None = None
-    """The contrast that the experiment is about, named before it is run and tested first. By default `mless - wo`
-    if it is among the contrasts.
-    """
+    """The contrast that the run is about. By default `mless - wo`."""
     study: StudyConfig | None = None
-    """The study that the run is part of, hashed into it like all that is registered."""
+    """The study that the run is part of."""
     replicates: int = Field(default=1, ge=1, le=2)
     """How often the baseline is run: 2 gives a noise floor (A/A)."""
-    prompt_null: int = Field(default=0, ge=0)
-    """So many harmless rewordings of the instruction are run too, without a filler."""
+    prompt_null: int = Field(default=0, ge=0, le=len(all_edits()))
+    """So many harmless rewordings of the instruction are run too."""
     filler_null: int = Field(default=0, ge=0, le=99)
-    """So many other fillers are run too, of the length and at the place of the primary contrast's: sentences and
-    random tokens.
-    """
+    """So many other fillers like the primary contrast's are run too."""
     positive_control: bool = False
-    """Whether the problems are also asked so that the model must answer at once, which must do harm."""
+    """Ask the problems also for an answer at once, which must harm."""
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
-    """`raw` (plain text), `chat` (the model's chat template), `as_published` (the exact string of the authors'
-    code), `as_printed` (`raw` with the instruction that their paper prints).
-    """
+    """`raw`, `chat`, `as_published` (the authors' code), `as_printed` (their paper's instruction)."""
     instruction: str | None = None
     """Another instruction than the study's."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or values."""
     samples_per_problem: int = Field(default=1, ge=1)
-    """How often each prompt is asked, with a seed of its own each time."""
+    """How often each prompt is asked, each time with another seed."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -253,69 +195,71 @@ class RunConfig(Strict):
     @classmethod
     def _with_drawn(cls, contrasts: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
         """The name that drawn sentences have in common stands for all of them."""
-        if contrasts is None or "conditions" not in info.data:
-            return contrasts
-        conditions = info.data["conditions"]
-        names = {condition.name for condition in conditions}
-
-        def every(name: str) -> tuple[str, ...]:
-            return (() if name in names else drawn_names(name, conditions)) or (name,)
-
-        pairs = [tuple(map(every, _contrast(text))) for text in contrasts]
-        return tuple(contrast_name(one, other) for ones, others in pairs for one in ones for other in others)
+        conditions = info.data.get("conditions", ())
+        pairs = [[drawn_names(name, conditions) for name in read_contrast(text)] for text in contrasts or ()]
+        every = tuple(contrast_name(one, other) for ones, others in pairs for one in ones for other in others)
+        return None if contrasts is None else every
 
     @field_validator("primary")
     @classmethod
     def _is_contrast(cls, primary: str | None) -> str | None:
-        return None if primary is None else contrast_name(*_contrast(primary))
+        return None if primary is None else contrast_name(*read_contrast(primary))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
-        tasks = [self.task_name("x", name, layout) for layout in self.layouts for name in names]
-        if len(set(tasks)) < len(tasks):
-            raise ValueError(f"condition names and layouts must differ, also name_layout, got {', '.join(names)}")
+        tasks = [self.task_name("x", one.name, layout) for layout in self.layouts for one in self.all_conditions]
         fixed = {Layout.AS_PUBLISHED, Layout.AS_PRINTED} & set(self.layouts)
-        if fixed and (self.instruction is not None or any(condition.instruction for condition in self.conditions)):
-            raise ValueError(f"instruction cannot be changed in the layout {min(fixed)}: it is the authors'")
-        pairs = [frozenset(read_contrast(text)) for text in self.contrasts or ()]
-        for text, pair in zip(self.contrasts or (), pairs, strict=True):
-            if len(pair & set(names)) < 2 or pairs.count(pair) > 1:
-                known = ", ".join(names)
-                raise ValueError(f"contrasts: expected pairs of the conditions {known}, each once, got {text!r}")
-        known_contrasts = [contrast_name(*pair) for pair in self.tested if set(pair) <= set(names)]
-        if self.primary is not None and self.primary not in known_contrasts:
-            known = ", ".join(known_contrasts) or "none"
-            raise ValueError(f"primary is one of the contrasts, which are {known}; got {self.primary!r}")
-        if self.study is not None and sorted({*self.study.models, self.model.label or ""}) != sorted(self.study.models):
-            raise ValueError(
-                f"study.models: expected each model's label once, this run's model.label among them, got "
-                f"{', '.join(self.study.models)} and the label {self.model.label}"
-            )
-        if self.study is not None and self.primary_contrast is None:
-            raise ValueError("study: its models' primary contrasts are pooled, and this run has none: name `primary`")
-        asked = {"contrasts": bool(self.contrasts), "replicates": self.replicates > 1, "prompt_null": self.prompt_null}
-        if BASELINE not in names and (needing := [name for name, value in asked.items() if value]):
-            raise ValueError(f"{needing[0]} needs the baseline {BASELINE}, which is not among the conditions")
-        if self.prompt_null:
-            first_edits(self.prompt_null)
-            if self.instruction is not None or fixed:
-                raise ValueError(
-                    "prompt_null has edits of the standard instruction only: leave out `instruction`, as_published "
-                    "and as_printed"
-                )
-        if self.filler_null and all(condition.filler is None for condition in self.conditions):
-            raise ValueError("filler_null has the length of a condition's filler, and no condition has one")
+        pairs = [frozenset(pair) for pair in self.tested]
+        odd = [
+            contrast_name(*pair)
+            for pair in self.tested
+            if self.contrasts and (len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1)
+        ]
+        known = [contrast_name(*pair) for pair in self.tested if set(pair) <= set(names)]
+        own = self.instruction is not None
+        models = list(self.study.models) if self.study else []
+        asked = {"contrasts": self.contrasts, "replicates": self.replicates > 1, "prompt_null": self.prompt_null}
+        needing = [name for name, value in asked.items() if value]
         begun = [one.name for one in self.conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         begun += ["positive_control"] if self.positive_control else []
-        if begun and self.model.templates_itself:
-            raise ValueError(
-                f"{begun[0]} begins the answer, which a chat API does not allow: leave it out, or use a completions API"
-            )
-        if self.samples_per_problem > 1 and self.sampling != "model_default":
+        for bad, message in (
+            (
+                len(set(tasks)) < len(tasks),
+                f"conditions: names must differ, also as name_layout; got {', '.join(names)}",
+            ),
+            (
+                fixed and (own or any(one.instruction for one in self.conditions)),
+                f"instruction: the layout {', '.join(fixed)} has the authors' own",
+            ),
+            (
+                self.prompt_null and (fixed or own),
+                "prompt_null rewords the standard instruction, and the run has another one",
+            ),
+            (odd, f"contrasts: expected pairs of {', '.join(names)}, each once, got {', '.join(odd)}"),
+            (
+                self.primary not in (None, *known),
+                f"primary: expected one of the contrasts {', '.join(known) or '(none)'}, got {self.primary!r}",
+            ),
+            (
+                self.study and sorted({*models, self.model.label}, key=str) != sorted(models),
+                f"study.models: expected each label once, this run's {self.model.label!r} too, got {', '.join(models)}",
+            ),
+            (self.study and self.primary_contrast is None, "study: its primary contrasts are pooled: name `primary`"),
+            (
+                needing and BASELINE not in names,
+                f"{' and '.join(needing)}: the baseline {BASELINE} is not among the conditions",
+            ),
+            (
+                begun and self.model.templates_itself,
+                f"{', '.join(begun)} begins the answer, which a chat API does not allow",
+            ),
+            (not self.model.name, "model.arguments: expected `pretrained`, or `model` for an API backend"),
+        ):
+            if bad:
+                raise ValueError(message)
+        if self.sampling != "model_default":
             self.resolve_sampling(None)
-        if not self.model.name:
-            raise ValueError("model.arguments needs `pretrained` (or `model` for an API backend)")
         return self
 
     @property
@@ -335,7 +279,7 @@ class RunConfig(Strict):
         """The contrast that the run is about; None if there is none."""
         if self.primary is not None:
             return read_contrast(self.primary)
-        usual = ("mless", BASELINE)
+        usual = (STUDIED, BASELINE)
         there = set(usual) <= {condition.name for condition in self.conditions}
         return usual if there and usual in self.tested else None
 
@@ -343,10 +287,8 @@ class RunConfig(Strict):
     def yardsticks(self) -> tuple[Condition, ...]:
         """What the conditions are held against: rewordings, other fillers, the positive control."""
         about = (self.primary_contrast or ("",))[0]
-        filled = sorted((one for one in self.conditions if one.filler), key=lambda one: one.name != about)
-        own = [one.sentence for one in filled]
-        fillers = other_fillers(self.filler_null, filled[0], own) if self.filler_null else ()
-        return (*first_edits(self.prompt_null), *fillers, *([CONTROL] if self.positive_control else []))
+        fillers = other_fillers(self.filler_null, sorted(self.conditions, key=lambda one: one.name != about))
+        return (*all_edits()[: self.prompt_null], *fillers, *([CONTROL] if self.positive_control else []))
 
     @property
     def sampling_words(self) -> str:
@@ -364,15 +306,12 @@ class RunConfig(Strict):
             ConfigError: several greedy samples of one problem.
             ModelError: `model_default`, and there is no generation_config.
         """
-        explicit = self.sampling if isinstance(self.sampling, ExplicitSampling) else None
         sampling = resolve_sampling(
-            "explicit" if explicit else self.sampling,  # type: ignore[arg-type]
-            explicit.model_dump() if explicit else {},
-            max_tokens=self.max_gen_toks,
-            stop=self.until,
-            generation_config=generation_config,
+            self.sampling, max_tokens=self.max_gen_toks, stop=self.until, generation_config=generation_config
         )
-        refuse_repeated_greedy(sampling, self.samples_per_problem)
+        if self.samples_per_problem > 1 and sampling.greedy:
+            asked = f"samples_per_problem is {self.samples_per_problem}, and the sampling is greedy"
+            raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")
         return sampling
 
     def identity(self) -> dict[str, Any]:
@@ -393,6 +332,11 @@ class RunConfig(Strict):
             values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
+
+    @property
+    def all_conditions(self) -> tuple[Condition, ...]:
+        """The conditions and the yardsticks."""
+        return (*self.conditions, *self.yardsticks)
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout) -> str:
@@ -431,13 +375,12 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    overrides = list(overrides)
-    before, values = (read_values(path, "runs", some) for some in ((), overrides))
+    values, overrides = read_values(path, "runs"), list(overrides)
+    before = _weights(values)
+    override_values(values, overrides)
     labelled = any(re.match(r"model\.label=|model=.*\blabel:", override) for override in overrides)
-    if _weights(before) != _weights(values) and not labelled:
-        old, new = before.get("model"), values.get("model")
-        if isinstance(old, dict) and isinstance(new, dict) and new.get("label") == old.get("label"):
-            new.pop("label", None)
+    if not labelled and before != _weights(values) and isinstance(model := values.get("model"), dict):
+        model.pop("label", None)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -474,10 +417,3 @@ def _weights(values: Any) -> list[Any]:
         values = values.get(key) if isinstance(values, dict) else None
     names = ("pretrained", "model", "revision", "peft", "lora_local_path", "delta")
     return [values.get(name) for name in names] if isinstance(values, dict) else []
-
-
-def refuse_repeated_greedy(sampling: Sampling, samples: int) -> None:
-    """Raise ConfigError where several greedy samples of one problem are asked for: they would all be the same."""
-    if samples > 1 and sampling.greedy:
-        own = "the model's own settings are greedy" if sampling.source == "model_default" else "the sampling is greedy"
-        raise ConfigError(f"samples_per_problem is {samples}, and {own}: every repeat would be the same.")

@@ -1,17 +1,28 @@
-"""All that a run will do, settled before any weight is loaded: arms and checked prompts."""
+"""All that a run will do, settled before any weight is loaded: arms, checked prompts, and one request a completion.
+
+The key of a sample is made of all that can change it: a stored sample answers every request with its key.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import islice, product
 from typing import Any, NamedTuple
 
-from harness.experiment.conditions import BASELINE, group_name, yardstick
+from harness.constants import BASELINE
+from harness.experiment.conditions import group_name, yardstick
 from harness.experiment.config import RunConfig
-from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.prompt import hash_prompts
-from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts
+from harness.experiment.prompt import Layout, hash_prompts, make_document
+from harness.experiment.sampling import Sampling, sample_seed
+from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +31,18 @@ class Arm:
 
     Attributes:
         task: Its name in results and logs.
-        built: Its prompts, as they were checked and as they will run.
+        drawn: Its prompts, as they were checked and will run; one entry a sample if its tokens are drawn anew.
         replicates: How often it is run.
-        by_sample: The prompts of each sample. Empty, unless they differ from sample to sample.
     """
 
     task: str
-    built: ConditionPrompts
+    drawn: tuple[ConditionPrompts, ...]
     replicates: int = 1
-    by_sample: tuple[ConditionPrompts, ...] = ()
+
+    @property
+    def built(self) -> ConditionPrompts:
+        """The prompts of all samples, or of the first."""
+        return self.drawn[0]
 
 
 class Row(NamedTuple):
@@ -99,10 +113,10 @@ class Plan:
     def rows(self) -> list[Row]:
         """Every prompt: problems outside, arms inside."""
         return [
-            Row(arm, problem, built.prompts[place], number if arm.by_sample else None)
+            Row(arm, problem, built.prompts[place], number if arm.built.condition.fresh else None)
             for place, problem in enumerate(self.dataset.problems)
             for arm in self.arms
-            for number, built in enumerate(arm.by_sample or [arm.built])
+            for number, built in enumerate(arm.drawn)
         ]
 
 
@@ -115,25 +129,139 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     whole = config.load_dataset()
     dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    conditions = (*config.conditions, *config.yardsticks)
-    samples = config.samples_per_problem
+    drawn = [condition.for_samples(config.samples_per_problem) for condition in config.all_conditions]
     arms = []
     for layout in config.layouts:
-        build = partial(
-            build_checked_prompts,
-            dataset,
-            layout=layout,
-            model=model,
+        built = build_checked_prompts(
+            dataset.problems,
+            [one for samples in drawn for one in samples],
+            layout,
+            model,
             max_gen_toks=config.max_gen_toks,
             instruction=config.instruction,
         )
-        arms += [
-            Arm(
-                task=config.task_name(dataset.name, built.condition.name, layout),
-                built=built,
-                replicates=config.replicates if built.condition.name == BASELINE else 1,
-                by_sample=tuple(build(drawn)) if (drawn := built.condition.for_samples(samples)) else (),
+        following = iter(built)
+        for samples in drawn:
+            name = samples[0].name
+            arms.append(
+                Arm(
+                    task=config.task_name(dataset.name, name, layout),
+                    drawn=tuple(islice(following, len(samples))),
+                    replicates=config.replicates if name == BASELINE else 1,
+                )
             )
-            for built in build(conditions)
-        ]
     return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to generate.
+
+    Attributes:
+        task: Its name, as lm-eval knows it.
+        problem_id: Which problem of the dataset.
+        sample_index: Which of the samples of this problem, from 0.
+        replicate: Which repetition of the whole condition, from 0.
+        again: How many requests of the run, under other conditions, ask the very same before this one.
+        seed: The sample's own seed; None where nothing is drawn.
+        prompt: The prompt as text, templated.
+        prompt_token_ids: The prompt as the engine gets it; None where the model's tokenizer is not known.
+        prompt_sha256: Hash of the text, as lm-eval's sample logs carry it.
+        prompt_token_sha256: Hash of the token ids; None where they are not known.
+        sampling: The parameters in force.
+        intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
+        turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
+    """
+
+    task: str
+    problem_id: str
+    sample_index: int = 0
+    replicate: int = 0
+    again: int = 0
+    seed: int | None = None
+    prompt: str
+    prompt_token_ids: tuple[int, ...] | None
+    prompt_sha256: str
+    prompt_token_sha256: str | None
+    sampling: Sampling
+    intervention: Mapping[str, Any] | None = None
+    turns: tuple[dict[str, str], ...] | None = None
+
+
+def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
+    """All requests in the order in which they are scheduled.
+
+    The first sample of every problem comes before the second of any, and the conditions of a problem stand
+    together: a run that is stopped early has the whole comparison, with fewer samples or problems. Replicates
+    come last, each in an order of its own, so that they share batches with other prompts than the first time.
+    """
+    seeded = not sampling.greedy and plan.config.model.takes_seeds
+    for replicate in range(max(arm.replicates for arm in plan.arms)):
+        rows = [row for row in plan.rows if row.arm.replicates > replicate]
+        if replicate:
+            random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
+        asked: Counter[tuple[int, str, object]] = Counter()
+        for index, (arm, problem, prompt, sample) in product(range(plan.config.samples_per_problem), rows):
+            if sample not in (None, index):
+                continue
+            chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
+            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.built.layout)
+            asked[same] += 1
+            yield Request(
+                task=arm.task,
+                problem_id=problem.id,
+                sample_index=index,
+                replicate=replicate,
+                again=asked[same] - 1,
+                seed=sample_seed(plan.config.seed, problem.id, index, replicate) if seeded else None,
+                prompt=prompt.text,
+                prompt_token_ids=prompt.token_ids,
+                prompt_sha256=prompt.sha256,
+                prompt_token_sha256=prompt.token_sha256,
+                sampling=sampling,
+                turns=tuple(prompt.prompt.messages) if chat_api else None,
+            )
+
+
+def sample_key(request: Request, setting: str) -> str:
+    """Cache key: two requests with the same key give interchangeable samples.
+
+    It covers all that can change a sample. The condition's name is not part of it: the prompt's tokens are. What grades
+    the sample is not part of it either.
+
+    Args:
+        request: What is asked.
+        setting: What all samples of a run share, from `hash_setting`.
+    """
+    parts = (
+        setting,
+        request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
+        request.sampling.vllm(),
+        request.intervention,
+        request.seed,
+        request.problem_id,
+        request.sample_index,
+        request.replicate,
+        request.again,
+    )
+    return hash_json(parts)
+
+
+def hash_setting(
+    *, prompt_version: int, model: Mapping[str, Any], arguments: Mapping[str, Any], engine: Mapping[str, Any]
+) -> str:
+    """Hash of what all samples of a run share.
+
+    Args:
+        prompt_version: `constants.PROMPT_VERSION` of the prompts.
+        model: The model's fingerprint. A folder is known by what is in it, so that it may have another name.
+        arguments: The model arguments that can change a sample: see `config.fixed_arguments`.
+        engine: The engine's name, its version and the type of device.
+    """
+    content = model.get("sha256") or model
+    return hash_json({"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine})
+
+
+def hash_json(value: Any) -> str:
+    """SHA-256 of a value as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

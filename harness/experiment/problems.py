@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from harness import resources
-from harness.errors import DataError
-from harness.yaml_settings import Strict
+from harness.errors import DataError, explain_hub_error
+from harness.yaml_settings import Strict, explain
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
 MATH500_REVISION = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
 PATH_VARIABLE = "MATH500_PATH"
+
+
+def _as_text(value: Any) -> Any:
+    """A number as text; NaN, which is how a table says that a value is missing, stays and is refused."""
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else value
+
+
+Needed = Annotated[str, Field(pattern=r"\S"), BeforeValidator(_as_text)]
+"""Text that is not blank. A pattern refuses half a surrogate pair: JSON can spell one, no tokenizer takes it."""
+Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +48,22 @@ class Problem:
         level: MATH's difficulty, from 1 to 5; 0 if the dataset has none.
     """
 
-    id: str
-    problem: str
-    answer: str
-    solution: str = ""
-    subject: str = ""
-    level: int = 0
+    id: Needed
+    problem: Needed
+    answer: Needed
+    solution: Text = ""
+    subject: Text = ""
+    level: Annotated[int, BeforeValidator(lambda value: value if isinstance(value, int) else 0)] = 0
 
 
-class Fields(Strict):
-    """The keys under which a JSONL record holds the problem's fields."""
+_PROBLEM = TypeAdapter(Problem)
 
+
+class DatasetConfig(Strict):
+    """A JSONL file of your own, and which of its fields hold what."""
+
+    path: Path
+    """The file."""
     problem: str = "problem"
     """The field with the problem."""
     answer: str = "answer"
@@ -54,9 +71,11 @@ class Fields(Strict):
     id: str | None = "unique_id"
     """The field with the problem's id; null numbers the lines."""
 
-
-USUAL_FIELDS = Fields()
-"""MATH-500's."""
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.problem == self.answer:
+            raise ValueError(f"problem and answer: expected two fields, got {self.problem!r} for both")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +93,19 @@ class Dataset:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def load_math500() -> Dataset:
-    """Load MATH-500, or the problems that `MATH500_PATH` names instead.
+def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
+    """The problems that a config's `dataset` names.
 
     Raises:
-        DataError: the file is missing or broken, or the hub cannot be reached.
+        DataError: they cannot be had, or a file is not as described. The message names file, line and field.
     """
+    if isinstance(dataset, DatasetConfig):
+        return _read_jsonl(dataset)
+    return load_demo() if dataset == "demo" else load_math500()
+
+
+def load_math500() -> Dataset:
+    """Load MATH-500, or the problems that `MATH500_PATH` names instead; as `open_dataset`."""
     chosen = os.environ.get(PATH_VARIABLE, "").strip()
     if not chosen:
         return _from_hub()
@@ -92,13 +118,13 @@ def load_demo() -> Dataset:
     return Dataset(name="demo", source="bundled", problems=loaded.problems)
 
 
-def load_jsonl(path: Path, fields: Fields = USUAL_FIELDS) -> Dataset:
-    """Load problems from a JSONL file.
+def load_jsonl(path: Path) -> Dataset:
+    """Load problems from a JSONL file with MATH-500's fields; as `open_dataset`."""
+    return _read_jsonl(DatasetConfig(path=path))
 
-    Raises:
-        DataError: the file is missing, is not JSONL, or lacks a field. The message names file, line and field.
-    """
-    path = path.expanduser()
+
+def _read_jsonl(fields: DatasetConfig) -> Dataset:
+    path = fields.path.expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except OSError as error:
@@ -107,14 +133,12 @@ def load_jsonl(path: Path, fields: Fields = USUAL_FIELDS) -> Dataset:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            records.append((where, json.loads(line)))
-        except json.JSONDecodeError as error:
-            got = f"got {line.strip()[:40]!r} ({error.msg}, column {error.colno})"
-            raise DataError(f"{where}: expected a JSON object on each line (JSONL), {got}.") from error
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                records.append((where, dict(json.loads(line))))
+            except (ValueError, TypeError) as error:
+                raise DataError(f"{where}: expected a JSON object, got {line[:40]!r} ({error}).") from None
     return Dataset(name=path.stem, source=str(path), problems=_problems(records, fields, str(path)))
 
 
@@ -122,65 +146,35 @@ def _from_hub() -> Dataset:
     import datasets
     import huggingface_hub
 
-    from harness.experiment.tokenizer import explain_hub_error
-
     huggingface_hub.utils.logging.set_verbosity_error()  # else each of its five tries says that there is no network
     try:
         rows = datasets.load_dataset(MATH500_REPOSITORY, split="test", revision=MATH500_REVISION)
     except Exception as error:
         raise DataError(
-            f"{explain_hub_error(MATH500_REPOSITORY, error)} Without the hub set {PATH_VARIABLE}=FILE.jsonl, or "
-            f"{PATH_VARIABLE}=demo for the bundled problems."
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} Or set {PATH_VARIABLE}=FILE.jsonl; {PATH_VARIABLE}=demo "
+            "is the bundled problems."
         ) from error
     source = f"{MATH500_REPOSITORY}@{MATH500_REVISION}"
     records = [(f"{source}, row {number}", dict(row)) for number, row in enumerate(rows)]
-    return Dataset(name="math500", source=source, problems=_problems(records, USUAL_FIELDS, source))
+    return Dataset(name="math500", source=source, problems=_problems(records, DatasetConfig(path=Path()), source))
 
 
-def _problems(records: Iterable[tuple[str, object]], fields: Fields, source: str) -> tuple[Problem, ...]:
-    problems: list[Problem] = []
-    first_seen: dict[str, str] = {}
+def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConfig, source: str) -> tuple[Problem, ...]:
+    """The problems of records, each with its place."""
+    problems: dict[str, Problem] = {}
+    names = {"id": fields.id, "problem": fields.problem, "answer": fields.answer}
+    names |= {key: key for key in ("solution", "subject", "level")}
     for where, record in records:
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}.")
-        identity = str(len(problems)) if fields.id is None else _text(record, fields.id, where)
-        if identity in first_seen:
-            raise DataError(
-                f"{where}, field {fields.id!r}: the id {identity!r} was already used at {first_seen[identity]}. "
-                "Ids must be unique."
-            )
-        first_seen[identity] = where
-        level = record.get("level", 0)
-        problems.append(
-            Problem(
-                id=identity,
-                problem=_text(record, fields.problem, where),
-                answer=_text(record, fields.answer, where),
-                solution=_encodable(str(record.get("solution") or ""), "solution", where),
-                subject=_encodable(str(record.get("subject") or ""), "subject", where),
-                level=level if isinstance(level, int) else 0,
-            )
-        )
+        kept: dict[str, Any] = {key: record[name] for key, name in names.items() if name in record}
+        if fields.id is None:
+            kept["id"] = len(problems)
+        try:
+            problem = _PROBLEM.validate_python(kept)
+        except ValidationError as error:
+            raise DataError(explain(error, f"{where} ({', '.join(record)})")) from None
+        if problem.id in problems:
+            raise DataError(f"{where}: the id {problem.id!r} stands in an earlier line too.")
+        problems[problem.id] = problem
     if not problems:
         raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
-    return tuple(problems)
-
-
-def _text(record: dict[str, object], field: str, where: str) -> str:
-    """A field that every problem needs, as text."""
-    value = record.get(field)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        value = str(value)
-    if not isinstance(value, str) or not value.strip():
-        got = repr(value)[:60] if field in record else f"only the fields {', '.join(record)}"
-        raise DataError(f"{where}, field {field!r}: expected text, got {got}.")
-    return _encodable(value, field, where)
-
-
-def _encodable(value: str, field: str, where: str) -> str:
-    """The text, unless it has half a surrogate pair: JSON can spell one, but no tokenizer or UTF-8 file takes it."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}, field {field!r}: {error.reason}: {value[error.start]!r}.") from None
-    return value
+    return tuple(problems.values())

@@ -1,4 +1,4 @@
-"""Builds a prompt of a problem and a condition. This is the only place that does.
+"""Builds a prompt of a problem and a condition, and the document in which lm-eval gets it. Only this module does.
 
 A prompt is a sequence of segments, each with a role. Joined, they are the raw text; split after the system part, they
 are the messages of a chat. lm-eval's tasks, the token checks and the probe all read the segments, so that nothing has
@@ -8,16 +8,18 @@ to guess from the text where instruction, filler and problem stand.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
+from harness.experiment.problems import Problem
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
@@ -154,24 +156,6 @@ def build_prompt(
     return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0, answer=tuple(begun))
 
 
-def hash_text(text: str) -> str:
-    """SHA-256 of a prompt's text, as in lm-eval's sample logs.
-
-    lm-eval hashes the UTF-8 bytes, and refuses text with half a surrogate pair, which has none. Here such text has a
-    hash too, so that a reader who finds it in a file can name the file.
-    """
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def refuse_other_text(text: str, sha256: str, where: str) -> None:
-    """Raise PromptMismatchError unless the text has this hash, which was recorded when it was run."""
-    if (found := hash_text(text)) != sha256:
-        raise PromptMismatchError(
-            f"{where}: the recorded prompt is not the one that was run: expected SHA-256 {sha256[:12]}..., got "
-            f"{found[:12]}... Restore the file from a copy."
-        )
-
-
 def _insert_at_random(
     head: list[Segment], tail: list[Segment], inserted: list[Segment], separator: Segment, seed: str
 ) -> tuple[list[Segment], list[Segment]]:
@@ -197,6 +181,66 @@ def _insert_at_random(
         Segment(role=segment.role, text=segment.text[at:]),
     ]
     return ([*parts, *head[1:]], tail) if segment is head[0] else (head, parts)
+
+
+_ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
+"""What `make_document` adds to a problem."""
+
+
+def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout: Layout) -> dict[str, Any]:
+    """A problem under one condition for lm-eval: its fields, the condition, `system` and `user` text, the segments."""
+    return {
+        **asdict(problem),
+        "condition": condition.name,
+        "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
+        "system": prompt.system,
+        "user": prompt.user,
+        "segments": [asdict(segment) for segment in prompt.segments],
+    }
+
+
+def document_prompt(document: Mapping[str, Any]) -> Prompt:
+    """The prompt that a document of `make_document` holds, segments and turns."""
+    segments = tuple(Segment(**segment) for segment in document["segments"])
+    size, length = 0, 0
+    while length < len(document["system"]):
+        length += len(segments[size].text)
+        size += 1
+    return Prompt(segments=segments, system_size=size)
+
+
+def is_ours(document: Mapping[str, Any]) -> bool:
+    """Whether a document is one of our tasks', rather than another's."""
+    return _ADDED <= document.keys()
+
+
+def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
+    """Hash of what is asked and of its answer, the same under all conditions of our tasks.
+
+    Args:
+        document: A document of ours or of another task.
+        target: Its gold answer.
+    """
+    added = _ADDED if is_ours(document) else ()
+    asked = {name: value for name, value in document.items() if name not in added}
+    return hashlib.sha256(json.dumps([asked, target], sort_keys=True).encode()).hexdigest()
+
+
+def hash_text(text: str) -> str:
+    """SHA-256 of a prompt's text, as in lm-eval's sample logs.
+
+    lm-eval hashes the UTF-8 bytes, and refuses text with half a surrogate pair, which has none. Here such text has a
+    hash too, so that a reader who finds it in a file can name the file.
+    """
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def refuse_other_text(text: str, sha256: str, where: str) -> None:
+    """Raise PromptMismatchError unless the text has this hash, which was recorded when it was run."""
+    if (found := hash_text(text)) != sha256:
+        raise PromptMismatchError(
+            f"{where}: the prompt is not the one that was run: expected SHA-256 {sha256[:12]}, got {found[:12]}."
+        )
 
 
 def hash_prompts(prompts: Iterable[Mapping[str, Any]]) -> str:

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from harness.constants import GENERATE_TOP_K, MAX_GEN_TOKS
 from harness.errors import ConfigError, ModelError
+from harness.yaml_settings import Strict
 
 Source = Literal["greedy", "model_default", "explicit"]
 
@@ -20,7 +23,24 @@ _UNSUPPORTED = (
 """Settings of transformers' `generate` that vLLM has no word for."""
 _OFF: tuple[Any, ...] = (None, 0, 1, [], {})
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
-_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class ExplicitSampling(Strict):
+    """Sampling values of your own; what is left out is off."""
+
+    temperature: float = Field(ge=0, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the likeliest tokens that together have this probability."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from so many of the likeliest tokens; 0 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens below this share of the likeliest one."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Above 1 makes repeated tokens less likely."""
+
+
+_FIELDS = tuple(ExplicitSampling.model_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +124,7 @@ def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS
 
 
 def resolve_sampling(
-    source: Source,
-    explicit: Mapping[str, float],
+    choice: Literal["greedy", "model_default"] | ExplicitSampling,
     *,
     max_tokens: int,
     stop: tuple[str, ...],
@@ -114,8 +133,7 @@ def resolve_sampling(
     """The parameters in force for a run config's choice.
 
     Args:
-        source: The config's choice.
-        explicit: Its values, for `explicit`.
+        choice: The config's.
         max_tokens: Tokens generated at most.
         stop: Stop strings.
         generation_config: The model's own, None where it has none or could not be read.
@@ -123,26 +141,23 @@ def resolve_sampling(
     Raises:
         ModelError: `model_default`, and there is no generation_config, or one that vLLM cannot obey.
     """
-    known = generation_config or {}
-    own: dict[str, Any] = {n: known[n] for n in _FIELDS if known.get(n) is not None}
     limits: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
-    if source != "model_default":
-        values: dict[str, Any] = {n: v for n, v in explicit.items() if v is not None}
-        return Sampling(source=source, **values, **limits, switched_off=None if generation_config is None else own)
+    own = {name: value for name in _FIELDS if (value := (generation_config or {}).get(name)) is not None}
+    if choice != "model_default":
+        limits["switched_off"] = None if generation_config is None else own
+        return (
+            Sampling(**limits) if choice == "greedy" else Sampling(source="explicit", **choice.model_dump(), **limits)
+        )
     if generation_config is None:
         raise ModelError("`sampling: model_default` takes the model's generation_config.json, and it has none.")
     if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
-        raise ModelError(
-            f"`sampling: model_default` cannot be obeyed: the model's generation_config.json sets {', '.join(lost)}, "
-            "which vLLM does not know."
-        )
-    if not generation_config.get("do_sample"):
-        # greedy, as plain `generate` would be; a repetition penalty applies there too
-        kept = {n: v for n, v in own.items() if n == "repetition_penalty"}
-        off = {n: v for n, v in own.items() if n not in kept}
-        return Sampling(source=source, **kept, **limits, from_model=kept, switched_off=off)
-    filled = {"temperature": 1.0, "top_k": GENERATE_TOP_K} | own
-    return Sampling(source=source, **filled, **limits, from_model=own, switched_off={})
+        raise ModelError(f"`sampling: model_default`: generation_config.json sets {', '.join(lost)}, unknown to vLLM.")
+    sampled = generation_config.get("do_sample")
+    # greedy as plain `generate` would be, where a repetition penalty applies too
+    kept = own if sampled else {name: value for name, value in own.items() if name == "repetition_penalty"}
+    filled = {"temperature": 1.0, "top_k": GENERATE_TOP_K} | own if sampled else kept
+    off = {name: value for name, value in own.items() if name not in kept}
+    return Sampling(source="model_default", **filled, **limits, from_model=kept, switched_off=off)
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:

@@ -8,18 +8,26 @@ prompts have is reported instead. Each prompt is built once, and the prompts tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import SEPARATOR
+from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
-from harness.experiment.chat_template import find_segments, has_system_turn, render
-from harness.experiment.conditions import BASELINE, Condition, named_condition
+from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
-from harness.experiment.tokenizer import encode, fit_filler, hash_token_ids
+from harness.experiment.tokenizer import (
+    ModelTokenizer,
+    apply_chat_template,
+    encode,
+    find_segments,
+    fit_filler,
+    has_system_turn,
+    hash_token_ids,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,29 +40,22 @@ class BuiltPrompt:
     Attributes:
         prompt: Its segments and turns.
         text: The prompt as the model gets it, templated if the layout is `chat` and the tokenizer is known.
-        prompt_token_ids: The ids of all tokens; empty if the tokenizer is not known.
+        answer_prefix: The beginning of the answer, in which the text ends.
+        token_ids: The ids of all tokens. None: the tokenizer is not known, and nothing was measured.
         problem_token_ids: The ids of the tokens that cover any of the problem.
         filler_tokens: Number of tokens that lie wholly within the filler.
         straddling: Number of tokens that cover filler and other text at once.
-        merged: Number of tokens within the filler that cover more than one unit.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
-        answer_prefix: The beginning of the answer, in which the text ends.
     """
 
     prompt: Prompt
     text: str
     answer_prefix: str = ""
-    prompt_token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] | None = None
     problem_token_ids: tuple[int, ...] = ()
     filler_tokens: int = 0
     straddling: int = 0
-    merged: int = 0
     filler_span: tuple[int, int] | None = None
-
-    @property
-    def token_ids(self) -> tuple[int, ...] | None:
-        """The ids of all tokens. None: the tokenizer is not known."""
-        return self.prompt_token_ids or None
 
     @cached_property
     def sha256(self) -> str:
@@ -64,69 +65,7 @@ class BuiltPrompt:
     @cached_property
     def token_sha256(self) -> str | None:
         """SHA-256 of the token ids. None: the tokenizer is not known."""
-        return hash_token_ids(self.prompt_token_ids) if self.prompt_token_ids else None
-
-
-def measure(
-    prompt: Prompt,
-    layout: Layout,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    unit: str | None = None,
-    switches: Mapping[str, Any] = MappingProxyType({}),
-) -> BuiltPrompt:
-    """Tokenize a prompt and lay the tokens over its segments.
-
-    Args:
-        prompt: The prompt. The beginning of its answer follows a separator where no template begins the answer, and
-            ends a think block that the template opened.
-        layout: How it becomes the model's input.
-        tokenizer: The model's. None: it is not known, and nothing is measured.
-        unit: The text that the filler repeats, if it repeats one.
-        switches: What the chat template is told; see `chat_template.template_switches`.
-
-    Raises:
-        ModelError: the layout is `chat`, and the model has no chat template or the template fails.
-        PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
-    """
-    asked = prompt.text if tokenizer is None else render(prompt, layout, tokenizer, switches)
-    text = asked
-    if prompt.answer:
-        opened = asked.rstrip().endswith("<think>")
-        text += ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened
-    spans = [] if tokenizer is None else find_segments(prompt, asked)
-    for segment in prompt.answer:
-        spans.append((segment.role, (len(text), len(text) + len(segment.text))))
-        text += segment.text
-    answer_prefix = text[len(asked) :]
-    if tokenizer is None:
-        return BuiltPrompt(prompt=prompt, text=text, answer_prefix=answer_prefix)
-    token_ids, offsets = encode(text, tokenizer)
-    fillers = [span for role, span in spans if role == "filler"]
-    problems = [span for role, span in spans if role == "problem"]
-    inside, problem_ids, straddling, merged = [], [], 0, 0
-    for index, (start, end) in enumerate(offsets):
-        if start == end:
-            continue
-        for low, high in fillers:
-            if low <= start and end <= high:
-                inside.append(index)
-                merged += unit is not None and text[start:end].count(unit) > 1
-            elif start < high and low < end:
-                straddling += 1
-        if any(start < high and low < end for low, high in problems):
-            problem_ids.append(token_ids[index])
-    return BuiltPrompt(
-        prompt=prompt,
-        text=text,
-        answer_prefix=answer_prefix,
-        prompt_token_ids=token_ids,
-        problem_token_ids=tuple(problem_ids),
-        filler_tokens=len(inside),
-        straddling=straddling,
-        merged=merged,
-        filler_span=(inside[0], inside[-1] + 1) if inside else None,
-    )
+        return None if self.token_ids is None else hash_token_ids(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +76,6 @@ class ConditionPrompts:
         condition: The condition.
         layout: The layout.
         prompts: One per problem, in the problems' order.
-        same_problem_ids: Number of prompts whose problem has the same token ids as without a filler.
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
         notes: The same of facts that this filler cannot keep.
     """
@@ -145,136 +83,165 @@ class ConditionPrompts:
     condition: Condition
     layout: Layout
     prompts: tuple[BuiltPrompt, ...]
-    same_problem_ids: int
     violations: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def reports(self) -> list[BuiltPrompt]:
-        """The prompts whose tokens were measured: all, or none if the tokenizer is not known."""
-        return [prompt for prompt in self.prompts if prompt.prompt_token_ids]
-
-    def refuse(self, model: str) -> None:
-        """Raise PromptMismatchError with the first violation, unless the layout is `as_published`."""
-        if self.violations and self.layout is not Layout.AS_PUBLISHED:
-            raise PromptMismatchError(
-                f"Condition {self.condition.name!r}, layout {self.layout}, {model}: {self.violations[0]}"
-            )
+    def lengths(self) -> list[int]:
+        """Tokens of each prompt; empty if the tokenizer is not known."""
+        return [len(prompt.token_ids) for prompt in self.prompts if prompt.token_ids is not None]
 
 
-class PromptBuilder:
-    """Builds and checks the prompts of one layout, condition by condition.
-
-    The prompts without a filler are built once. Every condition is compared with them, and they are those of `wo`.
+def build_checked_prompts(
+    problems: Sequence[Problem],
+    conditions: Iterable[Condition],
+    layout: Layout,
+    model: ModelTokenizer | None,
+    *,
+    max_gen_toks: int = MAX_GEN_TOKS,
+    instruction: str | None = None,
+    refuse: bool = True,
+) -> list[ConditionPrompts]:
+    """Build every prompt of the conditions in one layout, and refuse what breaks a guarantee.
 
     Args:
-        problems: The problems' texts by id.
-        layout: The layout of all prompts.
-        tokenizer: The model's. Without one the prompts are plain text, and nothing is checked.
-        instruction: A system prompt that replaces the layout's own.
-        switches: What the chat template is told; see `chat_template.template_switches`.
+        problems: The problems.
+        conditions: The conditions.
+        layout: The layout of all prompts. `as_published` may break the guarantees, since it must be what it is.
+        model: Its tokenizer and context; None where they are not known, and then nothing is checked.
+        max_gen_toks: Tokens that must fit the context after the longest prompt.
+        instruction: Another system prompt than the layout's own.
+        refuse: False: say in `violations` and `notes` what is wrong, and no more.
+
+    Raises:
+        ConfigError: a filler needs a tokenizer, or does not exist in this one.
+        ModelError: the chat template is missing or fails.
+        PromptMismatchError: a guarantee is broken, or a prompt and its completion do not fit the context.
     """
+    tokenizer, switches = (model.tokenizer, model.switches) if model else (None, {})
+    system_turn = has_system_turn(tokenizer, switches)
 
-    def __init__(
-        self,
-        problems: Mapping[str, str],
-        layout: Layout,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        instruction: str | None = None,
-        switches: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self._problems = problems
-        self._layout = layout
-        self._tokenizer = tokenizer
-        self._instruction = instruction
-        self._switches = switches
-        self._system_turn = has_system_turn(tokenizer, switches)
-
-    def build(self, condition: Condition) -> ConditionPrompts:
-        """Build the condition's prompts, and compare the tokens of each with those of the prompt without a filler.
-
-        Raises:
-            ConfigError: the filler needs a tokenizer, or does not exist in this one.
-            ModelError: the chat template is missing or fails.
-            PromptMismatchError: the chat template changed or dropped a turn.
-        """
-        prompts = self._plain if condition.is_plain else self._build_all(condition)
-        same = 0
-        violations: list[str] = []
-        notes: list[str] = []
-        exact = condition.exact
-        if self._tokenizer is not None:
-            for problem_id, got, plain in zip(self._problems, prompts, self._plain, strict=True):
-                same += got.problem_token_ids == plain.problem_token_ids
-                (violations if exact else notes).extend(_find_inexact(problem_id, condition, got))
-                if got.problem_token_ids != plain.problem_token_ids:
-                    violations.append(f"problem {problem_id}: its token ids differ from those without a filler.")
-                if not exact and not got.filler_tokens and not got.straddling:
-                    violations.append(f"problem {problem_id}: the filler is not in the prompt. Templates trim blanks.")
-        return ConditionPrompts(
-            condition=condition,
-            layout=self._layout,
-            prompts=prompts,
-            same_problem_ids=same,
-            violations=tuple(dict.fromkeys(violations)),
-            notes=tuple(dict.fromkeys(notes)),
+    def build(condition: Condition) -> tuple[BuiltPrompt, ...]:
+        once = None if condition.fresh else fit_filler(condition, tokenizer)
+        return tuple(
+            measure(
+                build_prompt(
+                    problem.problem,
+                    condition,
+                    filler_text=fit_filler(condition, tokenizer, problem.id) if once is None else once,
+                    layout=layout,
+                    key=problem.id,
+                    system_turn=system_turn,
+                    instruction=instruction,
+                ),
+                layout,
+                tokenizer,
+                switches=switches,
+            )
+            for problem in problems
         )
 
-    @cached_property
-    def _plain(self) -> tuple[BuiltPrompt, ...]:
-        return self._build_all(named_condition(BASELINE))
-
-    def _build_all(self, condition: Condition) -> tuple[BuiltPrompt, ...]:
-        filler_text = "" if condition.fresh else fit_filler(condition, self._tokenizer)
-        prompts = []
-        for problem_id, problem in self._problems.items():
-            prompt = build_prompt(
-                problem,
-                condition,
-                filler_text=fit_filler(condition, self._tokenizer, problem_id) if condition.fresh else filler_text,
-                layout=self._layout,
-                key=problem_id,
-                system_turn=self._system_turn,
-                instruction=self._instruction,
-            )
-            prompts.append(
-                measure(
-                    prompt,
-                    self._layout,
-                    self._tokenizer,
-                    unit=condition.unit,
-                    switches=self._switches,
-                )
-            )
-        return tuple(prompts)
-
-
-def check_context(built: ConditionPrompts, context_length: int, generated: int) -> None:
-    """Raise PromptMismatchError if the longest prompt and its completion do not fit the context."""
-    longest = max(len(report.prompt_token_ids) for report in built.reports)
-    if longest + generated > context_length:
-        raise PromptMismatchError(
-            f"Condition {built.condition.name!r}, layout {built.layout}: the longest prompt has {longest} tokens, and "
-            f"with {generated} generated ones (max_gen_toks) that is {longest + generated}, over the context of "
-            f"{context_length}."
+    plain = build(named_conditions()[BASELINE])  # those of the baseline too, and what all others are compared with
+    found = []
+    for condition in conditions:
+        prompts = plain if condition.is_plain else build(condition)
+        said: dict[bool, dict[str, None]] = {True: {}, False: {}}
+        if model is not None:
+            for problem, got, without in zip(problems, prompts, plain, strict=True):
+                for fatal, fault in _find_faults(f"problem {problem.id}", condition, got, without):
+                    said[fatal].setdefault(fault)
+        built = ConditionPrompts(
+            condition=condition, layout=layout, prompts=prompts, violations=tuple(said[True]), notes=tuple(said[False])
         )
+        if refuse and model is not None:
+            _refuse(built, model, max_gen_toks)
+        found.append(built)
+    return found
 
 
-def _find_inexact(problem_id: str, condition: Condition, got: BuiltPrompt) -> Iterator[str]:
-    """One sentence for each way in which a prompt's filler does not have exactly its count of tokens."""
-    count = condition.tokens
+def measure(
+    prompt: Prompt,
+    layout: Layout,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    switches: Mapping[str, Any] = MappingProxyType({}),
+) -> BuiltPrompt:
+    """Tokenize a prompt and lay the tokens over its segments.
+
+    Args:
+        prompt: The prompt. The beginning of its answer follows a separator where no template begins the answer, and
+            ends a think block that the template opened.
+        layout: How it becomes the model's input: `chat` by the model's template, else as it is.
+        tokenizer: The model's. None: it is not known, and nothing is measured.
+        switches: What the chat template is told; see `tokenizer.template_switches`.
+
+    Raises:
+        ModelError: the layout is `chat`, and the model has no chat template or the template fails.
+        PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be found again.
+    """
+    templated = tokenizer is not None and layout is Layout.CHAT
+    asked = apply_chat_template(tokenizer, prompt.messages, switches=switches) if templated else prompt.text
+    text = asked
+    if prompt.answer:
+        opened = asked.rstrip().endswith("<think>")
+        text += ("" if layout is Layout.CHAT else SEPARATOR) + "\n</think>\n\n" * opened
+    begun = len(text)
+    text += "".join(segment.text for segment in prompt.answer)
+    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(asked) :])
+    if tokenizer is None:
+        return built
+    spans = find_segments(prompt, asked)
+    for segment in prompt.answer:
+        spans.append((segment.role, (begun, begun + len(segment.text))))
+        begun += len(segment.text)
+    token_ids, offsets = encode(text, tokenizer)
+    fillers, problems = ([span for role, span in spans if role == wanted] for wanted in ("filler", "problem"))
+    inside, problem_ids, straddling = [], [], 0
+    for index, (start, end) in enumerate(offsets):
+        if start == end:
+            continue
+        for low, high in fillers:
+            if low <= start and end <= high:
+                inside.append(index)
+            elif start < high and low < end:
+                straddling += 1
+        if any(start < high and low < end for low, high in problems):
+            problem_ids.append(token_ids[index])
+    return replace(
+        built,
+        token_ids=token_ids,
+        problem_token_ids=tuple(problem_ids),
+        filler_tokens=len(inside),
+        straddling=straddling,
+        filler_span=(inside[0], inside[-1] + 1) if inside else None,
+    )
+
+
+def _find_faults(
+    where: str, condition: Condition, got: BuiltPrompt, without: BuiltPrompt
+) -> Iterator[tuple[bool, str]]:
+    """What is wrong with a prompt, beside the one without a filler: whether it is a violation, and why."""
+    count, unit = condition.tokens, condition.unit
     if got.straddling:
-        yield f"problem {problem_id}: {got.straddling} tokens cover filler and neighbouring text at once."
+        yield condition.exact, f"{where}: {got.straddling} tokens cover filler and neighbouring text at once."
     if count is not None and got.filler_tokens != count:
-        yield _explain_count(got, count, condition.unit)
+        does = "splits" if got.filler_tokens > count else "merges"
+        why = "" if unit is None else f"the tokenizer {does} the unit {unit!r}: "
+        yield condition.exact, f"{why}expected {count} filler tokens, got {got.filler_tokens}."
+    if got.problem_token_ids != without.problem_token_ids:
+        yield True, f"{where}: its token ids differ from those without a filler."
+    if not (condition.exact or got.filler_tokens or got.straddling):
+        yield True, f"{where}: the filler is not in the prompt. Templates trim blanks."
 
 
-def _explain_count(got: BuiltPrompt, count: int, unit: str | None) -> str:
-    """Why a filler does not have `count` tokens."""
-    why = ""
-    if unit is not None and got.filler_tokens > count:
-        why = f"the tokenizer splits the unit {unit!r}: "
-    elif got.merged or got.filler_tokens < count:
-        why = f"the tokenizer merges units ({got.merged} tokens cover several, {got.straddling} reach out): "
-    return f"{why}expected {count} filler tokens, got {got.filler_tokens}."
+def _refuse(built: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
+    """Raise PromptMismatchError for the first violation, or if a prompt and its completion do not fit the context."""
+    fault = next(iter(built.violations), "") if built.layout is not Layout.AS_PUBLISHED else ""
+    longest = max(built.lengths, default=0)
+    if not fault and model.context_length is not None and longest + max_gen_toks > model.context_length:
+        fault = (
+            f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} are over the context of "
+            f"{model.context_length}."
+        )
+    if fault:
+        raise PromptMismatchError(f"Condition {built.condition.name!r}, layout {built.layout}, {model.name}: {fault}")

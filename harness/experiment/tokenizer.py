@@ -1,20 +1,116 @@
-"""A model's tokenizer: loaded or refused, its token ids, and fillers of an exact length."""
+"""A model's tokenizer: loaded or refused, its token ids, its chat template, and fillers of an exact length.
+
+A chat template gives the same text on every day, and the prompt's segments are found again in that text.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
 from functools import lru_cache
+from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from harness.constants import SEPARATOR
-from harness.errors import ConfigError, ModelError, PromptMismatchError
+from harness import resources
+from harness.constants import PINNED_DATE, SEPARATOR
+from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
+from harness.experiment.prompt import Layout, Prompt, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_PINNED = date(*PINNED_DATE)
+_CODES = [f"%{flag}{code}" for flag in ("", *"-_0^#") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"]
+"""Every format code of `strftime`. Flags such as that of `%-d` are GNU's."""
+
+# `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
+_PINNED_CODES = {"%%": "\0", **{code: _PINNED.strftime(code) for code in _CODES}, "\0": "%"}
+"""The text of each format code on the pinned date, in the order in which they are replaced."""
+
+# Templates ask for the date by the variable `date_string` or by calling `strftime_now(format)`. transformers provides
+# the function itself, and from 5.22 on it turns every function that a caller passes into a string. So a macro of that
+# name is set before the template. `trim_blocks` removes the macro's last newline: the template still begins a line.
+_PINNED_CLOCK = (
+    "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
+    "{% for code, text in pinned_codes.items() %}{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
+    "{{ pinned.text }}{% endmacro %}\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTokenizer:
+    """A model's tokenizer and context length: all that its prompts depend on.
+
+    Attributes:
+        name: For messages.
+        tokenizer: Its tokenizer.
+        context_length: Positions, None where unknown.
+        switches: What its chat template is told; see `template_switches`.
+    """
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    context_length: int | None = None
+    switches: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
+        """The model that lm-eval's model arguments name, None where they name none that can be loaded here.
+
+        `tokenizer` and `pretrained` are loaded or refused. A bare `model` (the API backends) counts only if it is a
+        folder: a served model may have any name.
+
+        Raises:
+            ModelError: the tokenizer cannot be loaded.
+            ConfigError: the context length is no number, or not stated where it must be; a switch is read nowhere.
+        """
+        served = str(arguments.get("model") or "")
+        weights = arguments.get("pretrained") or (served if Path(served).is_dir() and served else None)
+        name = arguments.get("tokenizer") or weights
+        if not isinstance(name, str) or not (weights is None or isinstance(weights, str)):
+            return None
+        revision, trust = arguments.get("revision"), arguments.get("trust_remote_code") in (True, "True", "true")
+        tokenizer = load_tokenizer(
+            resources.resolve_model(name),
+            revision=arguments.get("tokenizer_revision") or revision,
+            trust_remote_code=trust,
+        )
+        length = _stated_length(arguments)
+        if weights == name and not (length and arguments.get("hf_overrides")):
+            own = context_length(resources.resolve_model(name), revision=revision, trust_remote_code=trust)
+            length = min(filter(None, (length, own)), default=None)
+        switches = template_switches(arguments)
+        template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        if unread := [one for one in switches if not re.search(rf"\b{re.escape(one)}\b", template)]:
+            raise ConfigError(f"The chat template of {name} reads no switch {unread[0]!r}.")
+        return cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
+
+    def layouts(self) -> tuple[Layout, ...]:
+        """The sound layouts that the model can be run in."""
+        return (Layout.RAW, Layout.CHAT) if self.tokenizer.chat_template else (Layout.RAW,)
+
+
+def _stated_length(arguments: Mapping[str, Any]) -> int | None:
+    """The context length that the arguments state.
+
+    lm-eval takes 2048 for a completions API without `max_length`, keeps 2047 for prompt and completion together, and
+    cuts the front of every prompt where that is not enough. So it must be stated there.
+    """
+    stated = arguments.get("max_model_len") or arguments.get("max_length")
+    base_url = str(arguments.get("base_url") or "").rstrip("/")
+    completions = bool(base_url) and not base_url.endswith("chat/completions")
+    if stated is None and not completions:
+        return None
+    if not str(stated).isdigit() or not int(str(stated)):
+        also = ", without which lm-eval cuts prompts to 2048 tokens" if completions else ""
+        raise ConfigError(f"The context length max_length{also}: expected a whole number above 0, got {stated!r}.")
+    return int(str(stated)) - completions
 
 
 def hash_token_ids(token_ids: Iterable[int]) -> str:
@@ -59,33 +155,31 @@ def refuse_missing_folder(name: str) -> None:
         raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, or `demo`.")
 
 
-def explain_hub_error(name: str, error: BaseException) -> str:
-    """One line that says why `name` could not be loaded from the hub, and what to do."""
-    chain: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        chain.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__ or cause.__context__
-    text = " ".join(chain)
-    if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
-        return (
-            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Check the spelling, "
-            "accept its licence on its page, then log in with `hf auth login` or set HF_TOKEN."
-        )
-    if re.search(
-        r"offline|Connect(ion)?Error|Connection|resol(ve|ution)|Name or service|Temporary failure|Max retries|"
-        r"timed out|couldn't connect|outgoing traffic|LocalEntryNotFound",
-        text,
-        re.I,
-    ):
-        return (
-            f"The hub could not be reached for {name}, and it is not in the local cache. Check the network, or on a "
-            "connected machine run `mless fetch CONFIG` and carry the cache over with HF_HUB_OFFLINE=1."
-        )
-    said = " ".join(str(error).split()) or type(error).__name__
-    if re.search(r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text):
-        said = "there is neither such a folder nor such a name on the hub. Check the spelling."
-    return f"{name} cannot be loaded: {said[:400]}"
+def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
+    """The number of positions that the model's config allows. None: it does not state one."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(explain_hub_error(name, error)) from error
+    config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
+
+
+def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
+    """Download a model's files into the hub's cache, and return their folder, which is named after the commit.
+
+    Raises:
+        ModelError: the hub refuses or cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    unneeded = ["*.pth", "*.gguf", "original/*"] + ([] if weights else ["*.safetensors", "*.bin"])
+    try:
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=unneeded))
+    except Exception as error:
+        raise ModelError(explain_hub_error(name, error)) from error
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -113,7 +207,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, 
 
         words = () if condition.random_ids is None else _words(tokenizer)
         return condition.filler_text(count_tokens, words, key)
-    wanted, largest = condition.repeated_ids(), max(condition.token_ids)
+    wanted, largest = list(islice(cycle(condition.token_ids), condition.count)), max(condition.token_ids)
     if largest >= len(tokenizer):
         raise ConfigError(f"Filler {condition.name!r}: token id {largest} of {len(tokenizer)} in the tokenizer.")
     text = str(tokenizer.decode(wanted))
@@ -133,21 +227,120 @@ def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [token[1:] for token, _ in tokens if re.fullmatch("[\u0120\u2581][A-Za-z]+", token)]
 
 
-def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
-    """The number of positions that the model's config allows. None: it does not state one."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ModelError(explain_hub_error(name, error)) from error
-    config = config.get_text_config()
-    return getattr(config, "max_position_embeddings", None)
-
-
 def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token ids of a filler's text where it stands between two separators, as in a prompt."""
     low, high = len(SEPARATOR) + 1, len(SEPARATOR) + 1 + len(text)
     encoded = tokenizer(f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False)
     pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [i for i, (start, end) in pairs if start < end and start < high and low < end]
+
+
+def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What lm-eval's model arguments `chat_template_args` and `enable_thinking` tell a chat template.
+
+    Raises:
+        ConfigError: `chat_template_args` is no mapping.
+    """
+    given = arguments.get("chat_template_args") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"chat_template_args: expected a mapping of the template's own switches, got {given!r}.")
+    thinking = arguments.get("enable_thinking")
+    return ({} if thinking is None else {"enable_thinking": thinking}) | dict(given)
+
+
+def apply_chat_template(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Mapping[str, str]],
+    *,
+    add_generation_prompt: bool = True,
+    switches: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Render a chat by the model's template, with PINNED_DATE as today's date.
+
+    Use it wherever a chat is rendered, so that no prompt depends on the day.
+
+    Args:
+        tokenizer: The model's.
+        turns: The messages.
+        add_generation_prompt: Whether the answer's turn is opened.
+        switches: The template's own variables, such as `enable_thinking`; from `template_switches`.
+
+    Raises:
+        ModelError: the model has no chat template, or the template fails on these turns.
+    """
+    name = tokenizer.name_or_path or "This model"
+    if not tokenizer.chat_template:
+        raise ModelError(f"{name} has no chat template, and the layout `chat` needs one.")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(turns),
+            chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            pinned_codes=_PINNED_CODES,
+            **{"date_string": _PINNED.strftime("%d %b %Y"), **switches},
+        )
+    except Exception as error:  # jinja's own errors, and any that a template makes Python raise
+        raise ModelError(
+            f"The chat template of {name} failed: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        ) from error
+    assert isinstance(text, str)
+    return text
+
+
+def has_system_turn(
+    tokenizer: PreTrainedTokenizerBase | None, switches: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Whether the chat template shows a system turn: some templates refuse one, and some drop it silently."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return True
+    mark = "A-SYSTEM-TURN"
+    try:
+        turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
+        return mark in apply_chat_template(tokenizer, turns, add_generation_prompt=False, switches=switches)
+    except ModelError:
+        return False
+
+
+def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
+    """Role and half-open character span of each segment in the templated text. What lies between them is template.
+
+    All segments of a turn are searched for as one stretch, so that a short problem such as "2" is not mistaken for a
+    digit elsewhere. Templates may trim a turn's outer blanks. A turn is therefore searched for as it is, then without
+    them, and a separator that was trimmed away is left out.
+
+    Raises:
+        PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
+    """
+    spans: list[tuple[Role, tuple[int, int]]] = []
+    search_from, untemplated = 0, text == prompt.text
+    for turn in (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :]):
+        whole = "".join(segment.text for segment in turn)
+        if not whole.strip() and not untemplated:
+            continue
+        body = whole if text.find(whole, search_from) >= 0 else whole.strip()
+        found = search_from if untemplated else _find_turn(body, text, search_from, last=bool(spans))
+        search_from = found + len(body)
+        at = found - whole.index(body)
+        for segment in turn:
+            low, high = max(at, found), min(at + len(segment.text), found + len(body))
+            if low < high or segment.role != "separator":
+                spans.append((segment.role, (low, high)))
+            at += len(segment.text)
+    return spans
+
+
+def _find_turn(body: str, text: str, start: int, *, last: bool) -> int:
+    """Where a turn begins: at its first or last occurrence from `start` on, if possible not within a word.
+
+    Raises:
+        PromptMismatchError: there is no occurrence.
+    """
+    before = r"(?<![^\W_])" if body[0].isalnum() else ""
+    after = r"(?![^\W_])" if body[-1].isalnum() else ""
+    for pattern in (before + re.escape(body) + after, re.escape(body)):
+        if places := [match.start() for match in re.compile(f"(?={pattern})").finditer(text, start)]:
+            return places[-1 if last else 0]
+    raise PromptMismatchError(
+        f"The chat template changed the text of a turn: expected to find {body[:60]!r} in the templated prompt."
+    )

@@ -14,10 +14,11 @@ import datasets
 
 from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
 from harness.errors import ConfigError
-from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, named_condition, parse_condition
-from harness.experiment.documents import ModelTokenizer, build_checked_prompts, make_document
+from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, as_condition
 from harness.experiment.problems import load_math500
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import Layout, make_document
+from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
 
 Documents = dict[str, datasets.Dataset]
@@ -25,32 +26,32 @@ Documents = dict[str, datasets.Dataset]
 
 def wo(**metadata: Any) -> Documents:
     """Documents of `math500_wo`."""
-    return _documents(named_condition("wo"), metadata)
+    return _documents(as_condition("wo"), metadata)
 
 
 def mless(**metadata: Any) -> Documents:
     """Documents of `math500_mless`."""
-    return _documents(named_condition("mless"), metadata)
+    return _documents(as_condition("mless"), metadata)
 
 
 def mful(**metadata: Any) -> Documents:
     """Documents of `math500_mful`."""
-    return _documents(named_condition("mful"), metadata)
+    return _documents(as_condition("mful"), metadata)
 
 
 def random_sentence(**metadata: Any) -> Documents:
     """Documents of `math500_random`."""
-    return _documents(named_condition("random"), metadata)
+    return _documents(as_condition("random"), metadata)
 
 
 def wo_as_published(**metadata: Any) -> Documents:
     """Documents of `math500_wo_as_published`."""
-    return _documents(named_condition("wo"), metadata, as_published=True)
+    return _documents(as_condition("wo"), metadata, as_published=True)
 
 
 def mless_as_published(**metadata: Any) -> Documents:
     """Documents of `math500_mless_as_published`."""
-    return _documents(named_condition("mless"), metadata, as_published=True)
+    return _documents(as_condition("mless"), metadata, as_published=True)
 
 
 def filler(**metadata: Any) -> Documents:
@@ -59,7 +60,7 @@ def filler(**metadata: Any) -> Documents:
     given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
     if not given.keys() & {*FILLERS, *WRITTEN_TEXTS}:
         given["unit"] = "/"
-    condition = parse_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
+    condition = as_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
     return _documents(condition, metadata)
 
 
@@ -108,7 +109,7 @@ def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_publishe
     layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
-        (built,) = build_checked_prompts(dataset, [condition], layout, model, max_gen_toks=budget)
+        (built,) = build_checked_prompts(dataset.problems, [condition], layout, model, max_gen_toks=budget)
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
     if built.prompts and built.prompts[0].prompt.answer:
         raise ConfigError("A task of lm-eval cannot begin the answer: use another placement, or `mless run`.")

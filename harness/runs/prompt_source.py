@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
-from harness.experiment.documents import ModelTokenizer, build_checked_prompts
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, refuse_other_text
+from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.read_run import read_run
 from harness.runs.run import Run
 from harness.runs.run_prompts import Problem, RunPrompt
@@ -139,7 +140,7 @@ def build_source(
     """
     chosen = Layout(layout)
     name = tokenizer.name_or_path or "this model"
-    model = ModelTokenizer(name=name, tokenizer=tokenizer, context_length=None)
+    model = ModelTokenizer(name=name, tokenizer=tokenizer)
     prompts = [
         RunPrompt(
             condition=built.condition.name,
@@ -154,7 +155,7 @@ def build_source(
             system_size=one.prompt.system_size,
             target=problem.answer,
         )
-        for built in build_checked_prompts(dataset, conditions, chosen, model, instruction=instruction)
+        for built in build_checked_prompts(dataset.problems, conditions, chosen, model, instruction=instruction)
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
     ]
     problems = _problems(prompts)

@@ -10,8 +10,8 @@ from typing import Any
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name, find_yardsticks
 from harness.experiment.config import fixed_arguments
-from harness.experiment.documents import document_prompt, hash_problem
-from harness.experiment.requests import hash_json
+from harness.experiment.plan import hash_json
+from harness.experiment.prompt import document_prompt, hash_problem
 from harness.runs.folder import (
     GRADE_ANEW,
     JOURNAL,

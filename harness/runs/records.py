@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from harness.errors import RunError
-from harness.experiment.requests import Request, hash_setting
+from harness.experiment.plan import Request, hash_setting
 from harness.experiment.sampling import Sampling
 from harness.grading import GRADER_VERSION, AuditColumns, Verdict, column
 

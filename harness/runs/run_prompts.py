@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.errors import PromptMismatchError
-from harness.experiment.chat_template import find_segments
-from harness.experiment.documents import hash_problem
-from harness.experiment.prompt import Prompt, Segment
+from harness.experiment.prompt import Prompt, Segment, hash_problem
+from harness.experiment.tokenizer import find_segments
 from harness.runs.records import Graded
 
 

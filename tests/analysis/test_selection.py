@@ -17,10 +17,9 @@ from harness.errors import ConfigError, JournalError, PromptMismatchError, RunEr
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
-from harness.experiment.requests import make_requests, sample_key
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompt_source import Source, build_source, read_source
 from harness.runs.read_run import read_run
@@ -278,9 +277,7 @@ def test_a_prompt_that_is_not_the_hashed_one_is_refused(tmp_path):
         line["arguments"]["gen_args_0"]["arg_0"] += " "
 
     rewrite(path, change)
-    with pytest.raises(
-        PromptMismatchError, match=r"samples.jsonl, line 1: the recorded prompt is not the one that was"
-    ):
+    with pytest.raises(PromptMismatchError, match=r"samples.jsonl, line 1: the prompt is not the one that was run"):
         read_source(path)
     folder = shutil.copytree(GREEDY_RUN, tmp_path / "run")
     rewrite(folder / "prompts.jsonl", lambda row: row.update(prompt=row["prompt"] + " "))

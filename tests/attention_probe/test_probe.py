@@ -27,8 +27,8 @@ from harness import cli, resources
 from harness.analysis.flips import Criterion
 from harness.analysis.selection import select
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
-from harness.experiment.conditions import named_condition
-from harness.experiment.config import open_dataset
+from harness.experiment.conditions import as_condition
+from harness.experiment.problems import open_dataset
 from harness.runs.prompt_source import build_source, read_source
 from tests.capture_errors import build_whole
 from tests.make import GREEDY_RUN, make_trace, write_traces
@@ -276,7 +276,7 @@ def test_traces_of_another_model_are_not_mixed(source, selection, model_of, tmp_
 
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
     path, settings = tmp_path / "t.traces", ProbeSettings(model="demo", conditions=("mless",))
-    conditions, tokenizer = [named_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
+    conditions, tokenizer = [as_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
     built = [
         build_source(open_dataset("demo"), conditions, tokenizer, "raw", instruction=instruction)
         for instruction in (None, "Solve it.")

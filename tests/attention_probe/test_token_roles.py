@@ -14,7 +14,7 @@ from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR, common_tokens, tokenize
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.experiment.conditions import Condition, Placement, as_condition, named_condition, named_conditions
+from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
@@ -118,7 +118,7 @@ def chosen_problems():
 @pytest.mark.parametrize("layout", ["raw", "chat"])
 def test_real_problems_are_aligned_exactly(demo_tokenizer, layout):
     """With MATH500_PATH set to MATH-500 these are its problems."""
-    conditions = [WO, named_condition("mless"), named_condition("random"), *PLACED.values()]
+    conditions = [WO, as_condition("mless"), as_condition("random"), *PLACED.values()]
     for problem in build_source(chosen_problems(), conditions, demo_tokenizer, layout).problems:
         assert_exact(tokenize(problem, demo_tokenizer, conditions=[condition.name for condition in conditions]))
 
@@ -130,7 +130,7 @@ def test_the_committed_run_is_aligned_exactly(demo_tokenizer):
 
 
 def test_roles_and_pieces_cover_the_text_in_order(demo_tokenizer):
-    problem = problem_of("Find $x$.", demo_tokenizer, "chat", [named_condition("mless")])
+    problem = problem_of("Find $x$.", demo_tokenizer, "chat", [as_condition("mless")])
     prompt = tokenize(problem, demo_tokenizer, conditions=["mless"])["mless"]
     assert "".join(prompt.tokens) == problem.prompts["mless"].text
     order = [ROLES[role] for place, role in enumerate(prompt.roles) if place == 0 or role != prompt.roles[place - 1]]
@@ -303,7 +303,7 @@ def test_segments_that_are_not_in_the_text_are_refused(demo_tokenizer):
 
 
 def test_no_token_is_common_where_nothing_is(demo_tokenizer):
-    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [named_condition("mless")])
+    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [as_condition("mless")])
     tokenized = tokenize(problem, demo_tokenizer, conditions=["wo", "mless"])
     none = replace(tokenized["wo"], original_pos=np.full(len(tokenized["wo"]), ABSENT, np.int32))
     assert not any(mask.any() for mask in common_tokens({"wo": none, "mless": tokenized["mless"]}).values())

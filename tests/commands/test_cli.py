@@ -225,7 +225,11 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     ("changes", "arguments", "message"),
     [
         ({"colour": 1}, [], "unknown key 'colour'"),
-        ({"conditions": ["wo", "mles"]}, [], "Unknown condition 'mles': expected one of wo, mless"),
+        (
+            {"conditions": ["wo", "mles"]},
+            [],
+            "got 'mles'.",
+        ),
         ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, [], "got 0"),
         ({"conditions": [{"name": "x", "unit": "/", "count": -5}]}, [], "got -5"),
         ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
@@ -347,7 +351,7 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
     [
         (
             ("--set", "model.arguments.max_model_len=4k"),
-            "max_length): expected a whole number above 0, got '4k'.",
+            "max_length: expected a whole number above 0, got '4k'.",
         ),
         (("--set", 'until=[""]'), "until.0: "),
         (("--set", "name=.."), "name: String should match"),

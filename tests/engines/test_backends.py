@@ -11,7 +11,7 @@ from harness.engines.backends import LmEvalBackend, check_backend
 from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError, EngineError
 from harness.experiment.config import load_config
-from harness.experiment.requests import Request
+from harness.experiment.plan import Request
 from harness.experiment.sampling import Sampling
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"

@@ -408,7 +408,7 @@ IN_A_THREAD = """
 import threading, time
 from harness import resources
 from harness.engines.vllm import VLLMEngine
-from harness.experiment.requests import Request
+from harness.experiment.plan import Request
 from harness.experiment.sampling import Sampling
 
 def generate(name):

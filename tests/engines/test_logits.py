@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from harness import resources
 from harness.engines.vllm import VLLMEngine
-from harness.experiment.conditions import named_condition
+from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_demo
 from harness.experiment.prompt import Layout, build_prompt
 from harness.experiment.token_checks import measure
@@ -32,12 +32,12 @@ ARGUMENTS = {"pretrained": DEMO, "dtype": "float32", "max_model_len": 1024, "enf
 @pytest.fixture(scope="module")
 def prompts(demo_tokenizer):
     """Token ids of 20 problems with 55 slashes before them."""
-    condition = named_condition("mless")
+    condition = as_condition("mless")
     text = fit_filler(condition, demo_tokenizer)
     return [
         measure(
             build_prompt(problem.problem, condition, filler_text=text, layout=Layout.RAW), Layout.RAW, demo_tokenizer
-        ).prompt_token_ids
+        ).token_ids
         for problem in load_demo().problems[:20]
     ]
 

@@ -14,9 +14,8 @@ from harness import resources
 from harness.display.dry_run import describe_plan
 from harness.engines.vllm import engine_arguments
 from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import build_prompt
-from harness.experiment.requests import make_requests, sample_key
 from harness.experiment.tokenizer import encode
 
 RUNS = resources.folder("configs") / "runs"

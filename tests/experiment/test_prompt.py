@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.conditions import Condition, Placement, named_condition
+from harness.constants import SEPARATOR
+from harness.experiment.conditions import Condition, Placement, as_condition
 from harness.experiment.prompt import (
     AS_PRINTED_INSTRUCTION,
     AS_PUBLISHED_INSTRUCTION,
     INSTRUCTION,
-    SEPARATOR,
     Layout,
     build_prompt,
 )
@@ -50,16 +50,16 @@ def test_the_filler_stands_between_the_turns_of_a_chat():
 
 
 def test_without_filler_the_user_turn_is_the_problem_alone():
-    prompt = build_prompt("What?", named_condition("wo"), filler_text="", layout=Layout.CHAT)
+    prompt = build_prompt("What?", as_condition("wo"), filler_text="", layout=Layout.CHAT)
     assert prompt.user == "What?"
 
 
 def test_as_published_is_the_authors_string():
-    mless = named_condition("mless")
+    mless = as_condition("mless")
     prompt = build_prompt("What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED)
     assert prompt.text == AS_PUBLISHED_INSTRUCTION + " ".join(["/"] * 55) + "What?"
     assert "\\boxed{{}}." in prompt.text
-    wo = build_prompt("What?", named_condition("wo"), filler_text="", layout=Layout.AS_PUBLISHED)
+    wo = build_prompt("What?", as_condition("wo"), filler_text="", layout=Layout.AS_PUBLISHED)
     assert wo.text == AS_PUBLISHED_INSTRUCTION + "What?"
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from harness.engines.vllm import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
-from harness.experiment.config import refuse_repeated_greedy
-from harness.experiment.requests import Request
-from harness.experiment.sampling import Sampling, from_lm_eval, resolve_sampling, sample_seed
+from harness.experiment.plan import Request
+from harness.experiment.sampling import ExplicitSampling, from_lm_eval, resolve_sampling, sample_seed
 from tests.conftest import needs_vllm
 
 SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
@@ -23,8 +22,9 @@ def request(sampling, seed):
     return Request(task="t", problem_id="p", prompt="", prompt_token_ids=(5,), sampling=sampling, seed=seed, **hashes)
 
 
-def resolve(source, explicit=None, own=None):
-    return resolve_sampling(source, explicit or {}, max_tokens=9, stop=("x",), generation_config=own)
+def resolve(choice, own=None):
+    chosen = choice if isinstance(choice, str) else ExplicitSampling(**choice)
+    return resolve_sampling(chosen, max_tokens=9, stop=("x",), generation_config=own)
 
 
 def test_greedy_passes_over_what_the_model_sets_and_says_so():
@@ -56,18 +56,16 @@ def test_model_default_without_a_generation_config_is_refused():
 
 
 def test_model_default_refuses_what_vllm_cannot_do():
-    with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, which vLLM does not know"):
+    with pytest.raises(ModelError, match=r"sets num_beams, suppress_tokens, unknown to vLLM"):
         resolve("model_default", own={**SAMPLING_MODEL, "num_beams": 4, "suppress_tokens": [1], "typical_p": 1.0})
 
 
 def test_explicit_values_are_taken_as_they_are():
-    sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95}, SAMPLING_MODEL)
+    sampling = resolve({"temperature": 0.5, "top_p": 0.95}, SAMPLING_MODEL)
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.5, 0.95, 1.0)
 
 
-@pytest.mark.parametrize(
-    "sampling", [resolve("greedy"), resolve("explicit", {"temperature": 0.5, "top_k": 20, "min_p": 0.1})]
-)
+@pytest.mark.parametrize("sampling", [resolve("greedy"), resolve({"temperature": 0.5, "top_k": 20, "min_p": 0.1})])
 def test_lm_evals_arguments_mean_the_same(sampling):
     back = from_lm_eval(sampling.lm_eval())
     assert back.vllm() == sampling.vllm()
@@ -79,15 +77,6 @@ def test_lm_evals_defaults():
     assert from_lm_eval({"max_new_tokens": 9, "stop": "x"}).vllm()["max_tokens"] == 9
     with pytest.raises(ConfigError, match=r"does not know the generation argument 'num_beams': expected do_sample"):
         from_lm_eval({"num_beams": 4})
-
-
-def test_several_greedy_samples_are_refused():
-    with pytest.raises(ConfigError, match=r"samples_per_problem is 5, and the sampling is greedy"):
-        refuse_repeated_greedy(Sampling(), 5)
-    with pytest.raises(ConfigError, match=r"the model's own settings are greedy"):
-        refuse_repeated_greedy(Sampling(source="model_default"), 2)
-    refuse_repeated_greedy(Sampling(), 1)
-    refuse_repeated_greedy(Sampling(temperature=0.1), 5)
 
 
 @given(st.integers(0, 2**40), st.text(max_size=20), st.integers(0, 1000), st.integers(0, 5))
@@ -103,7 +92,7 @@ def test_seeds_differ_by_problem_sample_and_replicate():
 
 @needs_vllm
 def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
-    sampling = resolve("explicit", {"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
+    sampling = resolve({"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
         given = [sampling_parameters(request(sampling, seed)) for seed in (7, 8)]
     assert [one.seed for one in given] == [7, 8]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement, named_conditions
-from harness.experiment.problems import load_demo
-from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
-from harness.experiment.token_checks import PromptBuilder, check_context, measure
-from harness.experiment.tokenizer import fit_filler
+from harness.experiment.problems import Problem, load_demo
+from harness.experiment.prompt import INSTRUCTION, Layout
+from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
 
-PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
+OWN = {
     "digit": "2",
     "symbols": "$$x/y = ?$$",
     "slashes": "Is / / / or // a word?",
@@ -21,26 +21,41 @@ PROBLEMS = {p.id: p.problem for p in load_demo().problems[:25]} | {
 }
 
 
+def problems(**texts):
+    return [Problem(id=name, problem=text, answer="1") for name, text in texts.items()]
+
+
+PROBLEMS = [*load_demo().problems[:25], *problems(**OWN)]
+
+
 def layouts(tokenizer):
-    return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
+    return ModelTokenizer(name="x", tokenizer=tokenizer).layouts()
 
 
-@pytest.mark.parametrize("name", ["wo", "mless", "mful", "random"])
-def test_named_conditions_are_exact_in_every_tokenizer(any_tokenizer, name):
-    condition = named_conditions()[name]
+def build(tokenizer, *conditions, layout=Layout.RAW, of=PROBLEMS, length=None, **more):
+    """The prompts of each condition, refused if they break a guarantee, unless told."""
+    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=length)
+    return build_checked_prompts(of, conditions, layout, model, **more)
+
+
+def sizes(built):
+    return {prompt.filler_tokens for prompt in built.prompts}
+
+
+def test_named_conditions_are_exact_in_every_tokenizer(any_tokenizer):
+    named = named_conditions().values()
     for layout in layouts(any_tokenizer):
-        built = PromptBuilder(PROBLEMS, layout, any_tokenizer).build(condition)
-        assert built.violations == ()
-        count = condition.tokens
-        assert {report.filler_tokens for report in built.reports} == {count}
-        assert built.same_problem_ids == len(PROBLEMS)
+        plain, *filled = build(any_tokenizer, *named, layout=layout)
+        assert sizes(plain) == {0} and [sizes(built) for built in filled] == [{55}] * 3
+        for built in filled:
+            ids = zip(built.prompts, plain.prompts, strict=True)
+            assert all(one.problem_token_ids == without.problem_token_ids for one, without in ids)
 
 
-@pytest.mark.parametrize("placement", list(Placement))
-def test_every_placement_keeps_the_problems_token_ids(any_tokenizer, placement):
-    condition = Condition(name="x", unit="/", count=20, placement=placement)
+def test_every_placement_keeps_the_problems_token_ids(any_tokenizer):
+    conditions = [Condition(name=str(at), unit="/", count=20, placement=at) for at in Placement]
     for layout in layouts(any_tokenizer):
-        assert PromptBuilder(PROBLEMS, layout, any_tokenizer).build(condition).violations == ()
+        assert len(build(any_tokenizer, *conditions, layout=layout)) == 5
 
 
 words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=60).filter(
@@ -51,76 +66,64 @@ words = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=words, count=st.integers(1, 70), unit=st.sampled_from(["/", "he", "\\", "?"]))
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, problem, count, unit):
-    condition = Condition(name="x", unit=unit, count=count)
-    built = PromptBuilder({"p": problem}, Layout.RAW, any_tokenizer).build(condition)
-    assert built.violations == ()
+    (built,) = build(any_tokenizer, Condition(name="x", unit=unit, count=count), of=problems(p=problem))
+    assert sizes(built) == {count}
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(count=st.integers(3, 55), seed=st.integers(1, 5))
-def test_a_sentence_is_cut_to_its_exact_count(any_tokenizer, count, seed):
-    condition = Condition(name="random", sentence=seed, count=count)
-    assert PromptBuilder({"p": "Find $x$."}, Layout.RAW, any_tokenizer).build(condition).violations == ()
+@given(count=st.integers(3, 55), number=st.integers(1, 5))
+def test_a_sentence_is_cut_to_its_exact_count(any_tokenizer, count, number):
+    (built,) = build(any_tokenizer, Condition(name="x", sentence=number, count=count), of=problems(p="Find $x$."))
+    assert sizes(built) == {count}
 
 
-def test_unspaced_units_merge_and_are_refused(any_tokenizer):
-    condition = Condition(name="slashes", unit="/", separator="")
-    built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
-    assert all(report.filler_tokens < 55 for report in built.reports) and any(r.merged for r in built.reports)
-    with pytest.raises(PromptMismatchError, match=r"merges units .* expected 55 filler tokens, got"):
-        built.refuse("model")
-
-
-def test_a_unit_of_several_tokens_is_refused(any_tokenizer):
-    condition = Condition(name="long", unit="qxzvkj", count=5)
-    built = PromptBuilder(PROBLEMS, Layout.RAW, any_tokenizer).build(condition)
-    with pytest.raises(PromptMismatchError, match=r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+"):
-        built.refuse("model")
+@pytest.mark.parametrize(
+    ("filler", "message"),
+    [
+        ({"unit": "/", "separator": ""}, r"merges the unit '/': expected 55 filler tokens, got|cover filler and"),
+        ({"unit": "qxzvkj", "count": 5}, r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+"),
+    ],
+)
+def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, message):
+    with pytest.raises(PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"):
+        build(any_tokenizer, Condition(name="x", **filler))
 
 
 def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(demo_tokenizer):
-    condition = Condition(name="close", instruction=INSTRUCTION)
-    condition._gap = " "
-    problems = {"p": "he is 2"}
-    builder = PromptBuilder(problems, Layout.RAW, demo_tokenizer)
-    plain, close = (builder.build(one) for one in (named_conditions()["wo"], condition))
-    sizes = [len(report.problem_token_ids) for built in (plain, close) for report in built.reports]
-    assert sizes[0] == sizes[1] and close.same_problem_ids == 0
+    close = Condition(name="close", instruction=INSTRUCTION)
+    close._gap = " "
+    plain, built = build(demo_tokenizer, named_conditions()["wo"], close, of=problems(p="he is 2"), refuse=False)
+    (one,), (other,) = plain.prompts, built.prompts
+    assert len(one.problem_token_ids) == len(other.problem_token_ids)
+    assert built.violations == ("problem p: its token ids differ from those without a filler.",)
     with pytest.raises(PromptMismatchError, match="problem p: its token ids differ from those without a filler"):
-        close.refuse("model")
+        build(demo_tokenizer, close, of=problems(p="he is 2"))
 
 
-def test_other_ids_of_the_problem_are_a_violation_even_if_they_are_as_many():
+def test_a_token_that_covers_filler_and_problem_is_seen():
     from tests.conftest import build_tokenizer
 
     tokenizer = build_tokenizer("gpt2", bos=False)
-    tokenizer.add_tokens([". \n\nWhat", "/ \n\nWhat"])  # what precedes the problem is then part of its first token
-    problem, mless = "What is $2$?", named_conditions()["mless"]
-    without, filled = (
-        measure(build_prompt(problem, one, filler_text=fit_filler(one, tokenizer)), Layout.RAW, tokenizer)
-        for one in (named_conditions()["wo"], mless)
-    )
-    assert len(without.problem_token_ids) == len(filled.problem_token_ids)
-    check = PromptBuilder({"p": problem}, Layout.RAW, tokenizer).build(mless)
-    assert check.same_problem_ids == 0
-    assert "problem p: its token ids differ from those without a filler." in check.violations
+    tokenizer.add_tokens(["/ \n\nWhat"])  # what precedes the problem is then part of its first token
+    (built,) = build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"), refuse=False)
+    assert (built.prompts[0].straddling, built.prompts[0].filler_tokens) == (1, 55), "as many as there should be"
+    assert [said.partition(":")[0] for said in built.violations] == ["problem p", "problem p"]
 
 
 def test_as_published_reports_and_does_not_refuse(any_tokenizer):
-    for condition in named_conditions().values():
-        PromptBuilder(PROBLEMS, Layout.AS_PUBLISHED, any_tokenizer).build(condition).refuse("model")
+    assert len(build(any_tokenizer, *named_conditions().values(), layout=Layout.AS_PUBLISHED)) == 4
 
 
 def test_the_published_filler_straddles_the_full_stop_where_tokenizers_merge():
     from tests.conftest import build_tokenizer
 
-    builder = PromptBuilder(PROBLEMS, Layout.AS_PUBLISHED, build_tokenizer("qwen2", bos=False))
-    built = builder.build(named_conditions()["mless"])
-    assert {(report.straddling, report.filler_tokens) for report in built.reports} == {(1, 54)}
+    tokenizer = build_tokenizer("qwen2", bos=False)
+    (built,) = build(tokenizer, named_conditions()["mless"], layout=Layout.AS_PUBLISHED)
+    assert {(prompt.straddling, prompt.filler_tokens) for prompt in built.prompts} == {(1, 54)}
 
 
 def test_a_prompt_longer_than_the_context_is_refused(demo_tokenizer):
-    built = PromptBuilder(PROBLEMS, Layout.RAW, demo_tokenizer).build(named_conditions()["mless"])
-    with pytest.raises(PromptMismatchError, match=r"with 64 .* is 185, over the context of 128"):
-        check_context(built, 128, 64)
-    check_context(built, 4096, 2048)
+    mless = named_conditions()["mless"]
+    with pytest.raises(PromptMismatchError, match=r"max_gen_toks 64 are over the context of 128"):
+        build(demo_tokenizer, mless, length=128, max_gen_toks=64)
+    assert build(demo_tokenizer, mless, length=4096, max_gen_toks=2048)

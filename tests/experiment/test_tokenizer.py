@@ -9,21 +9,21 @@ from datetime import date
 import pytest
 
 from harness.constants import PINNED_DATE, SEPARATOR
-from harness.errors import ConfigError, ModelError, PromptMismatchError
-from harness.experiment.chat_template import (
+from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import Layout, build_prompt
+from harness.experiment.token_checks import build_checked_prompts, measure
+from harness.experiment.tokenizer import (
+    ModelTokenizer,
     apply_chat_template,
+    encode,
     find_segments,
+    fit_filler,
     has_system_turn,
-    refuse_unread,
-    render,
+    load_tokenizer,
     template_switches,
 )
-from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.documents import ModelTokenizer, build_checked_prompts
-from harness.experiment.problems import Dataset, Problem
-from harness.experiment.prompt import Layout, build_prompt
-from harness.experiment.token_checks import measure
-from harness.experiment.tokenizer import encode, explain_hub_error, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]
@@ -36,16 +36,25 @@ def with_template(tokenizer, template):
 
 
 def layouts(tokenizer):
-    return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
+    return ModelTokenizer(name="x", tokenizer=tokenizer).layouts()
 
 
-def test_token_ids_stand_for_themselves(demo_tokenizer):
+def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
+    """A prompt of one problem, and its text as the model gets it."""
+    condition = named_conditions()[name]
+    prompt = build_prompt(
+        problem,
+        condition,
+        filler_text=fit_filler(condition, tokenizer),
+        layout=layout,
+        system_turn=has_system_turn(tokenizer),
+    )
+    return prompt, measure(prompt, layout, tokenizer).text
+
+
+def test_token_ids_stand_for_themselves_or_are_refused(demo_tokenizer):
     ids = tuple(demo_tokenizer.encode("/ he", add_special_tokens=False))
-    condition = Condition(name="ids", token_ids=ids, count=2)
-    assert fit_filler(condition, demo_tokenizer) == "/ he"
-
-
-def test_token_ids_that_read_back_as_others_are_refused(demo_tokenizer):
+    assert fit_filler(Condition(name="ids", token_ids=ids, count=5), demo_tokenizer).split() == ["/", "he/", "he/"]
     # half of a word's tokens, repeated: their text is tokenized otherwise
     piece = demo_tokenizer.encode("th", add_special_tokens=False)[0]
     condition = Condition(name="ids", token_ids=(piece, demo_tokenizer.encode("e")[0]), count=9)
@@ -63,8 +72,8 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
 
     file = vocabulary_file(kind)
     own = Tekkenizer.from_file(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
-    for condition in named_conditions().values():
-        text = build_prompt("Find $x$.", condition, filler_text=fit_filler(condition, tokenizer)).text
+    for name in named_conditions():
+        _, text = asked(tokenizer, name=name, layout=Layout.RAW)
         assert list(encode(text, tokenizer)[0]) == own.encode(text, bos=True, eos=False)
 
 
@@ -73,7 +82,7 @@ THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}
 
 def test_a_templates_switch_is_part_of_the_prompt(demo_tokenizer, tmp_path):
     tokenizer = with_template(demo_tokenizer, THINKING)
-    prompt = build_prompt("Find $x$.", named_conditions()["mless"], filler_text="/ /", layout=Layout.CHAT)
+    prompt, _ = asked(tokenizer, name="mless")
     off = template_switches({"chat_template_args": {"enable_thinking": False}})
     assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
     built = measure(prompt, Layout.CHAT, tokenizer, switches=off)
@@ -81,78 +90,44 @@ def test_a_templates_switch_is_part_of_the_prompt(demo_tokenizer, tmp_path):
     assert built.text == plain.text + "<think>\n\n</think>\n\n" and built.filler_span == plain.filler_span
     assert built.token_sha256 != plain.token_sha256
     assert measure(prompt, Layout.CHAT, tokenizer, switches={"enable_thinking": True}).text == plain.text
-    refuse_unread(tokenizer, off)
-    with pytest.raises(ConfigError, match=r"reads no switch 'enable_thinkng'"):
-        refuse_unread(tokenizer, {"enable_thinkng": False})
-    for wrong, got in (("no", "got 'no'"), ({"tokenize": True}, "got the name tokenize, which is set for every pro")):
-        with pytest.raises(ConfigError, match=rf"chat_template_args: expected a mapping of .*{got}"):
-            template_switches({"chat_template_args": wrong})
     tokenizer.save_pretrained(tmp_path)
     model = ModelTokenizer.from_arguments({"tokenizer": str(tmp_path), "enable_thinking": False})
-    problem = Problem(id="p", problem="Find $x$.", answer="1", solution="", subject="", level=1)
-    dataset = Dataset(name="d", source="", problems=(problem,))
-    (checked,) = build_checked_prompts(dataset, [named_conditions()["mless"]], Layout.CHAT, model)
+    problem = Problem(id="p", problem="Find $x$.", answer="1")
+    (checked,) = build_checked_prompts([problem], [named_conditions()["mless"]], Layout.CHAT, model)
     assert checked.prompts[0].text.endswith("<think>\n\n</think>\n\n") and not checked.violations
+    for wrong, got in (({"enable_thinkng": False}, r"reads no switch 'enable_thinkng'"), ("no", r"got 'no'")):
+        with pytest.raises(ConfigError, match=got):
+            ModelTokenizer.from_arguments({"tokenizer": str(tmp_path), "chat_template_args": wrong})
+    for taken in ("tokenize", "pinned_codes", "continue_final_message"):
+        with pytest.raises(ModelError, match=taken):
+            apply_chat_template(tokenizer, USER, switches={taken: True})
 
 
-def test_no_double_bos(any_tokenizer):
+def test_there_is_one_bos_and_one_instruction_whatever_the_template(any_tokenizer):
     bos = any_tokenizer.bos_token_id
     for layout in layouts(any_tokenizer):
-        prompt = build_prompt(
-            "Find $x$.",
-            named_conditions()["wo"],
-            filler_text="",
-            layout=layout,
-            system_turn=has_system_turn(any_tokenizer),
-        )
-        ids, _ = encode(render(prompt, layout, any_tokenizer), any_tokenizer)
-        assert ids.count(bos) == (1 if bos is not None else 0)
-
-
-def test_templates_without_a_system_turn_keep_the_instruction(any_tokenizer):
-    if not any_tokenizer.chat_template:
-        pytest.skip("this tokenizer kind has no chat template")
-    system_turn = has_system_turn(any_tokenizer)
-    prompt = build_prompt(
-        "Find $x$.", named_conditions()["wo"], filler_text="", layout=Layout.CHAT, system_turn=system_turn
-    )
-    text = render(prompt, Layout.CHAT, any_tokenizer)
-    assert text.count("\\boxed{}") == 1
-    found = [(role, text[low:high]) for role, (low, high) in find_segments(prompt, text) if role != "separator"]
-    assert found == [(s.role, s.text) for s in prompt.segments if s.role != "separator"]
+        prompt, text = asked(any_tokenizer, layout=layout)
+        assert encode(text, any_tokenizer)[0].count(bos) == (1 if bos is not None else 0)
+        assert text.count("\\boxed{}") == 1
+        found = [(role, text[low:high]) for role, (low, high) in find_segments(prompt, text) if role != "separator"]
+        assert found == [(s.role, s.text) for s in prompt.segments if s.role != "separator"]
 
 
 @pytest.mark.parametrize("problem", ["a", "2", "r", "?", "26", "he"])
 def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokenizer, problem):
     for layout in layouts(any_tokenizer):
-        turn = has_system_turn(any_tokenizer)
         for name in ("wo", "mless"):
-            filler = fit_filler(named_conditions()[name], any_tokenizer)
-            prompt = build_prompt(
-                problem, named_conditions()[name], filler_text=filler, layout=layout, system_turn=turn
-            )
-            text = render(prompt, layout, any_tokenizer)
+            prompt, text = asked(any_tokenizer, problem, name, layout)
             role, (low, high) = find_segments(prompt, text)[-1]
             assert (role, text[low:high]) == ("problem", problem)
-            tail = text[high:]
-            other = build_prompt(
-                "Find the value of $x$ now.",
-                named_conditions()[name],
-                filler_text=filler,
-                layout=layout,
-                system_turn=turn,
-            )
-            assert render(other, layout, any_tokenizer).endswith("Find the value of $x$ now." + tail)
+            other = "Find the value of $x$ now."
+            assert asked(any_tokenizer, other, name, layout)[1].endswith(other + text[high:])
 
 
-def test_an_empty_instruction_leaves_its_separator(demo_tokenizer):
-    wo = named_conditions()["wo"]
-    prompt = build_prompt("Find $x$.", wo, filler_text="", instruction="")
-    spans = find_segments(prompt, render(prompt, Layout.RAW, demo_tokenizer))
-    assert [(role, prompt.text[low:high]) for role, (low, high) in spans] == [
-        ("separator", SEPARATOR),
-        ("problem", "Find $x$."),
-    ]
+def test_an_empty_instruction_leaves_its_separator():
+    prompt = build_prompt("Find $x$.", named_conditions()["wo"], filler_text="", instruction="")
+    spans = [(role, prompt.text[low:high]) for role, (low, high) in find_segments(prompt, prompt.text)]
+    assert spans == [("separator", SEPARATOR), ("problem", "Find $x$.")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +153,6 @@ def test_a_template_may_ask_whether_there_is_a_clock_and_use_it_in_its_macros(de
     [
         CHATML,
         DROPS_SYSTEM,
-        "{{ messages[0].content }}",
         "\n{{ messages[0].content }}",
         "\n\n  {% for m in messages %}\n    {{ m.content }}\n  {% endfor %}",
         "   {% for m in messages %}{{ m.content }}{% endfor %}\n",
@@ -199,33 +173,14 @@ def test_a_template_renders_to_the_byte_as_it_does_by_itself(demo_tokenizer, tem
         ("{{ raise_exception('only one turn') }}", "TemplateError: only one turn"),
         ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
         ("{% if %}", "TemplateSyntaxError: "),
+        (None, "has no chat template"),
     ],
 )
-def test_a_template_that_fails_says_why(demo_tokenizer, template, cause):
+def test_a_template_that_fails_or_is_not_there_says_why(demo_tokenizer, template, cause):
     tokenizer = with_template(demo_tokenizer, template)
-    with pytest.raises(ModelError, match=rf"chat template of .+ failed: {cause}"):
+    with pytest.raises(ModelError, match=cause):
         apply_chat_template(tokenizer, USER)
-    assert not has_system_turn(tokenizer)
-
-
-def test_dates_in_templates_are_pinned():
-    from tests.conftest import build_tokenizer
-
-    for kind in ("llama3", "sentencepiece"):
-        tokenizer = build_tokenizer(kind, bos=True)
-        prompt = build_prompt(
-            "?", named_conditions()["wo"], filler_text="", layout=Layout.CHAT, system_turn=has_system_turn(tokenizer)
-        )
-        assert date(*PINNED_DATE).strftime("%d %b %Y") in render(prompt, Layout.CHAT, tokenizer)
-
-
-def test_chat_without_a_template_is_refused():
-    from tests.conftest import build_tokenizer
-
-    tokenizer = build_tokenizer("gpt2", bos=False)
-    prompt = build_prompt("?", named_conditions()["wo"], filler_text="", layout=Layout.CHAT)
-    with pytest.raises(ModelError, match="has no chat template, and the layout `chat` needs one"):
-        measure(prompt, Layout.CHAT, tokenizer)
+    assert has_system_turn(tokenizer) == (template is None)
 
 
 def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
@@ -233,7 +188,7 @@ def test_missing_model_folders_and_hub_refusals_are_told_apart(tmp_path):
         load_tokenizer(str(tmp_path / "nothing"))
     with pytest.raises(ModelError, match=r"Model folder .*\.py is a file"):
         load_tokenizer(__file__)
-    assert "accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
+    assert "Accept its licence" in explain_hub_error("a/b", OSError("401 Client Error: Gated repo"))
     assert "could not be reached" in explain_hub_error("a/b", ConnectionError("Max retries exceeded"))
 
 

@@ -16,7 +16,7 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, load_demo
 from harness.experiment.tokenizer import fit_filler
-from harness.lm_eval_plugin.standalone import GROUP, write_standalone
+from harness.lm_eval_plugin.task_folders import GROUP, write_standalone
 from tests.conftest import REFUSES_SYSTEM_AND_ASKS_CLOCK, VOCABULARIES, load_vocabulary
 
 NAMES = list(named_conditions())
@@ -55,8 +55,8 @@ def ask(task, template=None):
 
 def test_it_imports_nothing_of_ours_and_pins_the_data(tmp_path):
     written = write_standalone(tmp_path / "new" / "tasks")
-    assert written == sorted((tmp_path / "new" / "tasks").iterdir())
-    code = "".join(path.read_text() for path in written if path.suffix != ".md")
+    assert written == sorted(str(path) for path in (tmp_path / "new" / "tasks").iterdir())
+    code = "".join(Path(path).read_text() for path in written if not path.endswith(".md"))
     assert not re.search(r"harness|attention_probe|import mless", code)
     shared = (tmp_path / "new" / "tasks" / f"_{GROUP}_yaml").read_text()
     assert MATH500_REPOSITORY in shared and MATH500_REVISION in shared
@@ -173,7 +173,7 @@ def test_a_folder_that_is_not_empty_is_refused_in_one_line(mless, tmp_path):
     (tmp_path / "mine.yaml").write_text("task: mine\n")
     done = mless("tasks", "--standalone", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
-    expected = f"mless: {tmp_path} exists and is not an empty folder. Give a new or an empty one.\n"
+    expected = f"mless: {tmp_path} exists and is not an empty folder.\n"
     assert done.stderr == expected
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
     for wrong in (tmp_path / "mine.yaml", Path("/proc/nothing/tasks")):

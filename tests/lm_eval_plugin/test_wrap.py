@@ -18,8 +18,8 @@ from harness.display.table_pages import make_table
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.tokenizer import encode, fit_filler
-from harness.lm_eval_plugin import wrap
-from harness.lm_eval_plugin.wrap import write_wrapped
+from harness.lm_eval_plugin import task_folders
+from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.lm_eval_plugin.wrapped_tasks import DOCUMENTS, WAYS, Silent, as_table, compare, evaluate, write_both
 
 DEMO = str(resources.demo_model())
@@ -56,7 +56,7 @@ def test_the_comparison_sees_a_changed_prompt(right, wrong, seen, tmp_path, monk
     helper = (resources.folder("tasks") / "wrap" / "with_filler.py").read_text()
     assert right in helper
     (tmp_path / "wrap" / "with_filler.py").write_text(helper.replace(right, wrong))
-    monkeypatch.setattr(wrap.resources, "folder", lambda name: tmp_path)
+    monkeypatch.setattr(task_folders.resources, "folder", lambda name: tmp_path)
     with pytest.raises(AssertionError, match=f"^gsm8k, {seen}"):
         compare(["gsm8k"])
 
@@ -119,39 +119,32 @@ def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
     told = write_wrapped(tmp_path / "tasks", "humaneval", "mless")
     assert settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
     (said,) = [line for line in told if line.startswith("humaneval runs the code")]
-    assert "not tried" in said and "--confirm_run_unsafe_code" in said
+    assert "--confirm_run_unsafe_code" in said
 
 
 @pytest.mark.parametrize(
     ("task", "conditions", "message"),
     [
-        ("gsm9k", "wo", r"has no task 'gsm9k'\. Expected one of its tasks, such as .*gsm8k"),
-        ("mmlu_pro", "wo", r"mmlu_pro is a group of tasks of lm-eval.*mmlu_pro_biology"),
-        ("math_word_problems", "wo", r"is a group of tasks of lm-eval.*aime"),
-        ("mmlu", "wo", r"mmlu is a group .* one task that generates, such as mmlu_\w+_generative,"),
-        ("glue", "wo", r"glue is a group .* one task that generates, such as (?!cola)"),
-        ("hellaswag", "wo", r"hellaswag does not generate: .*\(output_type multiple_choice\)"),
-        ("wikitext", "wo", r"wikitext does not generate: .*\(output_type loglikelihood_rolling\)"),
-        ("squadv2", "wo", "squadv2 is written in Python"),
-        ("gsm8k", "dots", "Unknown condition 'dots'"),
+        ("gsm9k", "wo", r"gsm9k: expected .* such as .*gsm8k"),
+        ("mmlu_pro", "wo", r"mmlu_pro: expected .* such as mmlu_pro_"),  # a group
+        ("hellaswag", "wo", "hellaswag: expected one task"),  # compares log-likelihoods
+        ("squadv2", "wo", "squadv2: expected one task"),  # written in Python
+        ("gsm8k", "dots", "got 'dots'"),
         ("gsm8k", "{name: dots}", "'dots' changes nothing"),
         ("gsm8k", "{name: dots, layout: chat}", "unknown key 'layout'"),
-        ("gsm8k", "wo,mless,wo", "'wo' is named twice"),
-        ("gsm8k", "", "expected names or inline conditions"),
-        ("gsm8k", "{name: dots", "expected names or inline conditions"),
-        ("gsm8k", "2024-13-45", "expected names or inline conditions, .*, got '2024-13-45'"),
-        ("gsm8k", "9" * 5000, "expected names or inline conditions, .*, got '9{60}'"),
-        ("gsm8k", "[" * 3000, "expected names or inline conditions"),
-        ("gsm8k", "{name: a, unit: '.', unit: '/'}", "the key 'unit' stands there a second time"),
-        ("gsm8k", "{name: cot, unit: '.'}", "gsm8k_cot is lm-eval's own task. Give the condition 'cot' another name"),
-        ("gsm8k", "{name: twice, repeat_problem: 2}", "it repeats the problem"),
-        ("gsm8k", "{name: words, random_ids: 5}", "it draws random tokens"),
-        ("gsm8k", "{name: now, answer_prefix: 'It is '}", "it begins the model's answer"),
-        ("gsm8k", "{name: late, unit: '.', placement: answer}", "it begins the model's answer"),
-        ("gsm8k", "{name: late, unit: '.', placement: end}", "its placement is end, and only `between`"),
-        ("gsm8k", "{name: first, unit: '.', placement: before_system}", "its placement is before_system"),
-        ("gsm8k", "{name: cued, cue: 'Answer:'}", "it has words after the question"),
-        ("gsm8k", "{name: told, instruction: Think.}", "it has its own instruction"),
+        ("gsm8k", "wo,mless,wo", "each once, .* got 'wo,mless,wo'"),
+        ("gsm8k", "", "--conditions: expected a list"),
+        ("gsm8k", "{name: dots", "got '{name: dots'"),
+        ("gsm8k", "2024-13-45", "got '2024-13-45'"),
+        ("gsm8k", "[" * 3000, "--conditions: expected a list"),
+        ("gsm8k", "{name: a, unit: '.', unit: '/'}", "the key 'unit' stands twice"),
+        ("gsm8k", "{name: cot, unit: '.'}", "gsm8k_cot is lm-eval's own task"),
+        ("gsm8k", "{name: twice, repeat_problem: 2}", "'twice' .* repeat_problem"),
+        ("gsm8k", "{name: words, random_ids: 5}", "'words' .* random_ids"),
+        ("gsm8k", "{name: now, answer_prefix: 'It is '}", "'now' .* answer_prefix"),
+        ("gsm8k", "{name: late, unit: '.', placement: answer}", "'late' .* placement answer"),
+        ("gsm8k", "{name: cued, cue: 'Answer:'}", "'cued' .* cue"),
+        ("gsm8k", "{name: told, instruction: Think.}", "'told' .* instruction"),
         ("gsm8k", "{name: ids, token_ids: [5]}", "`token_ids` needs the model's tokenizer"),
     ],
 )
@@ -176,7 +169,7 @@ def test_the_command_writes_the_tasks_and_refuses_options_that_do_not_go_togethe
     for arguments, message in [
         (["--wrap", "gsm8k", "-o", folder], "not an empty folder"),
         (["--wrap", "gsm8k"], "--wrap TASK with --output DIR"),
-        (["--wrap", "nothing", "-o", f"{folder}2"], "has no task 'nothing'"),
+        (["--wrap", "nothing", "-o", f"{folder}2"], "--wrap nothing: expected one task"),
         (["-o", folder], "--wrap TASK with --output DIR"),
     ]:
         code, printed = command(monkeypatch, capsys, *arguments)

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from harness import resources
 from harness.constants import SEPARATOR
 from harness.experiment.tokenizer import encode, load_tokenizer
-from harness.lm_eval_plugin.wrap import write_wrapped
+from harness.lm_eval_plugin.task_folders import write_wrapped
 
 Documents = list[dict[str, Any]]
 

@@ -29,9 +29,8 @@ from harness.errors import ConfigError, JournalError, RunError
 from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_prompts, hash_text
-from harness.experiment.requests import make_requests, sample_key
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import GRADER_VERSION
 from harness.runs import receipts

@@ -11,7 +11,7 @@ import pytest
 from harness.analysis.leaderboard import make_leaderboard
 from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, RunError
-from harness.experiment.documents import hash_problem
+from harness.experiment.prompt import hash_problem
 from harness.runs.comparable import by_table, join
 from harness.runs.folder import read_prompts
 from harness.runs.lm_eval_logs.sample_log import find_logs, read_log

@@ -37,7 +37,6 @@ from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.visible import visible
 from harness.errors import RunError
-from harness.experiment.conditions import BASELINE
 from harness.runs.comparable import join
 from harness.runs.folder import refuse_own_file
 from harness.runs.read_run import read_run

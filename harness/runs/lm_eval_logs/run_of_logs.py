@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import BASELINE
 from harness.errors import ComparisonError, RunError, list_first
-from harness.experiment.conditions import BASELINE, find_yardsticks, named_conditions
+from harness.experiment.conditions import find_yardsticks, named_conditions
+from harness.experiment.plan import hash_json
 from harness.experiment.problems import Dataset, Problem
-from harness.experiment.requests import hash_json
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
 from harness.runs.journal import other_settings

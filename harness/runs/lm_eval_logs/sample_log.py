@@ -16,8 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from harness.errors import RunError
-from harness.experiment.documents import document_prompt, is_ours
-from harness.experiment.prompt import Layout, Role, Segment, hash_text
+from harness.experiment.prompt import Layout, Role, Segment, document_prompt, hash_text, is_ours
 from harness.runs.journal import parse
 from harness.runs.lm_eval_logs.results import TaskResults, read_results
 from harness.runs.records import Document, Graded, Word, encodable, fit

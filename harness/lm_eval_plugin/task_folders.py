@@ -1,0 +1,223 @@
+"""Task folders that need lm-eval alone: the study's four conditions, or any task of lm-eval under some conditions.
+
+A wrapped task is lm-eval's own, loaded by its name: its documents, examples, stop strings and scoring. Only the text of
+the question at hand is another: the condition's filler stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+import yaml
+
+from harness import resources
+from harness.constants import BASELINE, STUDY_COUNT
+from harness.errors import ConfigError, list_near
+from harness.experiment.conditions import Condition, Placement, as_condition, draw_sentences, named_conditions
+from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, Problem
+from harness.experiment.prompt import Layout
+from harness.experiment.token_checks import BuiltPrompt, build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer
+from harness.yaml_settings import parse_option
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+GROUP = "math500_fillers"
+"""The name of the group of tasks, and the beginning of theirs."""
+
+_CUT_FREELY = "has 59 tokens in the first and 63 in the second, as it was cut without a tokenizer"
+"""What the README says of the random sentence; a test counts the tokens."""
+_NOT_BEFORE = ("instruction", "cue", "answer_prefix", "repeat_problem", "random_ids")
+"""What of a condition cannot stand before the question of another task."""
+_HELPER = "with_filler.py"
+_GENERATES = "generate_until"
+_QUESTION = "Question"
+"""Stands for the question while a filler's text is made."""
+
+
+def write_standalone(folder: Path, model: str | None = None) -> list[str]:
+    """Write the study's four conditions as a task folder, and return its files.
+
+    Args:
+        folder: A new or an empty folder.
+        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length. None: the sentence's
+            length is approximate.
+
+    Raises:
+        ConfigError: the folder is not empty, or cannot be written.
+        ModelError: the tokenizer cannot be had.
+        PromptMismatchError: a filler has another number of tokens in this tokenizer.
+    """
+    _refuse_used(folder)
+    conditions = named_conditions()
+    built = _build_one_prompt(conditions.values(), "{{problem}}", model)  # which lm-eval fills in
+    files = {
+        f"{GROUP}_{name}.yaml": f"include: _{GROUP}_yaml\ntask: {GROUP}_{name}\ndoc_to_text: {json.dumps(user)}\n"
+        for name, user in ((name, one.prompt.user) for name, one in built.items())
+    }
+    tasks = "".join(f"  - {GROUP}_{name}\n" for name in conditions)
+    files[f"{GROUP}.yaml"] = f"group: {GROUP}\ntask:\n{tasks}metadata:\n  version: 1.0\n"
+    values = {
+        "repository": MATH500_REPOSITORY,
+        "revision": MATH500_REVISION,
+        "description": json.dumps(built[BASELINE].prompt.system),
+        "group": GROUP,
+        "count": STUDY_COUNT,
+        "rows": "\n".join(f"| `{GROUP}_{name}` | {_describe(one)} |" for name, one in conditions.items()),
+        "sentence": _CUT_FREELY if model is None else f"has exactly {STUDY_COUNT} in the tokenizer of {model}",
+    }
+    for template in (resources.folder("tasks") / "standalone").iterdir():
+        if template.is_file():
+            text = template.read_text(encoding="utf-8")
+            # the helper module is code, and stays as it is
+            files[template.name] = text if template.suffix == ".py" else Template(text).substitute(values)
+    return _write_files(folder, files)
+
+
+def write_wrapped(folder: Path, task: str, conditions: str | None = None, model: str | None = None) -> list[str]:
+    """Write a task of lm-eval under some conditions, as a task folder.
+
+    Args:
+        folder: A new or an empty folder.
+        task: lm-eval's name of the task.
+        conditions: Names or inline conditions, as in the list of a run config. None: the study's four.
+        model: Model folder or hub name. Its tokenizer gives the random sentence its exact length, and counts every
+            filler's tokens.
+
+    Returns:
+        What to tell the user: the files, the fillers' tokens, and how to run the tasks.
+
+    Raises:
+        ConfigError: the folder is not empty or cannot be written, the task cannot be wrapped, or a condition cannot
+            stand before its question.
+        ModelError: the tokenizer cannot be had.
+        PromptMismatchError: a filler has another number of tokens in this tokenizer.
+    """
+    _refuse_used(folder)
+    chosen = _read_conditions(conditions)
+    names = [f"{task}_{condition.name}" for condition in chosen]
+    file, unsafe = _find_task(task, names)
+    built = _build_one_prompt([named_conditions()[BASELINE], *chosen], _QUESTION, model)
+    start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
+    files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
+    told = []
+    for condition, name in zip(chosen, names, strict=True):
+        one = built[condition.name]
+        tokens = f"{one.filler_tokens} filler tokens in the tokenizer of {model}" if model else "tokens not counted"
+        keys = {
+            "output_type": _GENERATES,
+            "stock_task": task,
+            "stock_file": file,
+            "condition": condition.name,
+            "filler": one.prompt.text.removeprefix(start).removesuffix(_QUESTION),
+        }
+        files[f"{name}.yaml"] = (
+            f"# {task} of lm-eval under the condition {condition.name}, {tokens}.\n"
+            f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it alone. Any other key of a"
+            "\n# task may be added here, such as num_fewshot, and replaces lm-eval's own.\n"
+            f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
+        ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
+        told.append(f"{name}: {tokens}")
+    if unsafe:
+        told.append(f"{task} runs the code that a model writes: lm_eval asks for --confirm_run_unsafe_code.")
+    told.append(
+        f"lm_eval --model vllm --model_args pretrained={resources.resolve_model(model or 'MODEL')} \\\n"
+        f"    --include_path {folder} --log_samples --output_path results \\\n"
+        f"    --tasks {','.join(names)}"
+    )
+    return [*_write_files(folder, files), *told]
+
+
+def _read_conditions(text: str | None) -> list[Condition]:
+    """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without its brackets.
+
+    Raises:
+        ConfigError: it is no such list, names one twice, or holds one that cannot stand before a question.
+    """
+    if text is None:
+        return list(named_conditions().values())
+    values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
+    chosen = [as_condition(value) for value in draw_sentences(values)] if isinstance(values, list) else []
+    names = [condition.name for condition in chosen]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--conditions: expected a list of conditions, each once, such as wo,mless; got {text!r}.")
+    for one in chosen:
+        odd = [key for key in _NOT_BEFORE if getattr(one, key)]
+        odd += [f"placement {one.placement}"] if one.filler and one.placement is not Placement.BETWEEN else []
+        if odd:
+            raise ConfigError(f"--conditions: {one.name!r} is no text before a task's question: {', '.join(odd)}.")
+    return chosen
+
+
+@cache
+def _all_tasks() -> TaskManager:
+    """lm-eval's own tasks; it reads all their files, which takes a quarter of a minute."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _find_task(name: str, own: Iterable[str]) -> tuple[str, bool]:
+    """A task's file within lm-eval's folder of tasks, and whether it runs code that a model writes.
+
+    Args:
+        name: lm-eval's name of it.
+        own: Names of the tasks to be written.
+
+    Raises:
+        ConfigError: it is no single task of lm-eval whose YAML says that it generates, or lm-eval has one of our names.
+    """
+    import lm_eval.tasks
+
+    manager = _all_tasks()
+    settings = {one: manager.task_index[one].cfg or {} for one in manager.all_subtasks}
+    # a task written in Python does not say beforehand whether it generates
+    able = [
+        one for one, of in settings.items() if "class" not in of and of.get("output_type", _GENERATES) == _GENERATES
+    ]
+    if name not in able:
+        near = list_near(name, able, 3)
+        raise ConfigError(f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as {near}.")
+    if taken := [one for one in own if one in manager.all_tasks]:
+        raise ConfigError(f"{taken[0]} is lm-eval's own task. Give the condition another name.")
+    path = Path(str(manager.task_index[name].yaml_path))
+    file = path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
+    return file, bool(settings[name].get("unsafe_code"))
+
+
+def _refuse_used(folder: Path) -> None:
+    """Raise ConfigError unless the folder is new or empty."""
+    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+        raise ConfigError(f"{folder} exists and is not an empty folder.")
+
+
+def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write texts by file name into a folder and return their paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}.") from None
+    return [str(folder / name) for name in sorted(files)]
+
+
+def _build_one_prompt(conditions: Iterable[Condition], problem: str, model: str | None) -> dict[str, BuiltPrompt]:
+    """The prompt of one problem under each condition, checked with the model's tokenizer where it is named."""
+    known = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
+    asked = [Problem(id="problem", problem=problem, answer="?")]
+    built = build_checked_prompts(asked, conditions, Layout.RAW, known, max_gen_toks=0)
+    return {one.condition.name: one.prompts[0] for one in built}
+
+
+def _describe(condition: Condition) -> str:
+    if condition.unit is not None:
+        return f"`{condition.unit}` {condition.count} times, with blanks between"
+    return f"one unrelated sentence of about {condition.count} tokens" if condition.filler else "nothing"

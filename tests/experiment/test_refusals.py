@@ -1,0 +1,200 @@
+"""What a config, a condition, a sweep, a file or an override cannot be: each is refused by key and value."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from harness.errors import ConfigError, DataError
+from harness.experiment.config import load_config
+from harness.experiment.problems import DatasetConfig, load_jsonl, load_math500, open_dataset
+from tests.experiment.test_problems import GOOD, write_lines
+
+MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
+CHAT_API = {"backend": "local-chat-completions", "arguments": {"model": "m", "base_url": "http://x"}}
+
+
+def write(tmp_path, values):
+    path = tmp_path / "run.yaml"
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return path
+
+
+CONFIGS = [
+    ({"colour": 1}, "unknown key 'colour'"),
+    ({"model": {"pretrained": "demo"}}, "unknown key 'model.pretrained'"),
+    ({"sampling": {"max_tokens": 1}}, "unknown key 'sampling.max_tokens'"),
+    ({"dataset": {"path": "x", "question": "q"}}, "unknown key 'dataset.question'"),
+    ({"dataset": {"path": "x", "problem": "q", "answer": "q"}}, "got 'q' for both"),
+    ({"dataset": "gsm8k"}, "got 'gsm8k'"),
+    ({"conditions": []}, "conditions: "),
+    ({"conditions": ["mles"]}, "got 'mles'"),
+    ({"conditions": ["wo", False]}, "got False"),
+    ({"conditions": ["wo", "wo"]}, "got wo, wo"),
+    ({"conditions": ["wo", {"name": "wo_chat", "unit": "?"}], "layouts": ["raw", "chat"]}, "got wo, wo_chat"),
+    ({"conditions": [{"name": "x", "sentences": 6}]}, "sentences: expected 1 to 5, and no `sentence` beside, got 6"),
+    ({"layouts": ["cat"]}, "layouts.0: "),
+    ({"layouts": ["as_published"], "instruction": "Hi"}, "instruction: the layout as_published"),
+    ({"layouts": ["as_printed"], "conditions": ["wo", {"name": "x", "instruction": "Hi"}]}, "instruction: the layout"),
+    ({"sampling": {"top_p": 0.5}}, "sampling.temperature: "),
+    ({"sampling": {"temperature": float("inf")}}, "got inf"),
+    ({"sampling": "gredy"}, "got 'gredy'"),
+    ({"samples_per_problem": 5}, "samples_per_problem is 5, and the sampling is greedy"),
+    ({"samples_per_problem": 2, "sampling": {"temperature": 0}}, "samples_per_problem is 2"),
+    ({"model": {"arguments": {}}}, "model.arguments: expected `pretrained`"),
+    ({"name": None}, "name: "),
+    ({"primary": "mful - wo"}, "mless - wo, got 'mful - wo'"),
+    ({"primary": "mless"}, "got 'mless'"),
+    ({"primary": "mless - wo", "conditions": ["mless"]}, "(none), got 'mless - wo'"),
+    ({"primary": "mless - wo", "contrasts": []}, "(none), got 'mless - wo'"),
+    ({"contrasts": ["mless"]}, "got 'mless'"),
+    ({"contrasts": ["mless - mful"]}, "contrasts: expected pairs of wo, mless, each once, got mless - mful"),
+    ({"contrasts": ["wo - wo"]}, "got wo - wo"),
+    ({"contrasts": ["mless - wo", "wo - mless"]}, "each once, got mless - wo, wo - mless"),
+    ({"contrasts": ["mless - mful"], "conditions": ["mless", "mful"]}, "contrasts: the baseline wo is not among"),
+    ({"replicates": 2, "conditions": ["mless"]}, "replicates: the baseline wo is not among"),
+    ({"replicates": 3}, "got 3"),
+    ({"prompt_null": 25}, "got 25"),
+    ({"prompt_null": 1, "conditions": ["mless"]}, "prompt_null: the baseline wo is not among"),
+    ({"prompt_null": 1, "layouts": ["as_published"]}, "prompt_null rewords the standard instruction"),
+    ({"filler_null": 100}, "got 100"),
+    ({"filler_null": 3, "conditions": ["wo"]}, "filler_null: expected a filler with a count, got none"),
+    ({"filler_null": 3, "conditions": ["wo", {"name": "x", "text": "a"}]}, "with a count, got x"),
+    ({"positive_control": True, "model": CHAT_API}, "positive_control begins the answer, which a chat API does not"),
+    (
+        {"conditions": ["wo", {"name": "x", "unit": "/", "placement": "answer"}], "model": CHAT_API},
+        "x begins the answer",
+    ),
+    ({"study": {"name": "s", "models": ["a", "b"]}}, "this run's 'mless-demo' too, got a, b"),
+    ({"study": {"name": "s", "models": ["a", "mless-demo"]}, "contrasts": []}, "study: "),
+    ({"sweep": [1]}, "got [1]"),
+    ({"sweep": {"lenght": [1]}}, "got {'lenght': [1]}"),
+    ({"sweep": {"unit": ["/"], "count": []}}, "sweep: count has no value"),
+    ({"sweep": {"unit": ["/", "/"], "count": 5}}, "'5-slash'"),
+    ({"sweep": {"count": [10]}}, "condition '10': count goes with unit, token_ids, sentence, got none"),
+]
+CONDITIONS = [
+    ({}, "condition 'x' changes nothing: expected one of unit, token_ids, "),
+    ({"units": "/"}, "condition 'x': unknown key 'units'"),
+    ({"name": "mless", "unit": "?"}, "condition 'mless' has the name"),
+    ({"name": "edit-01", "unit": "?"}, "condition 'edit-01' has the name"),
+    ({"name": "filler-07", "unit": "?"}, "condition 'filler-07' has the name"),
+    ({"name": "control", "unit": "?"}, "condition 'control' has the name"),
+    ({"unit": "/", "text": "a"}, "expected one filler, got unit and text."),
+    ({"unit": "/", "count": 0}, "got 0"),
+    ({"unit": "/", "count": True}, "got True"),
+    ({"unit": "/", "count": 2.0}, "got 2.0"),
+    ({"unit": "/", "count": 10**9}, "got 1000000000"),
+    ({"unit": "/", "placement": "middle"}, "condition 'x': placement: "),
+    ({"unit": "/", "fresh": True}, "fresh goes with random_ids, got unit."),
+    ({"unit": "/", "instruction": ""}, "instruction: "),
+    ({"token_ids": [-1]}, "got -1"),
+    ({"sentence": 0}, "sentence: "),
+    ({"sentence": 1, "count": 500}, "got 500"),
+    ({"text": "a", "count": 3}, "count goes with unit, token_ids, sentence, got text."),
+    ({"text": ""}, "text: "),
+    ({"count_to": 5, "separator": ","}, "separator goes with unit, token_ids, got text."),
+    ({"count_to": 0}, "condition 'x': count_to: "),
+    ({"cue": "A:", "label": "F:"}, "label goes with unit, token_ids, "),
+    ({"repeat_problem": 1}, "repeat_problem: "),
+    ({"random_ids": -3}, "got -3"),
+    ({"file": "~nobody-at-all/x"}, "cannot be read: "),
+    ({"file": "none.txt"}, "condition 'x': file none.txt cannot be read: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [*CONFIGS, *(({"conditions": ["wo", {"name": "x", **one}]}, said) for one, said in CONDITIONS)]
+)
+def test_a_config_that_cannot_be_is_refused(tmp_path, change, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        load_config(write(tmp_path, {**MINIMAL, **change}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"hf_token": "x"},
+        {"header": {"Authorization": "y"}},
+        {"base_url": "https://me:secret@host/v1/completions"},
+        {"tokenizer_mode": "hf_" + "a" * 34},
+        {"openai_api_key": "s3cret"},
+        {"header": [{"token": "s3cret"}]},
+        {"base_url": "https://host/v1/completions?key=s3cret"},
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
+    values = {**MINIMAL, "model": {"arguments": {"pretrained": "demo", **secret}}}
+    with pytest.raises(ConfigError, match=r"looks like a secret.* HF_TOKEN") as caught:
+        load_config(write(tmp_path, values))
+    assert not re.search("me:secret|aaaa|s3cret", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", "is not valid YAML"),
+        ("b: 1\na:\n  {b: 1, b: 2}", "the key 'b' stands twice in a mapping, again in line 3"),
+        ("- 1", "expected YAML with keys such as name and model, got"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(write(tmp_path, text))
+
+
+def test_a_config_that_is_not_there_is_refused_and_no_shipped_one_taken(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "demo.yaml")
+    with pytest.raises(ConfigError, match=rf"Config {tmp_path}: Is a directory. The shipped ones"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("nonsense", "unknown key 'nonsense'"),
+        ("name.first=a", "--set 'name.first=a': the config has no such key"),
+        ("sampling={seed: 1, seed: 2}", "--set sampling '{seed: 1, seed: 2}': the key 'seed' stands twice"),
+    ],
+)
+def test_an_override_that_cannot_be_is_refused(tmp_path, override, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(write(tmp_path, MINIMAL), [override])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([GOOD, {"problem": "2+2?", "unique_id": "b"}], "line 2 (problem, unique_id): answer: "),
+        ([{**GOOD, "problem": ["x"]}], "problem: Input should be a valid string, got ['x']"),
+        ([{**GOOD, "answer": " "}], "got ' '"),
+        ([{**GOOD, "answer": float("nan")}], "got nan"),
+        ([{**GOOD, "answer": True}], "got True"),
+        ([GOOD, GOOD], "line 2: the id 'a' stands in an earlier line too"),
+        ([GOOD, '{"problem": "x", "ans', "", " "], "line 2: expected a JSON object"),
+        (["{", ' "problem": "x"}'], "line 1: expected a JSON object"),
+        (["problem,answer,unique_id", "1+1?,2,a"], "got 'problem,answer,unique_id'"),
+        (["[1, 2]"], "line 1: expected a JSON object, got '[1, 2]'"),
+        ([""], "no problems in it"),
+        *(([{**GOOD, field: "\ud800"}], r"got '\ud800'") for field in ("unique_id", "problem", "answer", "solution")),
+    ],
+)
+def test_a_broken_data_file_is_refused_by_line_and_field(tmp_path, lines, said):
+    path = write_lines(tmp_path, *lines)
+    with pytest.raises(DataError, match=re.escape(said)) as caught:
+        load_jsonl(path)
+    assert str(path) in str(caught.value) and str(caught.value).isascii()
+
+
+def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
+    for path, said in (("no", "No such file"), ("", "Is a directory"), ("x.jsonl", "x.jsonl: not UTF-8 text")):
+        with pytest.raises(DataError, match=said):
+            open_dataset(DatasetConfig(path=tmp_path / path))
+    monkeypatch.delenv("MATH500_PATH")
+    with pytest.raises(DataError, match="MATH500_PATH=demo is the bundled problems"):
+        load_math500()
