@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
+from harness.constants import BASELINE
 from harness.display.comparison_tables import (
     show_audit,
     show_comparison,
