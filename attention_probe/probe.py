@@ -20,7 +20,7 @@ from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
-from harness.analysis.selection import SelectedProblem, Selection, selected_problems
+from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
 from harness.constants import GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD
 from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
@@ -196,7 +196,7 @@ def _receipt(
             "metric": source.metric,
         },
         "selection": {
-            "criterion": asdict(selection.criterion),
+            "criterion": selection.criterion.model_dump(mode="json"),
             "outcomes": selection.outcomes,
             "n": len(selection.problems),
         },

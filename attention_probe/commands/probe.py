@@ -78,7 +78,7 @@ def probe(
     from attention_probe.probe_config import ProbeSettings
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
     from attention_probe.traces import AttentionTraces
-    from harness.analysis.selection import Selection
+    from harness.analysis.choose_problems import Selection
     from harness.display.progress import progress_bar
 
     selecting = [f"--{name}" for name in _SELECTING if _is_given(context, name)]

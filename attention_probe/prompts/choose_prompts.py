@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from harness.analysis.flips import Criterion
-from harness.analysis.selection import Selection, select
+from harness.analysis.choose_problems import Criterion, Selection, select
 from harness.constants import DEFAULT_SEED, Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
@@ -128,5 +126,4 @@ def choose(prompts: PromptsConfig, source: Source) -> Selection:
     Raises:
         ConfigError: it names what the source does not have, or too few problems match.
     """
-    chosen = {one.name: getattr(prompts, one.name) for one in fields(Criterion)}
-    return select(source, Criterion(**chosen | {"ids": prompts.ids or None}))
+    return select(source, Criterion(**{name: getattr(prompts, name) for name in Criterion.model_fields}))

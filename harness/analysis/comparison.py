@@ -23,7 +23,7 @@ from harness.analysis.tests import (
     score_interval,
     verdict,
 )
-from harness.constants import ALPHA, DEFAULT_SEED, MARGIN
+from harness.constants import ALPHA, BASELINE, DEFAULT_SEED, MARGIN
 from harness.errors import ComparisonError
 from harness.experiment.conditions import contrast_name, read_contrast
 
@@ -84,7 +84,7 @@ Row = dict[str, Any]
 def compare(
     frame: pandas.DataFrame,
     *,
-    baseline: str = "wo",
+    baseline: str = BASELINE,
     margin: float = MARGIN,
     alpha: float = ALPHA,
     seed: int = DEFAULT_SEED,

@@ -14,7 +14,7 @@ import pandas
 
 from harness.analysis.outcomes import by_setting, count_outcomes, refuse_unpaired
 from harness.analysis.tests import Floats, holm, sign_flip_test
-from harness.constants import ALPHA, BREAKS_FORMAT, FEWEST_YARDSTICKS
+from harness.constants import ALPHA, BASELINE, BREAKS_FORMAT, FEWEST_YARDSTICKS
 from harness.grading import COLUMNS as GRADERS
 
 APART = "set apart"
@@ -99,7 +99,7 @@ def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baselin
     return broken
 
 
-def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
+def mediator_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:
     """One row for each model, layout and condition: the columns of `MEDIATORS`.
 
     The difference in accuracy is the mean over problems, and over the k * k pairs of a problem's samples under either
@@ -138,7 +138,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequenc
     return table[list(MEDIATORS)].reset_index()
 
 
-def audit_table(frame: pandas.DataFrame, *, baseline: str = "wo", by: Sequence[str] = ()) -> pandas.DataFrame:
+def audit_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Sequence[str] = ()) -> pandas.DataFrame:
     """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
     Beside each grader's column stands `..._difference`: from the baseline in points, over problems that the grader

@@ -84,7 +84,7 @@ class Leaderboard:
 def make_leaderboard(
     runs: Sequence[Run],
     *,
-    baseline: str = "wo",
+    baseline: str = BASELINE,
     margin: float | None = None,
     by: Sequence[str] = (),
 ) -> Leaderboard:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
+import pandas
 from pydantic import Field, ValidationError
 from scipy.special import ndtri
 
 from harness import resources
 from harness.constants import ALPHA, BASELINE
 from harness.errors import ConfigError
-from harness.yaml_settings import Strict, explain, parse_yaml
-
-if TYPE_CHECKING:
-    import pandas
-
-    Column = pandas.Series[Any]
+from harness.yaml_settings import Strict, explain, read_values
 
 COLUMNS = {
     "model": "the reference's name of the model",
@@ -39,9 +34,6 @@ COLUMNS = {
     "difference_agrees": "whether that lies there, give or take twice that error; missing on other data",
 }
 """Meaning of each column of `reference_table`."""
-
-
-Z = float(ndtri(1 - ALPHA / 2))
 
 
 class Setup(Strict):
@@ -90,12 +82,9 @@ def read_reference(name: str) -> Reference:
     path = Path(name) if Path(name).is_file() else shipped / f"{Path(name).name.removesuffix('.yaml')}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in shipped.glob("*.yaml")))
-        trouble = "is a folder" if Path(name).is_dir() else "does not exist"
-        raise ConfigError(f"Reference {name!r} {trouble}: expected a YAML file, or one of {known}.")
+        raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {known}.")
     try:
-        return Reference.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        return Reference.model_validate(read_values(path, "reference"))
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
 
@@ -126,8 +115,6 @@ def reference_table(
         receipts: Our runs' facts, as of `run.Run`.
         baseline: The condition that others are compared with.
     """
-    import pandas
-
     keys = ["model", "layout", "condition"]
     audited = audit[[*keys, "authors_rule"]].astype(dict.fromkeys(keys, object))
     ours = comparison.drop(columns=["low", "high"]).merge(audited, on=keys).merge(_sampling_variance(frame), on=keys)
@@ -135,7 +122,7 @@ def reference_table(
     of_baseline = spread.where(ours["condition"] == baseline).groupby([ours["model"], ours["layout"]])
     both = spread + of_baseline.transform("first")
     for name, centre, variance in (("", "accuracy", spread), ("difference_", "difference", both)):
-        reach = Z * variance**0.5
+        reach = float(ndtri(1 - ALPHA / 2)) * variance**0.5
         ours[f"{name}low"], ours[f"{name}high"] = ours[centre] - reach, ours[centre] + reach
     ours["name"] = ours.pop("model").map(_bare)
     rows = []
@@ -148,14 +135,12 @@ def reference_table(
     theirs = pandas.DataFrame(rows)
     run = theirs["name"].isin(ours["name"])
     table = theirs[run if run.any() else ~run].merge(ours, on=["name", "condition"], how="left")
-    error = reference.uncertainty
-    table["agrees"] = _lies_in(table["reference"], table["low"], table["high"], error)
-    table["difference_agrees"] = _lies_in(
-        table["reference_difference"], table["difference_low"], table["difference_high"], 2 * error
-    )
-    if not {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}:
-        table[["agrees", "difference_agrees"]] = None
-    return table[list(COLUMNS)].astype(dict.fromkeys(["agrees", "difference_agrees"], "boolean"))
+    same = {one.get("dataset_name") for one in receipts} <= {None, reference.dataset}
+    for prefix, error in (("", reference.uncertainty), ("difference_", 2 * reference.uncertainty)):
+        value, low, high = table[f"reference_{prefix}".rstrip("_")], table[f"{prefix}low"], table[f"{prefix}high"]
+        inside = ((low - error <= value) & (value <= high + error)).astype("boolean")
+        table[f"{prefix}agrees"] = inside.where(value.notna() & low.notna() & same)
+    return table[list(COLUMNS)]
 
 
 def _sampling_variance(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -170,12 +155,6 @@ def _sampling_variance(frame: pandas.DataFrame) -> pandas.DataFrame:
     return (1e4 * problems.mean() / problems.size()).rename("sampling_variance").reset_index()
 
 
-def _lies_in(value: Column, low: Column, high: Column, error: float) -> Column:
-    """Whether values lie between the ends, give or take the error; missing where one of the three is."""
-    inside = (low - error <= value) & (value <= high + error)
-    return inside.astype("boolean").mask(value.isna() | low.isna())
-
-
 def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]], layouts: Sequence[str]) -> list[str]:
     """Sentences about differences between the reference's set-up and ours.
 
@@ -184,37 +163,28 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
         receipts: Our runs' facts, as of `run.Run`.
         layouts: Our prompts' layouts.
     """
-    said = []
     theirs = {_bare(entry.model) for entry in reference.accuracies}
-    if others := [one["model"] for one in receipts if _bare(one["model"]) not in theirs]:
-        said.append(
-            f"Model: {', '.join(dict.fromkeys(others))} is not in the reference, so nothing agrees or disagrees."
-        )
-    unnamed = "not named in the logs"
-    datasets = _different(one.get("dataset_name") or unnamed for one in receipts)
-    if datasets != [reference.dataset]:
-        follows = ", so nothing agrees or disagrees" if {*datasets} - {reference.dataset, unnamed} else ""
-        said.append(f"Dataset: theirs is {reference.dataset}, ours {', '.join(datasets)}{follows}.")
-    drawn = _different("greedy" if one.get("greedy") else _sampling(one) for one in receipts)
-    said.append(f"Sampling: theirs is {reference.setup.sampling}; ours {', '.join(drawn)}.")
-    if _different(layouts) != [reference.setup.layout]:
-        said.append(f"Prompt: theirs is the layout {reference.setup.layout}, ours {', '.join(_different(layouts))}.")
-    graders = _different(one.get("metric") or "compares the last box as mathematics" for one in receipts)
-    said.append(
-        f"Grader: theirs is {reference.setup.grader}; ours {', '.join(graders)}. The column authors' has our "
-        "completions by their rule."
-    )
+    strangers = dict.fromkeys(one["model"] for one in receipts if _bare(one["model"]) not in theirs)
+    said = [f"Model: {', '.join(strangers)} is not in the reference."] if strangers else []
+    setup = reference.setup
+    compared: dict[str, tuple[str, Iterable[str]]] = {
+        "Dataset": (reference.dataset, (one.get("dataset_name") or "not named in the logs" for one in receipts)),
+        "Sampling": (setup.sampling, map(_sampling, receipts)),
+        "Prompt": (setup.layout, layouts),
+        "Grader": (setup.grader, (one.get("metric") or "compares the last box as mathematics" for one in receipts)),
+    }
+    for what, (published, ours) in compared.items():
+        if (found := list(dict.fromkeys(ours))) != [published]:
+            said.append(f"{what}: theirs is {published}; ours {', '.join(found)}.")
     return said
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
+    if facts.get("greedy"):
+        return "greedy"
     values = facts.get("sampling") or {}
     drawn = [f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)]
     return ", ".join(drawn) or "not known"
-
-
-def _different(values: Any) -> list[str]:
-    return list(dict.fromkeys(str(value) for value in values))
 
 
 def _bare(model: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ from harness.commands.options import Baseline, DrawCount, DrawSeed, LayoutName, 
 from harness.constants import Choice
 
 if TYPE_CHECKING:
-    from harness.analysis.flips import Criterion
+    from harness.analysis.choose_problems import Criterion
     from harness.runs.run import Run
 
 SHOWN = 1200
@@ -44,7 +43,7 @@ def show(
     """Show what a run is and holds; the problems that changed; or one problem with every prompt and completion."""
     from rich.console import Console
 
-    from harness.analysis.flips import Criterion
+    from harness.analysis.choose_problems import Criterion
     from harness.display.show import describe_run, print_problem
     from harness.runs.find_runs import locate_one
     from harness.runs.read_run import read_run
@@ -72,15 +71,15 @@ def show(
 def _show_changes(
     console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None, output: Path | None
 ) -> None:
+    from harness.analysis.choose_problems import require_verdicts, select
     from harness.analysis.comparison import compare
     from harness.analysis.leaderboard import records
-    from harness.analysis.selection import require_verdicts, select
     from harness.display.show import describe_changes, print_changes
     from harness.runs.prompt_source import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    every = select(source, replace(criterion, flip=None, n=None, controls=False))
+    every = select(source, criterion.model_copy(update={"flip": None, "n": None, "controls": False}))
     nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
     selection = every if nothing and output is None and criterion.n is None else select(source, criterion)
     listed = [one for one in selection.problems if criterion.wants(one.outcome) and not one.control]
@@ -90,7 +89,7 @@ def _show_changes(
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
     typer.echo(describe_changes(row, criterion, every.outcomes, len(listed)))
-    print_changes(console, source, replace(selection, criterion=criterion), limit=limit)
+    print_changes(console, source, selection.model_copy(update={"criterion": criterion}), limit=limit)
     if output is not None:
         selection.save(output)
         typer.echo(f"\nselection  {output}")

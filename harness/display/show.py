@@ -14,8 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.flips import Criterion
-from harness.analysis.selection import Selection
+from harness.analysis.choose_problems import Criterion, Selection
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table import Column, Table, fold, render
 from harness.display.visible import is_hidden, name_character

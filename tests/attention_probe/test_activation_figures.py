@@ -23,8 +23,7 @@ from attention_probe.probe import run_probe
 from attention_probe.probe_config import ProbeSettings
 from attention_probe.traces import AttentionTraces
 from harness import cli
-from harness.analysis.flips import Criterion
-from harness.analysis.selection import select
+from harness.analysis.choose_problems import Criterion, select
 from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.display.numbers import MINUS, NONE

@@ -24,8 +24,7 @@ from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces
 from harness import cli, resources
-from harness.analysis.flips import Criterion
-from harness.analysis.selection import select
+from harness.analysis.choose_problems import Criterion, select
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import open_dataset

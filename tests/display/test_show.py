@@ -12,9 +12,8 @@ from rich.console import Console
 
 from harness import load_run, read_run
 from harness.analysis import compare
-from harness.analysis.flips import Criterion
+from harness.analysis.choose_problems import Criterion, Selection, select, selected_problems
 from harness.analysis.leaderboard import records
-from harness.analysis.selection import Selection, select, selected_problems
 from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, shorten, spell_out
 from harness.display.table_pages import make_table
@@ -133,7 +132,7 @@ def test_that_nothing_changed_is_a_result(show, frame, tmp_path):
     done = show(*arguments)
     assert done.returncode == 0 and re.search(r"^listed      0 of \d+ problems \(subject", done.stdout, re.M)
     saved = tmp_path / "selection.json"
-    refused(show(*arguments, "-o", str(saved)), "Expected at least one problem with changed")
+    refused(show(*arguments, "-o", str(saved)), "expected at least one with changed, got 0")
     assert not saved.exists()
 
 
@@ -252,11 +251,11 @@ def test_a_sample_log_of_lm_eval_is_read_too(show, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--condition", "nope"), "has no condition 'nope', so nothing flips from 'wo' to 'nope'. It has wo, mless"),
+        (("--condition", "nope"), "the condition 'nope' is not one of wo, mless"),
         (("--condition", "wo"), "A flip compares two conditions, got 'wo' twice"),
         (("--subject", "Botany"), "has no problem of the subject 'Botany': expected one of Algebra"),
         (("--layout", "chat"), "holds the layouts raw, not chat"),
-        (("--n", "499"), "Expected 499 problems with changed from wo to mless"),
+        (("--n", "499"), "expected 499 with changed, got "),
     ],
 )
 def test_mistakes_are_one_line(show, arguments, message):
@@ -264,7 +263,7 @@ def test_mistakes_are_one_line(show, arguments, message):
 
 
 def test_harmless_edits_of_the_prompt_are_no_conditions(show):
-    said = "edit-01 is a rewording, which conditions are held against: expected one of wo, mless, mful, random, "
+    said = "edit-01 is a rewording; it is not one of wo, mless, mful, random, "
     refused(show("--condition", "edit-01", path=EXAMPLE), said)
 
 

@@ -1,0 +1,281 @@
+"""Choose problems by flip, subject, level, ids or at random, and save the choice with the hash of every prompt.
+
+Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
+matched controls: problems that did not flip.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip, Repeats
+from harness.errors import ConfigError, PromptMismatchError, list_first
+from harness.experiment.conditions import yardstick
+from harness.runs.folder import write_output
+from harness.runs.prompt_source import Source
+from harness.runs.run_prompts import Problem, RunPrompt
+from harness.yaml_settings import Strict, explain
+
+FLIPS: tuple[Flip, ...] = get_args(Flip)
+CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
+CHANGED = "changed"
+UNDECIDED = "undecided"
+"""The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
+
+
+class Criterion(Strict):
+    """Which problems to select.
+
+    Attributes:
+        flip: The outcome from `baseline` to `condition`: one of `FLIPS`, `changed` for either direction, None for any.
+        baseline, condition: The two conditions.
+        repeats: By what of its samples a problem changes. `share`: more of them are right than before, or fewer;
+            `first`, `majority`, `any`: its first sample, more than half of the graded ones, or any of them is right.
+        subject, level, ids: Select only from these; None or empty for all.
+        n: Draw this many at random, with `seed`; None for all.
+        controls: Add a problem that did not flip for each flipped one: see `match_controls`.
+
+    Raises:
+        ConfigError: a condition compared with itself, or controls without a flip.
+    """
+
+    flip: Choice | None = None
+    baseline: str = BASELINE
+    condition: str = STUDIED
+    repeats: Repeats = "share"
+    subject: str | None = None
+    level: int | None = None
+    ids: tuple[str, ...] = ()
+    n: int | None = Field(default=None, ge=1)
+    seed: int = DEFAULT_SEED
+    controls: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.flip is not None and self.baseline == self.condition:
+            raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice.")
+        if self.controls and self.flip not in (*CHANGES, CHANGED):
+            raise ConfigError(f"Controls are matched to problems that flipped, got the flip {self.flip}.")
+        return self
+
+    def wants(self, outcome: str | None) -> bool:
+        """Whether problems of this outcome are selected."""
+        return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
+
+    def outcome(self, problem: Problem) -> str:
+        """One of `FLIPS`, or `UNDECIDED`."""
+        before, after = (self._right(problem.prompts.get(name)) for name in (self.baseline, self.condition))
+        if before is None or after is None:
+            return UNDECIDED
+        if before == after:
+            return "both_right" if before > 0.5 else "both_wrong"
+        return "right_to_wrong" if before > after else "wrong_to_right"
+
+    def _right(self, prompt: RunPrompt | None) -> float | None:
+        """How far a problem is right, 0 to 1; None without verdicts. What the grader could not settle is not right."""
+        right = [verdict == "correct" for verdict in prompt.verdicts] if prompt is not None else []
+        if not right:
+            return None
+        share = sum(right) / len(right)
+        return {"share": share, "first": right[0], "majority": share > 0.5, "any": share > 0}[self.repeats]
+
+
+class SelectedProblem(Strict):
+    """One chosen problem.
+
+    Attributes:
+        problem_id, subject, level: Of the problem.
+        outcome: From the criterion's baseline to its condition; None if nothing was graded.
+        matched_to: For a control, the flipped problem that it is matched to.
+        prompts: SHA-256 of the prompt's text by condition.
+    """
+
+    problem_id: str
+    subject: str
+    level: int
+    outcome: str | None
+    matched_to: str | None = None
+    prompts: dict[str, str]
+
+    @property
+    def control(self) -> bool:
+        """Whether it is a control."""
+        return self.matched_to is not None
+
+
+class Selection(Strict):
+    """Chosen problems, with all that is needed to check that later prompts are the same.
+
+    Attributes:
+        source, kind, model, layout, metric, fingerprint, prompts_sha256: The source's.
+        criterion: How they were chosen.
+        on_outcome: Whether they were chosen by how they were answered.
+        outcomes: How many problems had each outcome before n was drawn; empty if nothing was graded.
+        problems: The problems in the source's order, then the controls.
+    """
+
+    source: str
+    kind: str
+    model: str | None
+    layout: str
+    metric: str | None
+    fingerprint: dict[str, Any]
+    prompts_sha256: str
+    criterion: Criterion
+    on_outcome: bool
+    outcomes: dict[str, int]
+    problems: tuple[SelectedProblem, ...]
+
+    def save(self, path: Path) -> None:
+        """Write the selection as indented JSON.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        write_output(path, self.model_dump_json(indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Selection:
+        """Read a selection that `save` wrote.
+
+        Raises:
+            ConfigError: the file is missing or is not a selection.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}. Expected a saved selection.") from None
+        except ValidationError as error:
+            raise ConfigError(explain(error, f"{path} is not a selection")) from None
+
+
+def select(source: Source, criterion: Criterion) -> Selection:
+    """Choose problems of a source by a criterion.
+
+    Raises:
+        ConfigError: the source lacks something that the criterion names, or fewer problems match than were asked for.
+    """
+    wanted: dict[str, tuple[Any, ...]] = {
+        "subject": () if criterion.subject is None else (criterion.subject,),
+        "level": () if criterion.level is None else (criterion.level,),
+        "id": criterion.ids,
+    }
+    for name, values in wanted.items():
+        known = {getattr(problem, name) for problem in source.problems}
+        if unknown := [value for value in values if value not in known]:
+            there = list_first(sorted(map(str, known)), 8)
+            raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {there}.")
+    if criterion.flip is not None:
+        require_verdicts(source, criterion)
+    graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
+    outcomes = {problem.id: criterion.outcome(problem) for problem in source.problems} if graded else {}
+    candidates = [
+        problem
+        for problem in source.problems
+        if all(not values or getattr(problem, name) in values for name, values in wanted.items())
+    ]
+    matching = [problem for problem in candidates if criterion.wants(outcomes.get(problem.id))]
+    counts = Counter(outcomes[problem.id] for problem in candidates if graded)
+    counted = {name: counts[name] for name in (*FLIPS, UNDECIDED)} if graded else {}
+    if len(matching) < (criterion.n or 1):
+        told = ", ".join(f"{name} {count}" for name, count in counted.items())
+        asked = f"{criterion.n or 'at least one'} with {criterion.flip or 'any outcome'}"
+        raise ConfigError(f"{source.name}: expected {asked}, got {len(matching)} of {len(candidates)}: {told}.")
+    draw = random.Random(criterion.seed)
+    if criterion.n is not None:
+        drawn = {problem.id for problem in draw.sample(matching, criterion.n)}
+        matching = [problem for problem in matching if problem.id in drawn]
+    rows: list[tuple[Problem, str | None]] = [(problem, None) for problem in matching]
+    if criterion.controls:
+        unflipped = [p for p in source.problems if outcomes[p.id] in ("both_right", "both_wrong")]
+        rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, outcomes, draw)]
+    return Selection(
+        source=source.name,
+        kind=source.kind,
+        model=source.model,
+        layout=source.layout,
+        metric=source.metric,
+        fingerprint=dict(source.fingerprint),
+        prompts_sha256=source.prompts_sha256,
+        criterion=criterion,
+        on_outcome=criterion.flip is not None,
+        outcomes=counted,
+        problems=tuple(
+            SelectedProblem(
+                problem_id=problem.id,
+                subject=problem.subject,
+                level=problem.level,
+                outcome=outcomes.get(problem.id),
+                matched_to=matched_to,
+                prompts={condition: prompt.sha256 for condition, prompt in problem.prompts.items()},
+            )
+            for problem, matched_to in rows
+        ),
+    )
+
+
+def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ...]:
+    """The chosen problems with their prompts, which are checked by hash.
+
+    Raises:
+        PromptMismatchError: a problem or a prompt is not in the source, or differs from the selected one.
+    """
+    known = {problem.id: problem for problem in source.problems}
+    chosen = []
+    for wanted in selection.problems:
+        there = known[wanted.problem_id].prompts if wanted.problem_id in known else {}
+        for condition, expected in wanted.prompts.items():
+            got = there[condition].sha256[:12] if condition in there else "none"
+            if expected[:12] != got:
+                raise PromptMismatchError(
+                    f"{source.name}, {source.layout}: problem {wanted.problem_id}, condition {condition!r} has another "
+                    f"prompt than was selected from {selection.source}, {selection.layout}: expected SHA-256 "
+                    f"{expected[:12]}, got {got}."
+                )
+        chosen.append(replace(known[wanted.problem_id], prompts={name: there[name] for name in wanted.prompts}))
+    return tuple(chosen)
+
+
+def require_verdicts(source: Source, criterion: Criterion) -> None:
+    """Refuse a source in which flips cannot be found.
+
+    Raises:
+        ConfigError: it lacks one of the two conditions, or has no verdicts.
+    """
+    for name in (criterion.baseline, criterion.condition):
+        if name not in source.conditions:
+            what = f"{name} is a {kind}; it" if (kind := yardstick(name)) else f"the condition {name!r}"
+            raise ConfigError(f"{source.name}: {what} is not one of {list_first(source.conditions, 6)}.")
+    if source.metric is None:
+        raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} cannot be told.")
+
+
+def match_controls(
+    flipped: Sequence[Problem], unflipped: Sequence[Problem], outcomes: Mapping[str, str], draw: random.Random
+) -> list[tuple[Problem, Problem]]:
+    """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
+
+    Controls with the same verdict without filler are preferred, then those of the nearest level. `draw` decides between
+    equally near ones. Returns pairs of control and flipped problem.
+
+    Raises:
+        ConfigError: a subject has too few problems that did not flip.
+    """
+    left = draw.sample(unflipped, len(unflipped))  # `min` takes the first of equals
+    pairs = []
+    for problem in flipped:
+        stayed = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
+        alike = [one for one in left if one.subject == problem.subject]
+        if not alike:
+            raise ConfigError(f"Subject {problem.subject!r} has too few problems that did not flip to be controls.")
+        nearest = min(alike, key=lambda one: (outcomes[one.id] != stayed, abs(one.level - problem.level)))
+        left.remove(nearest)
+        pairs.append((nearest, problem))
+    return pairs
