@@ -115,6 +115,20 @@ SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
 BUDGET = 6_000
 """Functions of one comparison, at all points. A factorial or binomial counts as 20, a step with long
 fractions as 32."""
+GRADER_DEADLINE_S = 3.0
+"""For one comparison, or one step of an audit: a hundred times what the slowest honest answer takes."""
+GRADER_MEMORY_BYTES = 2**30
+"""Address space of one worker: with lm-eval's graders loaded it needs a sixth of that."""
+MOST_GRADERS = 8
+"""Workers unless told. More would not help: no run waits for its grading."""
+GRADER_START_S = 120.0
+"""That a worker may take to load what it needs."""
+GRADER_STARTS = 3
+"""Workers in a row that may fail to start."""
+GRADER_NICENESS = 5
+"""Below the engine, which may need the same cores, but not so far that deadlines in wall time mean nothing."""
+GRADES_KEPT = 2**16
+"""Results that are kept for equal answers; the oldest goes first."""
 
 # Runs: the journal and the stored files
 COMPRESSION = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from harness.constants import GRADER_VERSION
 from harness.display.progress import progress_bar
 from harness.errors import JournalError
 from harness.execution.run import finish
 from harness.execution.scoring import Scorer
-from harness.grading import GRADER_VERSION
 from harness.runs.folder import (
     SCORES,
     compress_finished,

@@ -42,7 +42,7 @@ class Scorer:
         self._places = PromptPlaces(prompts)
         self._audit = audit
         self._half: dict[str, dict[str, Grade | Audit]] = {}
-        self._pool = GraderPool()
+        self._pool = GraderPool(audits=audit)
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
@@ -66,7 +66,7 @@ class Scorer:
 
     def start(self) -> None:
         """Get the workers ready: samples are sure to come."""
-        self._pool.start(audits=self._audit)
+        self._pool.start()
 
     def poll(self) -> list[Score]:
         """File and return what has been finished meanwhile; returns at once."""

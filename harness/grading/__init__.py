@@ -1,6 +1,5 @@
 """Right or wrong: from a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
-from harness.constants import GRADER_VERSION
 from harness.grading.compare import describe_gold, grade
 from harness.grading.extract import Grade, GradeJob, Verdict
 from harness.grading.other_graders import (
@@ -17,7 +16,6 @@ from harness.grading.pool import GraderPool
 
 __all__ = [
     "COLUMNS",
-    "GRADER_VERSION",
     "UNGRADED",
     "Audit",
     "AuditColumns",

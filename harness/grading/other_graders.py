@@ -114,14 +114,30 @@ def as_text(grade: Grade, audit: Audit) -> str:
 
 
 Finding = tuple[dict[str, bool | None], str | None]
-"""The columns that one step fills, and a remark. lm-eval's own code catches every error, even out of memory, and then
-judges the answer wrong. The steps that call it do not change that."""
+"""The columns that one step fills, and a remark."""
 
 
 def _authors_rule(job: AuditJob) -> Finding:
-    said = authors_rule(job.prompt + job.completion, job.target)
-    remark = "IndexError in the authors' code, judged wrong" if said.failed else None
-    return {"authors_rule": said.right, "authors_rule_strict": said.strict}, remark
+    remark = None
+    try:
+        right, strict = authors_rule(job.prompt + job.completion, job.target)
+    except IndexError:
+        right = strict = False
+        remark = "IndexError in the authors' code, judged wrong"
+    return {"authors_rule": right, "authors_rule_strict": strict}, remark
+
+
+def _exact_match_boxed(job: AuditJob) -> Finding:
+    """lm-eval's comparison of the last box. Its own code catches every error, and then judges the answer wrong."""
+    right, remark = None, None
+    answer = next(reversed(read_boxes(job.completion)), None)
+    if answer is None:
+        right = False
+    elif len(answer) > LONGEST_ANSWER:
+        remark = f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
+    else:
+        right = _equivalent(_minerva().normalize_final_answer(answer), _gold(job.solution, job.target))
+    return {"exact_match_boxed": right}, remark
 
 
 def _first_box(job: AuditJob) -> Finding:
@@ -130,20 +146,8 @@ def _first_box(job: AuditJob) -> Finding:
         return {"first_box": False}, None
     answer = read(f"\\boxed{{{boxes[0]}}}")  # alone in a text it is also the last box
     graded = answer if isinstance(answer, Grade) else _compare(answer, job.target)
-    if graded.verdict in UNGRADED:
-        return {"first_box": None}, graded.reason or graded.verdict
-    return {"first_box": graded.correct}, None
-
-
-def _exact_match_boxed(job: AuditJob) -> Finding:
-    boxes = read_boxes(job.completion)
-    return _same_normalised("exact_match_boxed", boxes[-1], job) if boxes else ({"exact_match_boxed": False}, None)
-
-
-def _same_normalised(column: str, answer: str, job: AuditJob) -> Finding:
-    if len(answer) > LONGEST_ANSWER:
-        return {column: None}, f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
-    return {column: _equivalent(_minerva().normalize_final_answer(answer), _gold(job.solution, job.target))}, None
+    unknown = graded.verdict in UNGRADED
+    return {"first_box": None if unknown else graded.correct}, (graded.reason or graded.verdict) if unknown else None
 
 
 def _math_verify(job: AuditJob) -> Finding:
@@ -158,16 +162,13 @@ def _math_verify(job: AuditJob) -> Finding:
     return {"math_verify": bool(verify(gold=gold, target=found, timeout_seconds=None))}, None
 
 
-STEPS: dict[str, Callable[[AuditJob], Finding]] = {
-    "authors_rule": _authors_rule,
-    "exact_match_boxed": _exact_match_boxed,
-    "first_box": _first_box,
-    "math_verify": _math_verify,
+STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], Finding]]] = {
+    "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
+    "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
+    "first_box": (("first_box",), _first_box),
+    "math_verify": (("math_verify",), _math_verify),
 }
-"""The steps of an audit, the safest first. A step may hang or exhaust memory, so only workers take it."""
-
-FILLS = {step: (step,) for step in STEPS} | {"authors_rule": ("authors_rule", "authors_rule_strict")}
-"""The columns that each step fills."""
+"""The steps of an audit with their columns, the safest first. A step may hang: only workers take it."""
 
 
 def run_step(step: str, job: AuditJob) -> Finding:
@@ -176,12 +177,13 @@ def run_step(step: str, job: AuditJob) -> Finding:
     Raises:
         MemoryError: the process ran into its limit and can no longer be trusted.
     """
+    columns, take = STEPS[step]
     try:
-        return STEPS[step](job)
+        return take(job)
     except MemoryError:
         raise
     except Exception as error:  # other people's graders on model text raise anything at all
-        return dict.fromkeys(FILLS[step]), type(error).__name__
+        return dict.fromkeys(columns), type(error).__name__
 
 
 def prepare() -> None:
@@ -191,11 +193,6 @@ def prepare() -> None:
     """
     with suppress(Exception):
         _equivalent("x+1", "\\frac{1}{2}")
-
-
-def is_prepared() -> bool:
-    """Whether `prepare` has run in this process."""
-    return _equivalent.cache_info().misses > 0
 
 
 @lru_cache(maxsize=1)
@@ -239,42 +236,31 @@ def _parse_solution(solution: str) -> Any:
 _compare = lru_cache(maxsize=4096)(compare)
 
 
-_UNIT = "\\text{ "
-"""A text command that begins with a blank. In MATH, units are written like this."""
+def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
+    r"""The grading rule of the study's authors, with its faults, written from a description of what it does.
 
+    It reads prompt **plus** completion, so that an empty `\boxed{}` in the prompt counts as an answer. It accepts any
+    answer that is a substring of the gold answer: an empty box is always right, and `1` is right for `100`. And it
+    knows no mathematics beyond `rewrite`.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorsVerdict:
-    r"""The verdict of the authors' rule.
-
-    Attributes:
-        right: The rule as it is: the answer is a substring of the gold answer, both rewritten.
-        strict: The rule without the substring bug: the answer equals the gold answer, both rewritten.
-        failed: Whether their code would have stopped with an IndexError, at a `\frac` or `\sqrt` with nothing after
-            it. Then `right` and `strict` are False.
-    """
-
-    right: bool
-    strict: bool
-    failed: bool
-
-
-def authors_rule(text: str, gold: str | None) -> AuthorsVerdict:
-    """Judge a text, prompt and completion joined, against the gold answer.
+    Source: arXiv 2510.01032 and what its code does. The rewriting is that of the MATH data set (Hendrycks et al. 2021,
+    arXiv 2103.03874).
 
     Args:
         text: The prompt followed by the completion.
         gold: The gold answer. None: the problem has no boxed answer.
+
+    Returns:
+        Whether the answer is right by the rule as it is, and without the substring bug.
+
+    Raises:
+        IndexError: as in their code, at a `\frac` or `\sqrt` with nothing after it.
     """
     answer = authors_answer(text)
     if answer is None or gold is None:
-        agreed = answer == gold
-        return AuthorsVerdict(right=agreed, strict=agreed, failed=False)
-    try:
-        rewritten, expected = rewrite(answer), rewrite(gold)
-    except IndexError:
-        return AuthorsVerdict(right=False, strict=False, failed=True)
-    return AuthorsVerdict(right=rewritten in expected, strict=rewritten == expected, failed=False)
+        return answer == gold, answer == gold
+    rewritten, expected = rewrite(answer), rewrite(gold)
+    return rewritten in expected, rewritten == expected
 
 
 def authors_answer(text: str) -> str | None:
@@ -306,7 +292,7 @@ def rewrite(answer: str) -> str:
     text = text.replace("tfrac", "frac").replace("dfrac", "frac")
     text = text.replace("\\left", "").replace("\\right", "")
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
-    text = text.partition(_UNIT)[0].replace("\\%", "")
+    text = text.partition("\\text{ ")[0].replace("\\%", "")
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     text = "0" + text if text.startswith(".") else text
     sides = text.split("=")

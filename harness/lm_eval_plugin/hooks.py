@@ -73,7 +73,7 @@ def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[s
     graded: list[list[str]] = [[getattr(completion, "graded", "") for completion in repeats] for repeats in responses]
     missing = [(row, place) for row, texts in enumerate(graded) for place, text in enumerate(texts) if not text]
     if missing:
-        with GraderPool() as pool:
+        with GraderPool(audits=True) as pool:
             for row, place in missing:
                 completion, doc = responses[row][place], docs[row]
                 finish_reason = getattr(completion, "finish_reason", None)

@@ -14,10 +14,11 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from harness.constants import GRADER_VERSION
 from harness.errors import RunError
 from harness.experiment.plan import Request, hash_setting
 from harness.experiment.sampling import Sampling
-from harness.grading import GRADER_VERSION, AuditColumns, Verdict, column
+from harness.grading import AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
 _ENCODABLE = r"^[^\ud800-\udfff]*\Z"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -34,19 +33,33 @@ def audit_job(completion, **changes):
     return AuditJob(**{"prompt": "", "completion": completion, "target": "3", "solution": "", **changes})
 
 
+def grade_many(pool, pairs):
+    for place, (completion, target) in enumerate(pairs):
+        pool.submit(place, GradeJob(completion=completion, target=target))
+    results = dict(pool.drain())
+    return [results[place] for place in range(len(pairs))]
+
+
 @pytest.fixture
 def pool():
     with GraderPool(workers=1, deadline_s=2.0) as pool:
-        assert pool.grade_many([FORMULA])[0].correct
+        assert grade_many(pool, [FORMULA])[0].correct
         yield pool
     assert children() == []
+
+
+@pytest.fixture
+def auditing():
+    with GraderPool(workers=1, audits=True, deadline_s=2.0) as pool:
+        assert grade_many(pool, [FORMULA])[0].correct
+        yield pool
 
 
 def test_order_is_kept_over_fast_and_slow_answers():
     pairs = [(rf"\boxed{{{n}x+1}}" if n % 3 else f"\\boxed{{{n}}}", f"1+{n}x") for n in range(1, 60)]
     pairs[7] = ("no box", "3")
     with GraderPool(workers=2) as pool:
-        grades = pool.grade_many(pairs)
+        grades = grade_many(pool, pairs)
     expected = ["correct" if n % 3 else "incorrect" for n in range(1, 60)]
     expected[7] = "no_box"
     assert [grade.verdict for grade in grades] == expected
@@ -57,27 +70,11 @@ def test_the_streaming_form_hands_out_each_tag_once(pool):
     tags = [("a", n) for n in range(20)]
     for tag in tags:
         pool.submit(tag, GradeJob(completion=rf"\boxed{{x+{tag[1]}}}", target="x+3"))
-    assert pool.pending == 20
     first = pool.poll(timeout_s=10)
-    assert first and pool.pending == 20 - len(first)
     results = dict(first) | dict(pool.drain())
-    assert pool.pending == 0 and list(pool.drain()) == [] and pool.poll(5) == []
+    assert first and list(pool.drain()) == [] and pool.poll(5) == []
     assert {tag for tag, grade in results.items() if grade.correct} == {("a", 3)}
     assert set(results) == set(tags)
-
-
-def test_grade_many_leaves_what_was_submitted_before(pool):
-    pool.submit("mine", GradeJob(completion=r"\boxed{x+2}", target="2+x"))
-    assert [grade.correct for grade in pool.grade_many([FORMULA, ("none", "3")])] == [True, False]
-    assert [(tag, grade.correct) for tag, grade in pool.drain()] == [("mine", True)]
-
-
-def test_plain_answers_start_no_worker_and_poll_does_not_wait():
-    with GraderPool() as pool:
-        pool.submit(1, GradeJob(completion=r"\boxed{3}", target="3"))
-        pool.submit(2, GradeJob(completion="cut", target="3", finish_reason="length"))
-        assert [grade.verdict for _, grade in pool.poll()] == ["correct", "truncated"]
-        assert children() == []
 
 
 def test_poll_returns_at_once_while_a_worker_starts():
@@ -88,11 +85,11 @@ def test_poll_returns_at_once_while_a_worker_starts():
         assert pool.poll() == [] and children() == [worker]
 
 
-def test_grades_go_before_audits(pool):
-    pool.submit("first", audit_job(r"\boxed{1}"))  # at the worker already
-    pool.submit("audit", audit_job(r"\boxed{2}"))
-    pool.submit("grade", GradeJob(completion=r"\boxed{x+7}", target="7+x"))
-    assert [tag for tag, _ in pool.drain()] == ["first", "grade", "audit"]
+def test_grades_go_before_audits(auditing):
+    auditing.submit("first", audit_job(r"\boxed{1}"))  # at the worker already
+    auditing.submit("audit", audit_job(r"\boxed{2}"))
+    auditing.submit("grade", GradeJob(completion=r"\boxed{x+7}", target="7+x"))
+    assert [tag for tag, _ in auditing.drain()] == ["first", "grade", "audit"]
 
 
 def test_a_killed_worker_is_one_crash_and_the_rest_goes_on(pool):
@@ -102,59 +99,47 @@ def test_a_killed_worker_is_one_crash_and_the_rest_goes_on(pool):
     pool.submit("next", GradeJob(completion=r"\boxed{x+6}", target="6+x"))
     os.kill(worker.pid, signal.SIGKILL)
     results = dict(pool.drain())
-    assert results["lost"] == Grade(
-        verdict="crashed", answer="x+5", reason="the grader was killed by signal 9 (SIGKILL)"
-    )
+    assert results["lost"] == Grade(verdict="crashed", answer="x+5", reason="the grader was killed by signal 9")
     assert results["next"].correct
-    assert pool.grade_many([(r"\boxed{x+5}", "5+x")])[0].correct  # a crash is not remembered
-
-
-def test_a_signal_without_a_name_is_told_by_its_number(pool):
-    (worker,) = children()
-    worker.suspend()
-    pool.submit("job", GradeJob(completion=r"\boxed{x+5}", target="5+x"))
-    os.kill(worker.pid, signal.SIGRTMIN + 6)
-    worker.resume()
-    ((_, grade),) = pool.drain()
-    assert (grade.verdict, grade.reason) == ("crashed", f"the grader was killed by signal {signal.SIGRTMIN + 6}")
+    assert grade_many(pool, [(r"\boxed{x+5}", "5+x")])[0].correct  # a crash is not remembered
 
 
 def test_a_worker_that_dies_while_idle_is_replaced(pool):
     children()[0].kill()
-    assert pool.grade_many([(r"\boxed{x+8}", "8+x")])[0].verdict in {"correct", "crashed"}
-    assert pool.grade_many([(r"\boxed{x+9}", "9+x")])[0].correct
+    assert grade_many(pool, [(r"\boxed{x+8}", "8+x")])[0].verdict in {"correct", "crashed"}
+    assert grade_many(pool, [(r"\boxed{x+9}", "9+x")])[0].correct
 
 
 def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
     (worker,) = children()
     worker.suspend()
     started = time.monotonic()
-    (grade,) = pool.grade_many([(r"\boxed{x+5}", "5+x")])
+    (grade,) = grade_many(pool, [(r"\boxed{x+5}", "5+x")])
     assert grade == Grade(verdict="timeout", answer="x+5", reason="over 2 s")
     assert time.monotonic() - started > 1.9
     assert not psutil.pid_exists(worker.pid)
-    assert pool.grade_many([(r"\boxed{x+5}", "5+x")])[0].correct
+    assert grade_many(pool, [(r"\boxed{x+5}", "5+x")])[0].correct
 
 
-def test_a_long_job_is_submitted_at_once_and_not_judged_by_the_parents_absence(pool):
+def test_a_long_job_is_submitted_at_once_and_not_judged_by_the_parents_absence(auditing):
     (worker,) = children()
     worker.suspend()
-    pool.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
+    auditing.submit("long", audit_job("word " * 60_000 + r"\boxed{3}"))
     assert children() == [worker], "it did not wait: the worker can read nothing, and would have been killed"
     worker.resume()
     time.sleep(2.5)
-    ((_, audit),) = pool.drain()
+    ((_, audit),) = auditing.drain()
     assert audit.reason is None and audit.authors_rule_strict and audit.first_box and audit.math_verify
 
 
-def test_what_was_said_in_time_is_heard_after_any_absence(pool):
-    pool.submit("audit", audit_job(r"\boxed{3}"))
-    (before,) = [audit for _, audit in pool.drain()]  # lm-eval's graders are loaded now
+def test_what_was_said_in_time_is_heard_after_any_absence(auditing):
+    auditing.submit("audit", audit_job(r"\boxed{3}"))
+    (before,) = [audit for _, audit in auditing.drain()]  # lm-eval's graders are loaded now
     (worker,) = children()
-    pool.submit("audit", audit_job(r"so \boxed{3}"))
-    pool.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
+    auditing.submit("audit", audit_job(r"so \boxed{3}"))
+    auditing.submit("grade", GradeJob(completion=r"\boxed{x+4}", target="4+x"))
     time.sleep(2.5)  # all five replies of the audit wait in the pipe; the grade has not been handed out
-    results = dict(pool.drain())
+    results = dict(auditing.drain())
     assert results["audit"] == before and before.reason is None and results["grade"].correct
     assert children() == [worker]
 
@@ -174,56 +159,43 @@ def test_a_reply_that_comes_while_the_parent_sleeps_behind_its_look_is_heard(poo
     assert [(tag, grade.verdict) for tag, grade in pool.drain()] == [("grade", "correct")]
 
 
-def test_each_step_of_an_audit_has_its_own_clock_from_the_reply_before(pool):
-    pool.submit("audit", audit_job(r"\boxed{3}"))
-    list(pool.drain())
-    children()[0].suspend()
-    pool.submit("audit", audit_job(r"so \boxed{3}"))
-    worker = pool._workers[0]
-    worker.deadline = time.monotonic() - 1
-    message = {"step": "authors_rule", "fields": {"authors_rule": True, "authors_rule_strict": True}, "remark": None}
-    before = time.monotonic()
-    pool._take_message(worker, message)
-    assert before + 2.0 <= worker.deadline <= time.monotonic() + 2.0
-
-
 def test_no_answer_costs_a_worker_its_life():
     """Each takes under a second of processor time (test_labelled_answers.py); a busy machine has three."""
     hostile = [*ATTACKS, r"\exp(\exp(\exp(99)))"]
     with GraderPool(workers=1) as pool:
         pool.start()
         workers = children()
-        grades = pool.grade_many([(f"\\boxed{{{attack}}}", r"\ln 2") for attack in hostile])
+        grades = grade_many(pool, [(f"\\boxed{{{attack}}}", r"\ln 2") for attack in hostile])
         assert children() == workers
     assert {grade.verdict for grade in grades} == {"incorrect", "no_box", "refused"}
 
 
-def test_hostile_mathematics_costs_one_column_and_not_the_others(pool):
+def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     """math_verify as lm-eval calls it has no gate: it tries to compute this."""
-    pool.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
-    ((_, audit),) = pool.drain()
+    auditing.submit(1, audit_job(r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"))
+    ((_, audit),) = auditing.drain()
     assert audit.authors_rule and audit.first_box and audit.exact_match_boxed
     assert audit.math_verify is None or audit.reason is None
-    assert pool.grade_many([FORMULA])[0].correct
+    assert grade_many(auditing, [FORMULA])[0].correct
 
 
-def test_an_audit_goes_on_behind_the_step_that_was_lost(pool):
+def test_an_audit_goes_on_behind_the_step_that_was_lost(auditing):
     (worker,) = children()
     worker.suspend()
-    pool.submit(1, audit_job(r"\boxed{3}"))
+    auditing.submit(1, audit_job(r"\boxed{3}"))
     os.kill(worker.pid, signal.SIGKILL)
-    ((_, audit),) = pool.drain()
+    ((_, audit),) = auditing.drain()
     assert audit.authors_rule is None and audit.authors_rule_strict is None
-    assert audit.reason == "authors_rule: the grader was killed by signal 9 (SIGKILL)"
+    assert audit.reason == "authors_rule: the grader was killed by signal 9"
     assert audit.math_verify and audit.exact_match_boxed and audit.first_box
 
 
-def test_out_of_memory_is_a_crash_with_its_limit():
+def test_out_of_memory_is_one_crash():
     with GraderPool(workers=1, memory_bytes=2**28, deadline_s=60) as pool:
         pool.submit("bomb", GradeJob(completion=r"\boxed{x}", target="y" * 200_000_000))
         pool.submit("next", GradeJob(completion=FORMULA[0], target=FORMULA[1]))
         results = dict(pool.drain())
-    assert (results["bomb"].verdict, results["bomb"].reason) == ("crashed", "out of memory (limit 256 MiB)")
+    assert (results["bomb"].verdict, results["bomb"].reason) == ("crashed", "the grader ended with exit code 1")
     assert results["next"].correct
 
 
@@ -249,7 +221,8 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
         import os, psutil, signal
         from harness.grading import GradeJob, GraderPool
         pool = GraderPool(workers=1)
-        pool.grade_many([(r"\boxed{x+1}", "1+x")])
+        pool.submit(0, GradeJob(completion=r"\boxed{x+1}", target="1+x"))
+        list(pool.drain())
         (worker,) = psutil.Process().children()
         worker.suspend()
         pool.submit(1, GradeJob(completion=r"\boxed{x+2}", target="2+x"))
@@ -265,31 +238,35 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
     assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == "zombie"
 
 
-def test_equal_jobs_are_done_once_and_remembered(pool):
+def test_equal_jobs_are_done_once_and_remembered(auditing):
     (worker,) = children()
     worker.suspend()
     for tag in range(5):
-        pool.submit(tag, GradeJob(completion=f"{tag}" + r" \boxed{x+5}", target="5+x"))
-        pool.submit(tag + 10, audit_job("same"))
-    assert len(pool._waiting) == 2
+        auditing.submit(tag, GradeJob(completion=f"{tag}" + r" \boxed{x+5}", target="5+x"))
+        auditing.submit(tag + 10, audit_job("same"))
+    assert len(auditing._waiting) == 2
     worker.resume()
-    results = dict(pool.drain())
+    results = dict(auditing.drain())
     assert len(results) == 10 and all(results[tag].correct for tag in range(5))
     assert len({results[tag + 10] for tag in range(5)}) == 1
     children()[0].suspend()  # from here on only the cache can answer
-    assert pool.grade_many([(r"again \boxed{x+5}", "5+x")])[0].correct
-    pool.submit("audit", audit_job("same"))
-    assert pool.poll() == [("audit", results[10])]
+    assert grade_many(auditing, [(r"again \boxed{x+5}", "5+x")])[0].correct
+    auditing.submit("audit", audit_job("same"))
+    assert auditing.poll() == [("audit", results[10])]
 
 
-def test_long_and_odd_text_passes(pool):
+def test_long_and_odd_text_passes(auditing):
     text = "\udc80\x00\u2028é\n" + "word " * 400_000 + r"\boxed{3}"
     for tag in range(3):
-        pool.submit(tag, audit_job(text, prompt=str(tag)))
-    results = [audit for _, audit in pool.drain()]
+        auditing.submit(tag, audit_job(text, prompt=str(tag)))
+    results = [audit for _, audit in auditing.drain()]
     assert len(results) == 3
     assert all(isinstance(audit, Audit) and audit.authors_rule_strict and audit.first_box for audit in results)
-    assert pool.grade_many([("\ud800\x00 \\boxed{\udfff + 1}", "x")])[0].verdict in {"incorrect", "refused", "crashed"}
+    assert grade_many(auditing, [("\ud800\x00 \\boxed{\udfff + 1}", "x")])[0].verdict in {
+        "incorrect",
+        "refused",
+        "crashed",
+    }
 
 
 def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
@@ -305,10 +282,10 @@ def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
         (worker,) = children()
         pool._workers[0].received = line + b"\n"  # as if it stood before the worker's own answer
         pair = (rf"\boxed{{x+{number}+50}}", f"x+50+{number}")
-        (grade,) = pool.grade_many([pair])
+        (grade,) = grade_many(pool, [pair])
         assert (grade.verdict, grade.reason) == ("crashed", "the grader answered nonsense"), line
         assert not psutil.pid_exists(worker.pid)
-        assert pool.grade_many([pair])[0].correct
+        assert grade_many(pool, [pair])[0].correct
 
 
 def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
@@ -320,44 +297,17 @@ def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
 
 
 def test_a_full_folder_for_temporary_files_is_one_clear_error(monkeypatch):
-    real = tempfile.TemporaryFile
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda **jobs: open("/dev/full", "w+b", 0) if jobs else real())
-    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=r"cannot be written to .*: No space left"):
-        pool.grade_many([("\\boxed{x+1}", "\\sin(x)")])
-
-
-def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with GraderPool() as pool, pytest.raises(GraderError, match=r"no grader worker can be started.*/nowhere/python"):
-        pool.grade_many([FORMULA])
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b", 0))
+    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match="No space left"):
+        grade_many(pool, [("\\boxed{x+1}", "\\sin(x)")])
 
 
 def test_a_broken_installation_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "mpmath.py").write_text("raise ImportError('this mpmath is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=r"3 tries.*this mpmath is broken"):
-        pool.grade_many([FORMULA])
+        grade_many(pool, [FORMULA])
     assert children() == []
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"workers": 0}, "`workers` of 1 or more, got 0"),
-        ({"deadline_s": 0.0}, "over 0 seconds"),
-        ({"memory_bytes": 1000}, "`memory_bytes` must be"),
-    ],
-)
-def test_limits_that_cannot_be_kept_are_refused(limits, message):
-    with pytest.raises(GraderError, match=message):
-        GraderPool(**limits)
-
-
-def test_a_closed_pool_says_so():
-    with GraderPool() as pool:
-        pass
-    with pytest.raises(GraderError, match="closed"):
-        pool.submit(1, GradeJob(completion="", target=""))
 
 
 def test_any_program_can_hold_a_pool_wherever_it_stands(tmp_path):
@@ -398,14 +348,6 @@ def test_the_prompt_is_dropped_only_where_no_grader_looks_at_it():
             pool.submit(place, one)
         through_pool = dict(pool.drain())
     for place, one in enumerate(jobs):
-        said = authors_rule(one.prompt + one.completion, one.target)
-        assert (through_pool[place].authors_rule, through_pool[place].authors_rule_strict) == (said.right, said.strict)
+        said = through_pool[place]
+        assert (said.authors_rule, said.authors_rule_strict) == authors_rule(one.prompt + one.completion, one.target)
     assert job("x", r"\boxed{5}").essential().prompt == "" and job("x", r"\fbox{5}").essential().prompt == "x"
-
-
-def test_started_workers_are_ready_before_the_work(tmp_path):
-    with GraderPool(workers=2) as pool:
-        pool.start()
-        assert len(pool._workers) == 2
-        assert pool.grade_many([(r"\boxed{\sin x}", r"\cos x")])[0].verdict == "incorrect"
-        assert len(pool._workers) == 2

@@ -12,7 +12,7 @@ import pytest
 from harness.experiment.problems import load_demo, load_jsonl
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditJob, Grade, GraderPool, as_record
-from harness.grading.other_graders import COLUMNS, FILLS, STEPS, authors_answer, authors_rule, rewrite, run_step
+from harness.grading.other_graders import COLUMNS, STEPS, authors_answer, authors_rule, rewrite
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -55,13 +55,11 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
     ],
 )
 def test_the_authors_rule(text, gold, right, strict):
-    said = authors_rule(text, gold)
-    assert (said.right, said.strict) == (right, strict)
-    assert said.failed == text.endswith(("frac}", "sqrt}"))
-
-
-def test_an_index_error_in_the_gold_is_wrong_too():
-    assert authors_rule(r"\boxed{3}", r"3\frac") == authors_rule(r"\boxed{\frac}", "3")
+    if text.endswith(("frac}", "sqrt}")):
+        with pytest.raises(IndexError):
+            authors_rule(text, gold)
+    else:
+        assert authors_rule(text, gold) == (right, strict)
 
 
 @pytest.mark.parametrize(
@@ -142,17 +140,17 @@ def test_nothing_after_a_command_is_an_index_error(text):
 def test_what_the_rule_gives_away_on_whole_sets():
     """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; the counts of the demo set are its own."""
     name, targets = golds()
-    right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold).right for gold in targets) for box in ("", "1")}
+    right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold)[0] for gold in targets) for box in ("", "1")}
     assert right[""] == len(targets) == 500
     assert right["1"] == (sum("1" in gold for gold in targets) if name == "demo" else 200)
-    assert sum(authors_rule(DOUBLED + "I do not know.", gold).right for gold in targets) == 0
-    assert all(authors_rule(SINGLE + "I do not know.", gold).right for gold in targets)
-    assert all(authors_rule(DOUBLED + f"\\boxed{{{gold}}}", gold).strict for gold in targets)
+    assert sum(authors_rule(DOUBLED + "I do not know.", gold)[0] for gold in targets) == 0
+    assert all(authors_rule(SINGLE + "I do not know.", gold)[0] for gold in targets)
+    assert all(authors_rule(DOUBLED + f"\\boxed{{{gold}}}", gold)[1] for gold in targets)
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with GraderPool(workers=1, deadline_s=10.0) as pool:
+    with GraderPool(workers=1, audits=True, deadline_s=10.0) as pool:
         yield pool
 
 
@@ -213,9 +211,7 @@ def test_what_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
 
 
 def test_every_step_fills_its_columns_and_all_are_filled():
-    assert sorted(column for step in STEPS for column in FILLS[step]) == sorted(COLUMNS)
-    job = AuditJob(prompt="", completion=r"\boxed{3}", target="3", solution="")
-    assert tuple(run_step("authors_rule", job)[0]) == FILLS["authors_rule"]
+    assert sorted(column for columns, _ in STEPS.values() for column in columns) == sorted(COLUMNS)
 
 
 def test_lm_evals_functions_are_its_own_without_its_imports():

@@ -53,7 +53,7 @@ def test_the_page_on_grading_has_examples_of_every_kind():
 
 @pytest.fixture(scope="module")
 def graders():
-    with GraderPool(workers=1) as pool:
+    with GraderPool(workers=1, audits=True) as pool:
         yield pool
 
 

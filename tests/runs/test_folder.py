@@ -24,6 +24,7 @@ from lm_eval.utils import hash_string
 from msgspec.structs import replace
 
 from harness import load_run, resources
+from harness.constants import GRADER_VERSION
 from harness.display.table_pages import make_table
 from harness.errors import ConfigError, JournalError, RunError
 from harness.execution.regrade import regrade
@@ -32,7 +33,6 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.grading import COLUMNS as GRADERS
-from harness.grading import GRADER_VERSION
 from harness.runs import receipts
 from harness.runs.folder import (
     JOURNAL,
