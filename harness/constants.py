@@ -168,6 +168,10 @@ LETTER = 0.54
 """Width of an average letter, in font sizes."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
+LOG_SECONDS = 30.0
+"""Between two lines of progress in a log."""
+SHOWN_LETTERS = 1200
+"""About this many characters of a completion are shown, unless all are asked for."""
 TABLE_WIDTH = 80
 """A terminal's usual width: tables and notes are fitted to it."""
 CARD_ROWS = 4

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
-from harness.constants import Choice
+from harness.constants import SHOWN_LETTERS, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.run import Run
-
-SHOWN = 1200
-"""About this many characters of a completion are printed, unless --full asks for all."""
 
 
 def show(
@@ -51,7 +48,7 @@ def show(
     read = read_run(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     if problem is not None:
-        print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN)
+        print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
     elif changed:
         criterion = Criterion(
             flip=direction,
@@ -63,7 +60,7 @@ def show(
             seed=seed,
             controls=controls,
         )
-        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN, output=output)
+        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS, output=output)
     else:
         typer.echo(describe_run(read))
 

@@ -20,14 +20,9 @@ from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
 from harness.runs.folder import RECEIPT
 
-PROMPTS = (
-    Column("condition", "condition", str, numeric=False),
-    Column("layout", "layout", str, numeric=False),
-    Column("filler", "filler", str),
-    Column("place", "place", str),
-    Column("least", "least", str),
-    Column("median", "median", str),
-    Column("most", "most", str),
+PROMPTS = tuple(
+    Column(name, name, str, numeric=name not in ("condition", "layout"))
+    for name in ("condition", "layout", "filler", "place", "least", "median", "most")
 )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event, Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -16,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-LOG_SECONDS = 30.0
-"""Seconds between two lines in a log."""
+from harness.constants import LOG_SECONDS
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
@@ -28,22 +27,15 @@ _bars_shown = Event()
 
 @contextmanager
 def sign_of_life() -> Iterator[None]:
-    """Say on a terminal after a second and a half, and then every ten seconds, that something is being done."""
-    done, started = Event(), time.monotonic()
-
-    def tell() -> None:
-        wait = 1.5
-        while not done.wait(wait):
-            if not _bars_shown.is_set():
-                print(f"mless: working, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-            wait = 10
-
+    """Say on a terminal after a second and a half that something is being done, unless bars show it."""
+    timer = Timer(1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True))
+    timer.daemon = True
     if sys.stderr.isatty():
-        Thread(target=tell, daemon=True).start()
+        timer.start()
     try:
         yield
     finally:
-        done.set()
+        timer.cancel()
 
 
 @contextmanager
@@ -53,6 +45,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes how much is done and how much there is to do.
     """
     with _bars(TimeRemainingColumn()) as bars:
+        _bars_shown.set()
         row = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(row, completed=done, total=total)
 
@@ -94,10 +87,10 @@ class Progress:
     def line(self) -> None:
         """Print a line for a log now."""
         self._shown = time.monotonic()
+        done = {task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks}
         *tasks, together = self._bars.tasks
-        parts = [f"{task.description} {_done(task)} {_accuracy(task)}" for task in tasks]
-        said = f"mless: {_done(together)} samples, {_speed(together)} | {', '.join(parts)}"
-        print(said, file=sys.stderr, flush=True)
+        parts = [f"{task.description} {done[task.description]} {_accuracy(task)}" for task in tasks]
+        print(f"mless: {done[ALL]} samples, {_speed(together)} | {', '.join(parts)}", file=sys.stderr, flush=True)
 
     def _count(self, name: str, **counts: int) -> None:
         for row in (self._rows[name], self._rows[ALL]):
@@ -109,6 +102,7 @@ class Progress:
         """Start the clock, once the model is loaded. Samples counted so far took no time."""
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
+        _bars_shown.set()
         self._bars.start()
         return self
 
@@ -125,28 +119,11 @@ class _Counted(ProgressColumn):
         return Text(_speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
 
 
-class _LivingBars(Bars):
-    """Bars during which `sign_of_life` says nothing."""
-
-    def start(self) -> None:
-        super().start()
-        if not self.disable:
-            _bars_shown.set()
-
-    def stop(self) -> None:
-        _bars_shown.clear()
-        super().stop()
-
-
-def _bars(*columns: ProgressColumn, quiet: bool = False) -> Bars:
-    """Bars on stderr with these columns at the end; disabled if stderr is no terminal."""
+def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:
+    """Bars on stderr that end in a column; disabled if stderr is no terminal."""
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), *columns)
-    return _LivingBars(*shown, console=console, disable=quiet or not console.is_terminal)
-
-
-def _done(task: Task) -> str:
-    return f"{task.completed:.0f}/{task.total:.0f}"
+    shown = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), column)
+    return Bars(*shown, console=console, disable=quiet or not console.is_terminal)
 
 
 def _accuracy(task: Task) -> str:

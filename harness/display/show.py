@@ -7,8 +7,8 @@ a terminal would obey rather than show (escapes, carriage returns, changes of di
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.analysis.choose_problems import Criterion, Selection
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table import Column, Table, fold, render
-from harness.display.visible import is_hidden, name_character
+from harness.display.visible import name_character, visible
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import group_name
 from harness.runs.prompt_source import Source
@@ -149,32 +149,16 @@ def print_problem(
     _print_title(console, problem, shown[0])
     for one in shown:
         console.print()
-        parts = [(spell_out(text, console.encoding).plain, _COLOURS.get(role, "")) for role, text in one.parts]
+        parts = [(spell_out(text, console.encoding), _COLOURS.get(role, "")) for role, text in one.parts]
         heading = (f"{label(one.condition)}, {one.layout}\n", "bold")
         console.print(Text.assemble(heading, *parts), overflow="fold")
         _print_answers(console, one, range(len(one.completions)), limit)
 
 
-def spell_out(text: str, encoding: str = "utf-8") -> Text:
-    """The text without characters that a terminal would obey, except line breaks and tabs.
-
-    Hidden characters, and those that the terminal's encoding lacks, are spelt by number in a style of their own.
-    """
-    shown = Text()
-    for plain, characters in groupby(text.replace("\t", "    "), key=lambda one: _is_plain(one, encoding)):
-        if plain:
-            shown.append("".join(characters))
-        else:
-            shown.append("".join(map(name_character, characters)), style="reverse")
-    return shown
-
-
-def shorten(text: str, limit: int | None) -> tuple[str, int, str]:
-    """Beginning, number of characters left out, and end, where the answer usually is."""
-    if limit is None or len(text) <= limit + 40:
-        return text, 0, ""
-    head = limit // 2
-    return text[:head], len(text) - limit, text[len(text) - (limit - head) :]
+def spell_out(text: str, encoding: str = "utf-8") -> str:
+    """The text without characters that a terminal would obey, except line breaks, or that its encoding lacks."""
+    shown = visible(text.replace("\t", "    "), keep="\n")
+    return "".join(one if _encodes(one, encoding) else name_character(one) for one in shown)
 
 
 def _print_title(console: Console, words: str, one: RunPrompt) -> None:
@@ -183,28 +167,20 @@ def _print_title(console: Console, words: str, one: RunPrompt) -> None:
 
 
 def _print_answers(console: Console, one: RunPrompt, places: Iterable[int], limit: int | None) -> None:
+    """Print completions with verdict and answer; of a long one the beginning, and the end, where the answer is."""
+    samples = list(zip_longest(one.verdicts, one.answers, one.completions))
     for place in places:
-        verdict, answer, completion = (_at(all_, place) for all_ in (one.verdicts, one.answers, one.completions))
-        number = f" {place + 1} of {len(one.verdicts)}" if len(one.verdicts) > 1 else ""
-        head, left_out, tail = shorten((completion or "not recorded").strip("\n"), limit)
-        gap = f"\n[{left_out:,} characters left out]\n" if left_out else ""
-        said = Text.assemble(
-            (f"-> completion{number}: {verdict or 'not graded'}", "green" if verdict == "correct" else "red"),
-            f", answer {spell_out(answer or '-', console.encoding).plain}\n",
-            spell_out(head, console.encoding),
-            (gap, "dim"),
-            spell_out(tail, console.encoding),
-        )
-        console.print(said, overflow="fold")
+        verdict, answer, completion = samples[place]
+        number = f" {place + 1} of {len(samples)}" if len(samples) > 1 else ""
+        shown = spell_out(completion or "not recorded", console.encoding).strip("\n")
+        if limit is not None and (left_out := len(shown) - limit) > 40:
+            half = limit // 2
+            shown = f"{shown[:half]}\n[{left_out:,} characters left out]\n{shown[half + left_out :]}"
+        colour = "green" if verdict == "correct" else "red"
+        said = Text(f"-> completion{number}: {verdict or 'not graded'}", style=colour)
+        said.append(f", answer {spell_out(answer or '-', console.encoding)}\n", style="none")
+        console.print(said.append(shown, style="none"), overflow="fold")
 
 
-def _at(values: Sequence[str | None], place: int) -> str | None:
-    return values[place] if place < len(values) else None
-
-
-def _is_plain(character: str, encoding: str) -> bool:
-    try:
-        character.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return character == "\n" or not is_hidden(character)
+def _encodes(character: str, encoding: str) -> bool:
+    return character.isascii() or bool(character.encode(encoding, "ignore"))

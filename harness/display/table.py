@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +24,6 @@ Row = Mapping[str, Any]
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
-_COLOURS = {"better": "\x1b[1;34m{}\x1b[0m", "worse": "\x1b[1;31m{}\x1b[0m"}
-"""Verdicts on a terminal."""
 _BOLD = {"text": "\x1b[1m{}\x1b[0m", "markdown": "**{}**", "latex": r"\textbf{{{}}}"}
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
 """Characters that Markdown could read as markup. A bracket alone is left as it is: intervals are full of them, and
@@ -129,40 +125,38 @@ def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str]
         tables: The tables. Control characters, which a model's label may hold, are spelt out.
         form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
         footer: Lines below all tables: the receipt.
-        colour: Whether text is for a terminal, which shows strong cells in bold, and verdicts in colour.
+        colour: Whether text is for a terminal, which shows strong cells in bold.
     """
-    write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
     said = set[str]()
     parts = []
     for table in tables:
         rows = [[_escape(heading, form) for heading in table.header]]
         rows += [[_cell(cell, form, colour) for cell in cells] for cells in table.cells]
-        notes = [note for note in table.notes if note not in said]
-        said.update(notes)
-        right = [column.numeric for column in table.columns]
-        parts.append(write(_escape(table.title, form), rows, right, [_escape(note, form) for note in notes]))
-    if footer and form == "text":
-        parts.append(fold([visible(line, keep="") for line in footer]))
-    elif footer:
-        begin, end, between = ("<sub>", "</sub>", "  \n") if form == "markdown" else ("% ", "", "\n")
-        lines = (_escape(line, form) if form == "markdown" else visible(line, keep="") for line in footer)
-        parts.append(between.join(f"{begin}{line}{end}" for line in lines))
-    return "\n\n".join(parts)
+        notes = [_escape(note, form) for note in table.notes if note not in said]
+        said.update(table.notes)
+        write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
+        parts.append(write(_escape(table.title, form), rows, [column.numeric for column in table.columns], notes))
+    lines = [visible(line, keep="") for line in footer]
+    if form == "text":
+        below = fold(lines)
+    elif form == "markdown":
+        below = "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
+    else:
+        below = "\n".join(f"% {line}" for line in lines)
+    return "\n\n".join([*parts, below] if lines else parts)
 
 
 def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
-    """Fold texts into lines as wide as the terminal, each text from a line of its own on.
+    """Fold texts into lines of 80 columns, each text from a line of its own on.
 
     Args:
         texts: The texts.
         hyphens: Whether a line may end after one; names stay whole.
         indent: Blanks before a text's further lines.
     """
-    width = TABLE_WIDTH
-    if sys.stdout.isatty():
-        width = min(120, shutil.get_terminal_size((TABLE_WIDTH, 24)).columns)
+    further = " " * indent
     wrapper = textwrap.TextWrapper(
-        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=hyphens
+        TABLE_WIDTH, subsequent_indent=further, break_long_words=False, break_on_hyphens=hyphens
     )
     return "\n".join(wrapper.fill(text.translate(_PLAIN)) for text in texts)
 
@@ -171,8 +165,7 @@ def _cell(cell: Cell, form: Format, colour: bool) -> str:
     text = _escape(cell.text, form)
     if not cell.strong or (form == "text" and not colour):
         return text
-    colours = (code for word, code in _COLOURS.items() if form == "text" and cell.text.startswith(word))
-    return next(colours, _BOLD[form]).format(text)
+    return _BOLD[form].format(text)
 
 
 def _escape(text: str, form: Format) -> str:

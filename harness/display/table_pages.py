@@ -18,17 +18,7 @@ from harness.analysis.leaderboard import (
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.constants import Format, Split
-from harness.display.comparison_tables import (
-    show_accuracies,
-    show_audit,
-    show_comparison,
-    show_leaderboard,
-    show_mediators,
-    show_pooled,
-    show_reference,
-    show_sweeps,
-    show_yardsticks,
-)
+from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.comparable import by_table, join
@@ -76,40 +66,38 @@ def make_table(
     by, parts = list(dict.fromkeys(Split(name).value for name in by)), parts or Parts()
     read = [read_run(run, metric=metric) for run in locate(runs)]
     if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
-        return render([show_accuracies(accuracy_table(read[0].frame))])
+        return render([shown.show_accuracies(accuracy_table(read[0].frame))])
+    options = [f"--{name}" for name in ("mediators", "audit", "reference") if getattr(parts, name)]
+    if form == "csv" and len(options) > 1:
+        raise ConfigError(f"CSV holds one table: expected one option at most, got {' and '.join(options)}.")
     published = None if parts.reference is None else read_reference(parts.reference)
     if published is not None and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
     tables = [
-        show_comparison(board),
-        show_pooled(board),
-        show_sweeps(board),
-        show_yardsticks(board),
+        shown.show_comparison(board),
+        shown.show_pooled(board),
+        shown.show_sweeps(board),
+        shown.show_yardsticks(board),
     ]
-    frames, further = {}, dict[str, Any]()
+    frame, further = board.comparison, dict[str, Any]()
     if parts.mediators:
-        tables.append(show_mediators(board))
-        frames["--mediators"] = board.mediators
+        tables.append(shown.show_mediators(board))
+        frame = board.mediators
     if parts.audit:
-        tables.append(show_audit(board))
-        frames["--audit"] = board.audit
+        tables.append(shown.show_audit(board))
+        frame = board.audit
     if published is not None:
-        found = reference_table(
+        frame = reference_table(
             board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=baseline
         )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
-        tables.append(show_reference(found, published, differences))
-        frames["--reference"] = found
+        tables.append(shown.show_reference(frame, published, differences))
         said = published.model_dump(exclude={"accuracies"})
-        further["reference"] = {"name": parts.reference, **said, "rows": records(found), "differences": differences}
+        further["reference"] = {"name": parts.reference, **said, "rows": records(frame), "differences": differences}
     if form == "json":
         return as_json(board, **further)
-    if form == "csv":
-        if len(frames) > 1:
-            raise ConfigError(f"CSV holds one table: expected one option at most, got {' and '.join(frames)}.")
-        return as_csv(next(iter(frames.values()), board.comparison), board)
-    return _page(tables, form, board)
+    return as_csv(frame, board) if form == "csv" else _page(tables, form, board)
 
 
 def make_leaderboard_page(
@@ -140,9 +128,9 @@ def make_leaderboard_page(
         return pages[0] if len(pages) == 1 else f"[{', '.join(pages)}]"
     tables: list[Table | None] = []
     for name, board in zip(names, boards, strict=True):
-        first = show_leaderboard(board)
+        first = shown.show_leaderboard(board)
         title = f"{name}: {first.title}" if len(boards) > 1 else first.title
-        tables += [replace(first, title=title), show_pooled(board)]
+        tables += [replace(first, title=title), shown.show_pooled(board)]
     return _page(tables, form, *boards)
 
 

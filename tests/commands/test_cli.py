@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import shlex
 import shutil
 import subprocess
@@ -134,7 +133,7 @@ def test_a_terminal_hears_within_two_seconds_that_something_is_done():
     subprocess.run([sys.executable, "-c", SLOW], stderr=theirs, check=True)
     os.close(theirs)
     with open(ours, encoding="utf-8") as terminal:
-        assert re.fullmatch(r"mless: working, [2-4] s\n", terminal.readline()), "2 s, unless the machine is very busy"
+        assert terminal.readline() == "mless: working\n"
     silent = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
     assert silent.stderr == "", "a log needs none"
 

@@ -21,15 +21,7 @@ from matplotlib.figure import Figure
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
 from harness.constants import BASELINE
-from harness.display.comparison_tables import (
-    show_audit,
-    show_comparison,
-    show_further,
-    show_mediators,
-    show_pooled,
-    show_yardsticks,
-    shown_rows,
-)
+from harness.display import comparison_tables as shown
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
 from harness.display.numbers import define_flips, label, points
@@ -119,7 +111,7 @@ def _parts(
     runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile], board: Leaderboard
 ) -> dict[str, Any]:
     """All that the template shows."""
-    rows = shown_rows(board, board.comparison)
+    rows = shown.shown_rows(board, board.comparison)
     looks = style.looks(row["condition"] for row in rows if row["baseline"] == board.baseline)
     conditions = [
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)} for name, look in looks.items()
@@ -136,9 +128,9 @@ def _parts(
         "title": " + ".join(path.resolve().name if path.exists() else str(path) for path in paths),
         "card": make_card(board),
         "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
-        "results": show_comparison(board),
+        "results": shown.show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
-        "more": show_further(board),
+        "more": shown.show_further(board),
         "others": _other_tables(board, runs),
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
@@ -172,7 +164,12 @@ def _fill(parts: Mapping[str, Any]) -> str:
 
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All models together, yardsticks, mediators, all graders, and the comparison by level and by subject."""
-    beside = [show_pooled(board), show_yardsticks(board), show_mediators(board), show_audit(board)]
+    beside = [
+        shown.show_pooled(board),
+        shown.show_yardsticks(board),
+        shown.show_mediators(board),
+        shown.show_audit(board),
+    ]
     found = [table for table in beside if table]
     frame = join(runs)
     frame = frame[~frame["condition"].isin(board.yardsticks)]
@@ -182,7 +179,7 @@ def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
             margin = float(board.comparison["margin"].iloc[0])
             table = compare(ordered, baseline=board.baseline, margin=margin, by=[column])
             split = replace(board, comparison=table, by=(column,), contrasts=None, primary=None, yardsticks={})
-            found.append(replace(show_comparison(split), title=f"By {column}"))
+            found.append(replace(shown.show_comparison(split), title=f"By {column}"))
     return found
 
 
