@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.calibration_page import table
 from harness.analysis.pooled import pool_changes
 
 DISCORDANCE, SHARED, N = 0.10, 0.6, 300
@@ -16,13 +17,11 @@ RANGE = (0.93, 0.97)
 TEXT = """
 ## Several models
 
-{experiments:,} studies a row of m models that are asked the same {n} problems, at a discordance of 10 percent.
-A problem is settled or a coin under each model, and for {shared:.0f} percent of them that is the same under all
-models: they are no independent witnesses. The models' true effects scatter about 0 with a standard deviation of
-`between` points. False: p < 0.05 for the mean of these models, where all have effect 0, and for the mean of new
-ones (target: at most 5). These: the interval holds the mean of these models' effects. New: that for new models
-holds 0 (target for both: {low:.0f} to {high:.0f}). Targets are give or take two standard
-errors of a rate, {slack:.1f} percent.
+{experiments:,} studies a row of m models that are asked the same {n} problems, at a discordance of 10 percent. A problem is
+settled or a coin under each model; for {shared:.0f} percent this is the same under all, so models are no independent
+witnesses. Their true effects scatter about 0 with a standard deviation of `between` points. These, new: p < 0.05 for
+the mean of these models, where all have effect 0, and of new ones (at most 5). Covers: the interval holds its truth
+({low:.0f} to {high:.0f}). Targets are give or take two standard errors, {slack:.1f}.
 """
 
 
@@ -86,17 +85,14 @@ def section(rates: Sequence[StudyRates]) -> tuple[str, list[str]]:
 
     def judged(what: str, one: StudyRates, rate: float, low: float, high: float) -> str:
         if low - slack <= rate <= high + slack:
-            return f"{100 * rate:.1f} yes"
+            return f"{100 * rate:.1f}"
         missed.append(f"{what} {100 * rate:.1f}: {one.study}")
-        return f"**{100 * rate:.1f} no**"
+        return f"**{100 * rate:.1f}**"
 
-    lines = [
-        ("m", "k", "between", "false, these", "false, new", "these covers", "new covers"),
-        ("---",) * 7,
-    ]
+    rows = []
     for one in rates:
         same = one.study.between == 0
-        lines.append(
+        rows.append(
             (
                 str(one.study.m),
                 str(one.study.k),
@@ -110,4 +106,4 @@ def section(rates: Sequence[StudyRates]) -> tuple[str, list[str]]:
     text = TEXT.format(
         experiments=experiments, n=N, shared=100 * SHARED, slack=100 * slack, low=100 * RANGE[0], high=100 * RANGE[1]
     )
-    return text + "\n" + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n", missed
+    return text + table(("m", "k", "between", "these", "new", "covers these", "covers new"), rows), missed
