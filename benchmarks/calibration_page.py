@@ -21,7 +21,7 @@ HEAD = """\
 Written by `{command}` with seed {seed} at {revision:.12}, {date}; do not edit. Simulated experiments with a known truth
 show whether the tests and intervals of `harness/analysis` keep their promises.
 
-{experiments:,} experiments a row: a rate near 5 or 95 has a standard error of {error:.2f}. All rates are percentages. One
+{experiments:,} experiments a row: a rate near 5 or 95 has a standard error of {error:.2f}. Rates are percentages. One
 that misses its target is **bold**; rows at {reported:g} percent discordance have no target. n = 500 unless said.
 
 Populations: `undecided`, every problem is settled or a coin, as the power formula assumes; `beta`, chances of success

@@ -181,7 +181,7 @@ def main() -> None:
     print(table(rows))
     if not names:
         path = Path(__file__).parent / "CONTROLS.md"
-        facts = "\n".join(f"- {name}: {value}" for name, value in report.facts("make controls").items())
+        facts = report.say_when(report.facts("make controls"), {})
         path.write_text(HEAD.format(facts=facts, share=100 * SHARE) + table(rows), encoding="utf-8")
     if missed:
         sys.exit("not called by its name: " + "; ".join(missed))
@@ -191,11 +191,9 @@ HEAD = """\
 # Controls with known truth
 
 Written by `make controls`; do not edit. In a copy of [the greedy run](../tests/data/greedy_run) the completions of one
-condition were changed for {share:.0f} percent of the problems (`a part of the answer`: as many as could be);
-then the run was graded and read again. Every row must name what was changed and nothing else: the verdict of `mless
-table`, the part of the difference and the shares that grew (`--mediators`), and the graders that see another difference
-than ours (`--audit`). Without a box, math_verify still reads a number in the text, and the study's rule takes a missing
-answer for a part of the gold one.
+condition were changed for {share:.0f} percent of the problems; then the run was graded and read again. Every row must
+name what was changed and nothing else: the verdict of `mless table`, the part of the difference and the shares that
+grew (`--mediators`), and the graders that see another difference than ours (`--audit`).
 
 {facts}
 

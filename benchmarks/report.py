@@ -52,19 +52,24 @@ def facts(command: str) -> dict[str, str]:
 def section(figures: Mapping[str, Any], shared: Mapping[str, str] | None = None) -> str:
     """A benchmark's figures as a Markdown section; its facts are named but for those `shared` by the whole page."""
     lines = [f"## {figures['title']}", "", str(figures["what"]), ""]
-    lines += ["| measure | target | measured | ratio | target met |", "| --- | --- | --- | ---: | --- |"]
+    lines += ["| measure | measured | ratio | target |", "| --- | --- | ---: | --- |"]
     for one in figures["rows"]:
         ratio = "" if one["ratio"] is None else f"{one['ratio']:.3g}"
-        met = {True: "yes", False: "**no**", None: ""}[one["met"]]
-        lines.append(f"| {one['measure']} | {one['target'] or 'none set'} | {one['measured']} | {ratio} | {met} |")
+        missed = " **missed**" if one["met"] is False else ""
+        lines.append(f"| {one['measure']} | {one['measured']} | {ratio} | {one['target']}{missed} |")
     if figures.get("notes"):
         lines += ["", *(f"- {note}" for note in figures["notes"])]
     if measured := figures.get("facts"):
-        revision, changed, _ = measured["git revision"].partition("+changed")
-        own = [f"{name} {value}" for name, value in measured.items() if name not in {*(shared or {}), *MOMENT}]
-        lines += ["", f"Measured {measured['date']} at {revision[:12]}{changed} by `{measured['command']}`"]
-        lines[-1] += f"; {', '.join(own)}." if own else "."
+        lines += ["", say_when(measured, shared or {})]
     return "\n".join(lines)
+
+
+def say_when(facts: Mapping[str, str], shared: Mapping[str, str]) -> str:
+    """When, of which revision and by which command something was measured, and on what but for what is shared."""
+    revision, changed, _ = facts["git revision"].partition("+changed")
+    own = [f"{name} {value}" for name, value in facts.items() if name not in {*shared, *MOMENT}]
+    where = f"; {', '.join(own)}" if own else ""
+    return f"Measured {facts['date']} at {revision[:12]}{changed} by `{facts['command']}`{where}."
 
 
 def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str:
@@ -75,8 +80,8 @@ def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str
         for name, value in first.items()
         if name not in MOMENT and all(other.get(name) == value for other in others)
     }
-    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", "", "| shared by all | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in shared.items()]
+    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", ""]
+    lines += ["On " + ", ".join(f"{name} {value}" for name, value in shared.items()) + "."]
     for figures in sections:
         lines += ["", section(figures, shared)]
     return "\n".join(lines) + "\n"
