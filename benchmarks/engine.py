@@ -5,23 +5,23 @@ alternately. Timed is generation alone, from the first request added to the last
 for `mless run` every completion is journaled and graded on the way. Decoding is greedy over the bundled problems
 several times over, so that both sides should generate equally many tokens; both totals are reported.
 
-    python -m benchmarks.engine [--small] [--pairs 2] [--copies 9] [--set KEY=VALUE]
+    python -m benchmarks.engine [--small]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import statistics
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figures, row, section
-from benchmarks.runs import CONFIG, base_overrides, repeated_problems, run_mless, run_raw, say, work_folder, write_json
+from benchmarks.report import Figures, row
+from benchmarks.runs import CONFIG, alternate, base_overrides, repeated_problems, run_benchmark, run_mless, run_raw
 
-TARGET_CPU = 0.90
+ROUNDS, COPIES = 2, 9
+"""Runs of each side, and how often each bundled problem is asked."""
+TARGET = 0.90
 LEAST_SECONDS = 60
 SIDES = {
     "raw": "raw vLLM",
@@ -30,56 +30,23 @@ SIDES = {
 }
 
 
-def main() -> None:
-    """Measure, print a Markdown section, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
-    parser.add_argument("--pairs", type=int, help="rounds, each of one run a side (2; small 1)")
-    parser.add_argument("--copies", type=int, default=9, help="times that each bundled problem is asked")
-    parser.add_argument("--target", type=float, default=TARGET_CPU, help="least share of the raw tokens/s")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], help="of the run config, both sides")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    arguments = parser.parse_args()
-    figures = measure(
-        arguments.overrides,
-        pairs=arguments.pairs or (1 if arguments.small else 2),
-        copies=arguments.copies,
-        target=arguments.target,
-        small=arguments.small,
-    )
-    write_json(arguments.json, figures)
-    print(section(figures))
-
-
-def measure(overrides: Sequence[str], *, pairs: int, copies: int, target: float, small: bool = False) -> Figures:
-    """All figures, JSON-ready. Every second round goes backwards, so that a steady drift of the machine cancels."""
-    folder = work_folder(small) / "engine"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    copies = 1 if small else copies
+def measure(folder: Path, small: bool) -> Figures:
+    """All figures, JSON-ready."""
+    copies = 1 if small else COPIES
     problems = repeated_problems(folder, copies=copies, limit=8 if small else None)
-    dataset = f"dataset={json.dumps({'path': str(problems)})}"
-    common = [*base_overrides(), dataset, *overrides]
-    rounds: list[dict[str, dict[str, Any]]] = []
-    for number in range(pairs):
-        done = {}
-        for side in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
-            say(f"engine: round {number + 1} of {pairs}, {SIDES[side]}")
-            done[side] = _one(side, common, folder, f"{side}-{number + 1}")
-            say(f"engine: {done[side]['tokens']:,} tokens, {done[side]['tokens_per_second']:,} tokens/s")
-        rounds.append(done)
-    return _figures(rounds, target=target, copies=copies)
+    common = [*base_overrides(), f"dataset={json.dumps({'path': str(problems)})}"]
+
+    def ours(audit: str, name: str) -> dict[str, Any]:
+        return run_mless([*common, f"audit={audit}"], folder / name, folder / f"{name}.log")
+
+    def raw(name: str) -> dict[str, Any]:
+        return run_raw(CONFIG, folder / f"{name}.json", folder / f"{name}.log", common)
+
+    sides = {"raw": raw, "graded": partial(ours, "false"), "audited": partial(ours, "true")}
+    return _figures(alternate(sides, 1 if small else ROUNDS), copies=copies)
 
 
-def _one(side: str, overrides: Sequence[str], folder: Path, name: str) -> dict[str, Any]:
-    """One run of one side in a fresh process."""
-    log = folder / f"{name}.log"
-    if side != "raw":
-        return run_mless([*overrides, f"audit={json.dumps(side == 'audited')}"], folder / name, log)
-    return run_raw(CONFIG, folder / f"{name}.json", log, overrides)
-
-
-def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: int) -> Figures:
+def _figures(rounds: list[dict[str, dict[str, Any]]], *, copies: int) -> Figures:
     raw = statistics.median(one["raw"]["tokens_per_second"] for one in rounds)
     rows = [row(SIDES["raw"], f"{raw:,.0f} tokens/s")]
     for side in ("graded", "audited"):
@@ -91,9 +58,9 @@ def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: 
             row(
                 SIDES[side],
                 f"{speed:,.0f} tokens/s; each round {each}",
-                target=f"at least {target} of raw tokens/s",
+                target=f"at least {TARGET} of raw tokens/s",
                 ratio=ratio,
-                met=ratio >= target,
+                met=ratio >= TARGET,
             )
         )
         late = [one[side]["grading_after_last_completion_seconds"] for one in rounds]
@@ -122,4 +89,4 @@ def _figures(rounds: list[dict[str, dict[str, Any]]], *, target: float, copies: 
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, measure)

@@ -2,56 +2,38 @@
 
 Both sides are `mless run` on the same problems, greedily, each in a fresh process, in pairs whose order alternates.
 
-    python -m benchmarks.engines [--small] [--pairs 5] [--copies 5]
+    python -m benchmarks.engines [--small]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figures, row, section
-from benchmarks.runs import base_overrides, repeated_problems, run_mless, say, work_folder, write_json
+from benchmarks.report import Figures, row
+from benchmarks.runs import alternate, base_overrides, repeated_problems, run_benchmark, run_mless
 
+PAIRS, COPIES = 5, 5
+"""Runs of each side, and how often each bundled problem is asked."""
 RAY_SHARE = 0.9
 """Least share of the tokens/s of an engine in the run's own process that one engine in a Ray actor has."""
 SIDES = {"own": "in the run's process", "ray": "in a Ray actor"}
 
 
-def main() -> None:
-    """Measure, print a Markdown section, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
-    parser.add_argument("--pairs", type=int, help="pairs of runs (5; small 1)")
-    parser.add_argument("--copies", type=int, default=5, help="times that each bundled problem is asked")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    arguments = parser.parse_args()
-    pairs = arguments.pairs or (1 if arguments.small else 5)
-    figures = measure(pairs=pairs, copies=1 if arguments.small else arguments.copies, small=arguments.small)
-    write_json(arguments.json, figures)
-    print(section(figures))
-
-
-def measure(*, pairs: int, copies: int, small: bool) -> Figures:
+def measure(folder: Path, small: bool) -> Figures:
     """All figures, JSON-ready."""
-    folder = work_folder(small) / "engines"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    pairs, copies = (1, 1) if small else (PAIRS, COPIES)
     problems = repeated_problems(folder, copies=copies, limit=8 if small else None)
     common = [*base_overrides(), f"dataset={json.dumps({'path': str(problems)})}"]
-    rounds: list[dict[str, dict[str, Any]]] = []
-    for number in range(1, pairs + 1):
-        done = {}
-        for side in list(SIDES)[:: 1 if number % 2 else -1]:
-            say(f"engines: pair {number} of {pairs}, {SIDES[side]}")
-            engines = ["model.arguments.data_parallel_size=auto"] if side == "ray" else []
-            name = f"{side}-{number}"
-            done[side] = run_mless([*common, *engines], folder / name, folder / f"{name}.log")
-        rounds.append(done)
+
+    def run(engines: list[str], name: str) -> dict[str, Any]:
+        return run_mless([*common, *engines], folder / name, folder / f"{name}.log")
+
+    sides = {"own": partial(run, []), "ray": partial(run, ["model.arguments.data_parallel_size=auto"])}
+    rounds = alternate(sides, pairs)
     ratios = [one["ray"]["tokens_per_second"] / one["own"]["tokens_per_second"] for one in rounds]
     ratio = statistics.median(ratios)
     speeds = {side: statistics.median(one[side]["tokens_per_second"] for one in rounds) for side in SIDES}
@@ -83,4 +65,4 @@ def measure(*, pairs: int, copies: int, small: bool) -> Figures:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, measure)

@@ -5,18 +5,21 @@ python -m benchmarks.runs OUT CONFIG [KEY=VALUE ...]     one `vllm.LLM.generate`
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import Figures, section
 from harness.errors import EngineError
 from harness.experiment.config import load_config
 from harness.experiment.plan import Plan, make_plan, make_requests
@@ -31,6 +34,43 @@ LOG_BYTES = 2000
 """How much of a failed command's log is shown."""
 STOP_SECONDS = 20
 """A command that is told to end may take this long; then it is killed."""
+
+
+def run_benchmark(description: str | None, measure: Callable[[Path, bool], Figures]) -> None:
+    """A benchmark's command line: measure, print a Markdown section, and write the figures as JSON where asked.
+
+    Args:
+        description: The benchmark's docstring.
+        measure: Makes the figures, in an empty folder; `small` is a few problems, to see that it works.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    folder = work_folder(arguments.small) / Path(sys.argv[0]).stem
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    figures = measure(folder, arguments.small)
+    write_json(arguments.json, figures)
+    print(section(figures))
+
+
+def alternate(sides: Mapping[str, Callable[[str], dict[str, Any]]], rounds: int) -> list[dict[str, dict[str, Any]]]:
+    """Run every side in each round; every second round backwards, so that a steady drift of the machine cancels.
+
+    Args:
+        sides: Each makes one run in a fresh process, under the name that it gets.
+        rounds: How many.
+    """
+    done: list[dict[str, dict[str, Any]]] = []
+    for number in range(1, rounds + 1):
+        one = {}
+        for side in list(sides)[:: 1 if number % 2 else -1]:
+            say(f"round {number} of {rounds}, {side}")
+            one[side] = sides[side](f"{side}-{number}")
+            say(f"{one[side]['tokens']:,} tokens, {one[side]['tokens_per_second']:,} tokens/s")
+        done.append(one)
+    return done
 
 
 def work_folder(small: bool) -> Path:

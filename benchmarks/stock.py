@@ -12,17 +12,15 @@ exit. For `mless run` they are the receipt's generation seconds and the wall sec
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figures, Row, row, section
-from benchmarks.runs import CONDITIONS, base_overrides, read_json, run_logged, run_mless, say, work_folder, write_json
+from benchmarks.report import Figures, Row, row
+from benchmarks.runs import CONDITIONS, base_overrides, read_json, run_benchmark, run_logged, run_mless, say, write_json
 from harness import resources
 
 TARGET_GENERATION = 12
@@ -104,20 +102,11 @@ def main() -> None:
     if sys.argv[1:2] == ["lm_eval"]:
         _time_lm_eval(Path(sys.argv[2]), sys.argv[3:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a few problems, to see that it works")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    arguments = parser.parse_args()
-    figures = measure(small=arguments.small)
-    write_json(arguments.json, figures)
-    print(section(figures))
+    run_benchmark(__doc__, measure)
 
 
-def measure(*, small: bool = False) -> Figures:
+def measure(folder: Path, small: bool) -> Figures:
     """All figures, JSON-ready."""
-    folder = work_folder(small) / "stock"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     limit = SMALL_LIMIT if small else None
     say("stock: one mless run of three conditions")
     ours = run_mless(base_overrides(), folder / "mless", folder / "mless.log", limit=limit)

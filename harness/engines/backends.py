@@ -7,7 +7,7 @@ interruption costs one batch. They report no finish reason. Only servers are tol
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from harness.engines.engine_pool import EnginePool, check_engines, open_engines
 from harness.engines.lifetime import stopped
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
-from harness.errors import ConfigError, HarnessError, MissingDependencyError, ModelError, list_near
+from harness.errors import ConfigError, ModelError, list_near
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import sample_seed
-from harness.experiment.tokenizer import refuse_missing_folder, template_switches
+from harness.experiment.tokenizer import template_switches
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -51,72 +51,48 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     elif backend in served.PATHS:
         served.check_served(config)
     else:
-        refuse_unknown_backend(backend)
+        import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
+        from lm_eval.api.registry import model_registry
+
+        names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
+        if backend not in names:
+            raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
     if (switches := template_switches(arguments)) and Layout.CHAT not in config.layouts:
         got = ", ".join(config.layouts)
         raise ConfigError(f"model.arguments sets {', '.join(switches)} of the chat template, but no layout of [{got}].")
     return wanted
 
 
-def refuse_unknown_backend(backend: str) -> None:
-    """Raise ConfigError if there is no backend of this name."""
-    import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
-    from lm_eval.api.registry import model_registry
-
-    names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
-    if backend not in names:
-        raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
-
-
-@contextmanager
 def open_backend(
-    backend: str,
-    arguments: Mapping[str, Any],
-    *,
-    sampled: bool,
-    engines: str | None = None,
-    most: int | None = None,
-    log: Path | None = None,
-) -> Iterator[VLLMEngine | EnginePool | served.ServedModel | LmEvalBackend]:
-    """Load the model, and shut it down at the end of the context.
+    backend: str, arguments: Mapping[str, Any], *, sampled: bool, engines: str | None, most: int, log: Path
+) -> AbstractContextManager[VLLMEngine | EnginePool | served.ServedModel | LmEvalBackend]:
+    """Load the model; it is shut down at the end of the context.
 
     Args:
         backend: `vllm` for our engine, one of `served.PATHS` for a server, else the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
         engines: A number, `auto`, or None for what the arguments say; for `vllm` alone.
-        most: The number of requests, if it is known: no more engines are started.
+        most: The number of requests: no more engines are started.
         log: Takes what the libraries of several engines print.
 
     Raises:
-        ConfigError: no such backend, or an argument that cannot be obeyed.
+        ConfigError: an argument that cannot be obeyed.
         ModelError: no such model, or the backend does not start.
-        MissingDependencyError: the backend's package is not installed.
     """
-    name = str(arguments.get("pretrained") or "")
-    if name:
-        refuse_missing_folder(name)
     if backend == "vllm":
         wanted = check_engines(engines, arguments)
-        with closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log)) as engine:
-            yield engine
-        return
+        return closing(open_engines(arguments, wanted, sampled=sampled, most=most, log=log))
     if backend in served.PATHS:
-        with closing(served.ServedModel(backend, arguments)) as model:
-            yield model
-        return
-    refuse_unknown_backend(backend)
+        return closing(served.ServedModel(backend, arguments))
     try:
         from lm_eval.api.registry import get_model
 
         model = get_model(backend).create_from_arg_obj({"batch_size": LM_EVAL_BATCH_SIZE, **arguments})
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"The backend {backend!r} needs the package {error.name!r}.") from error
-    except HarnessError:
-        raise
     except Exception as error:  # whatever lm-eval, transformers or a server's client raises
+        name = str(arguments.get("pretrained") or "")
         raise ModelError(explain_start_error(name, error, program=f"The backend {backend!r}")) from error
-    yield LmEvalBackend(model)  # lm-eval's models end with the process
+    return nullcontext(LmEvalBackend(model))  # lm-eval's models end with the process
 
 
 class LmEvalBackend:

@@ -72,7 +72,6 @@ class EnginePool:
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
-        self._worked: list[_Engine] = []
         self._turned = time.monotonic()
 
     def facts(self) -> dict[str, Any]:
@@ -103,10 +102,6 @@ class EnginePool:
                 self._drop([engine for engine in self._engines if not engine.facts])
             self._hand_out(math.ceil(left / max(1, len(self._engines))))
             yield self._collect()
-
-    def describe_work(self) -> list[dict[str, Any]]:
-        """The devices and the number of samples of each engine that made any, for the run's receipt."""
-        return [{"device_names": one.facts["device_names"], "samples": one.samples} for one in self._worked]
 
     def close(self) -> None:
         """End all engines and drop what is unfinished. A second Ctrl-C must not leave them behind."""
@@ -151,7 +146,6 @@ class EnginePool:
             finished += [(engine.held.pop(number), done) for number, done in answer]
             if answer and not engine.samples:
                 self._fruitless = 0
-                self._worked.append(engine)
             engine.samples += len(answer)
         self._look(list(calls.values()))
         return finished

@@ -12,7 +12,6 @@ only a signal to the main thread could interrupt it. So one thread waits there, 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
@@ -67,17 +66,8 @@ def process_identity(process_id: int) -> str:
 
 
 def _end_with(owner: str) -> None:
-    try:
-        end = select.poll()
-        end.register(os.pidfd_open(int(owner.partition(":")[0])), select.POLLIN)
-    except (OSError, AttributeError):  # already gone; or a kernel before 5.3, or a sandbox that forbids it
-        end = None
-    # The identity is read after the descriptor was opened, so that the descriptor is proven to be the owner's.
     while process_identity(int(owner.partition(":")[0])) == owner:
-        if end:
-            end.poll()
-        else:
-            time.sleep(ENGINE_TURN_SECONDS)
+        time.sleep(ENGINE_TURN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
-from harness.constants import MAX_GEN_TOKS
+from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
 from harness.engines.engine_pool import check_engines, open_engines
 from harness.errors import ConfigError
 from harness.experiment.plan import Request
@@ -57,7 +57,7 @@ class MlessVLLM(LM):  # type: ignore[misc]
     """
 
     def __init__(
-        self, *, seed: int = 1234, sampled: bool = True, max_gen_toks: int = MAX_GEN_TOKS, **arguments: Any
+        self, *, seed: int = DEFAULT_SEED, sampled: bool = True, max_gen_toks: int = MAX_GEN_TOKS, **arguments: Any
     ) -> None:
         super().__init__()
         model = ModelTokenizer.from_arguments(arguments)

@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.constants import EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS, QUOTED_CHARACTERS
 from harness.engines.lifetime import CONTINUE, stopped
-from harness.engines.vllm import Finished, VLLMEngine, restore_environment
+from harness.engines.vllm import Finished, VLLMEngine
 from harness.errors import EngineError, HarnessError
 from harness.experiment.plan import Request
 
@@ -44,8 +44,8 @@ class EngineActor:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
         for name in [name for name in os.environ if name.startswith("VLLM_DP_")]:
             del os.environ[name]  # a launcher's, meant for its own ranks: vLLM would wait for the others
-        # where nobody set it Ray did, from a number of CPUs that we do not ask for
-        restore_environment({"OMP_NUM_THREADS": threads})
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, from a number of CPUs that we do not ask for
+        os.environ |= {"OMP_NUM_THREADS": threads} if threads else {}
         try:
             with open(log or os.devnull, "ab") as file:
                 os.dup2(file.fileno(), 1)

@@ -41,7 +41,6 @@ BUSY = (429, 500, 502, 503, 504)
 _KNOWN = (
     *("base_url", "model", "tokenizer", "tokenizer_revision", "revision", "trust_remote_code", "max_length"),
     *("chat_template_args", "enable_thinking", "num_concurrent", "max_retries", "timeout", "header"),
-    "verify_certificate",
 )
 """Model arguments of a served model, with lm-eval's names and meanings."""
 
@@ -90,7 +89,6 @@ class ServedModel:
         self._window = int(arguments.get("num_concurrent") or SERVED_WINDOW)
         self._retries = int(arguments.get("max_retries", SERVED_RETRIES))
         self._timeout = float(arguments.get("timeout") or SERVED_TIMEOUT)
-        self._certificate = arguments.get("verify_certificate", True)
         key = os.environ.get("OPENAI_API_KEY")
         self._headers = arguments.get("header") or ({"Authorization": f"Bearer {key}"} if key else {})
         switches = template_switches(arguments)
@@ -140,9 +138,8 @@ class ServedModel:
     async def _connect(self) -> ClientSession:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-        connector = TCPConnector(limit=self._window, ssl=bool(self._certificate))
         timeout = ClientTimeout(total=self._timeout, sock_connect=SERVED_CONNECT_SECONDS)
-        return ClientSession(connector=connector, timeout=timeout, headers=self._headers)
+        return ClientSession(connector=TCPConnector(limit=self._window), timeout=timeout, headers=self._headers)
 
     async def _describe(self) -> dict[str, Any] | None:
         """What the server's list of models says of this one; None if it has no such list."""
@@ -194,16 +191,15 @@ class ServedModel:
         vLLM's server is told all, as it fills in what is left out from the model's generation_config.json. Other
         servers may not know what is not OpenAI's, so what is switched off is left out.
         """
-        sampling = request.sampling.openai()
+        values = {"model": self._model, **request.sampling.openai()}
         if (self._served or {}).get("owned_by") == "vllm":  # special tokens are kept, as by our own engine
-            kept = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-            sampling = {**request.sampling.vllm(), **kept}
-        seed = {} if request.seed is None else {"seed": request.seed}
-        values = {"model": self._model, **sampling, **seed}
+            values |= request.sampling.vllm()
+            values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+        if request.seed is not None:
+            values["seed"] = request.seed
         if request.turns is not None:
-            return {**values, "messages": list(request.turns), **self._fixed}
-        ids = request.prompt_token_ids
-        return {**values, "prompt": request.prompt if ids is None else list(ids)}
+            return {**values, "messages": request.turns, **self._fixed}
+        return {**values, "prompt": request.prompt_token_ids or request.prompt}
 
 
 async def _cancel(running: Mapping[asyncio.Task[Finished], Request]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,8 +35,6 @@ FINISHED = ("stop", "length", "repetition")
 """The finish reasons of a completion. `abort` and `error` end a request without one."""
 
 SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
-INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
-TRITON_VARIABLE = "TRITON_F32_DEFAULT"
 
 RENAMED = {"pretrained": "model", "max_length": "max_model_len"}
 """lm-eval's names of engine arguments, with vLLM's."""
@@ -97,11 +94,11 @@ class VLLMEngine:
 
     def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
         given = engine_arguments(arguments)
-        self._before = {name: os.environ.get(name) for name in (INVARIANT_VARIABLE, TRITON_VARIABLE)}
         if given.pop("batch_invariant", False):
-            os.environ[INVARIANT_VARIABLE] = "1"  # vLLM reads it in the engine's processes, and here for each request
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"  # read in the engine's processes, and here for each request
         if str(given.get("dtype")).removeprefix("torch.") in ("float32", "float"):
-            _ask_for_true_float32()
+            # vLLM's attention for float32 is a Triton kernel, whose default on NVIDIA GPUs is tf32: 10 bits of mantissa
+            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
         _prepare_environment()
         try:
             from vllm import EngineArgs, LLMEngine, envs
@@ -218,7 +215,6 @@ class VLLMEngine:
             self._calls.close()
             self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
             self._errors.close()
-        restore_environment(self._before)  # another engine in this process may be asked for otherwise
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,15 +259,6 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
         )
 
 
-def restore_environment(before: Mapping[str, str | None]) -> None:
-    """Give environment variables the values that they had; None where they were not set."""
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
 def device_type() -> str | None:
     """The kind of device that vLLM would use: `cpu`, `cuda`, `rocm`, `xpu`, `tpu`; None without vLLM or a device.
 
@@ -291,18 +278,6 @@ def _prepare_environment() -> None:
     os.environ.setdefault(SPAWN_VARIABLE, "spawn")
     # Its errors belong beside those of Python; standard output is for results.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-
-
-def _ask_for_true_float32() -> None:
-    """Make Triton multiply float32 in float32. On NVIDIA GPUs its default is tf32, with 10 bits of mantissa.
-
-    vLLM's attention for float32 is a Triton kernel that leaves the choice to Triton. Triton's cache of compiled kernels
-    tells the two apart.
-    """
-    chosen = os.environ.setdefault(TRITON_VARIABLE, "ieee")
-    if chosen != "ieee":
-        told = f"mless: {TRITON_VARIABLE} is {chosen!r}: attention in float32 is then not computed in float32 on a GPU"
-        print(told, file=sys.stderr)
 
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:

@@ -197,7 +197,6 @@ def _generate_and_grade(
         JournalError: the journal holds samples that the plan has no place for.
     """
     from harness.engines.backends import open_backend
-    from harness.engines.engine_pool import EnginePool
 
     setting, places = identity.hash_setting(), plan.lines
     requests = {sample_key(request, setting): request for request in make_requests(plan, sampling)}
@@ -233,11 +232,11 @@ def _generate_and_grade(
             there = f": {known:,} of {len(requests):,} samples are in {folder.path} already" if known else ""
             print(f"mless: loading {plan.config.model.display_name}{there}", file=sys.stderr, flush=True)
             started = time.monotonic()
-            arguments, sampled = plan.config.model_arguments(), not sampling.greedy
-            opened = open_backend(
-                plan.config.model.backend, arguments, sampled=sampled, engines=engines, most=len(missing), log=log
-            )
-            with library_log(log), opened as backend:
+            name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
+            with (
+                library_log(log),
+                open_backend(name, arguments, sampled=sampled, engines=engines, most=len(missing), log=log) as backend,
+            ):
                 facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 _tell_other_device(folder, facts["device_names"])
@@ -260,8 +259,6 @@ def _generate_and_grade(
                     last = time.monotonic()
                     timing["generation_seconds"] = round(last - started, 2)
                     timing["tokens_per_second"] = round(timing["tokens"] / (last - started), 1)
-                    if isinstance(backend, EnginePool):
-                        timing["engines"] = backend.describe_work()
                     show(scorer.finish())
                     timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
         show(scorer.finish())

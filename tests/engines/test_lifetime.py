@@ -91,15 +91,3 @@ def test_another_process_with_the_owners_id_is_not_taken_for_it():
     assert watch(mine) == 0
     number, _, started = mine.partition(":")
     assert watch(f"{number}:{int(started) + 1}") == -9
-
-
-def test_without_pidfds_the_owner_is_looked_at_every_second():
-    code = f"import os; del os.pidfd_open; {WATCHING}"
-    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    environment = {**os.environ, OWNER_VARIABLE: process_identity(owner.pid)}
-    watching = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    time.sleep(1.5)
-    assert watching.poll() is None
-    owner.kill()
-    owner.wait()
-    assert watching.wait(20) == -9

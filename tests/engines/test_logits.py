@@ -42,6 +42,17 @@ def prompts(demo_tokenizer):
     ]
 
 
+def first_logprobs(engine, prompt):
+    """Log-probabilities of the TOP most likely first tokens of a completion."""
+    from vllm import SamplingParams, TokensPrompt
+
+    parameters = SamplingParams(temperature=0, max_tokens=1, logprobs=TOP)
+    engine._engine.add_request("logprobs", TokensPrompt(prompt_token_ids=list(prompt)), parameters)
+    while not (outputs := [output for output in engine._engine.step() if output.finished]):
+        pass
+    return {token: entry.logprob for token, entry in outputs[0].outputs[0].logprobs[0].items()}
+
+
 @pytest.fixture(scope="module")
 def checked(prompts):
     """The real engine's facts, and its differences [prompt, token] from Hugging Face with the same first tokens."""
@@ -51,7 +62,7 @@ def checked(prompts):
         engine = VLLMEngine(ARGUMENTS, sampled=False)
         try:
             for prompt in prompts:
-                found = engine.first_logprobs(prompt, TOP)
+                found = first_logprobs(engine, prompt)
                 with torch.inference_mode():
                     expected = reference(torch.tensor([list(prompt)])).logits[0, -1].double().log_softmax(dim=-1)
                 differences.append([abs(value - float(expected[token])) for token, value in found.items()])
