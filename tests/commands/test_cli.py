@@ -220,51 +220,42 @@ def test_dry_run_prints_the_plan_without_loading_a_model(capsys, monkeypatch, co
     assert "mless      raw     55" in done.stdout
 
 
+BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
+
+
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
         ({"colour": 1}, [], "unknown key 'colour'"),
-        (
-            {"conditions": ["wo", "mles"]},
-            [],
-            "got 'mles'.",
-        ),
-        ({"conditions": [{"name": "x", "unit": "/", "count": 0}]}, [], "got 0"),
-        ({"conditions": [{"name": "x", "unit": "/", "count": -5}]}, [], "got -5"),
+        ({"conditions": ["wo", "mles"]}, [], "got 'mles'"),
         ({"conditions": [{"name": "x", "unit": "qxzvkj"}]}, [], "the tokenizer splits the unit 'qxzvkj'"),
+        ({"conditions": ["wo", {"name": "x", "sentence": 9999}]}, [], "condition 'x': sentence: "),
         ({"dataset": {"path": "nowhere.jsonl"}}, [], "Data file nowhere.jsonl: No such file"),
         ({}, ["--set", "model.arguments.pretrained=./nowhere"], "Model folder ./nowhere does not exist"),
         ({}, ["--set", "model.arguments.pretrained=some/model"], "The hub could not be reached for some/model"),
         ({}, ["--set", "model.arguments.max_model_len=256"], "over the context of 256"),
-        ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'. Expected auto"),
-        ({}, ["--engines", "two"], "--engines is 'two'. Expected auto, or a number from 1"),
-        (
-            {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}},
-            ["--engines", "2"],
-            "--engines is 2, and model.backend is 'hf': only vllm has engines of our own",
-        ),
-        (
-            {},
-            ["--set", "model.arguments.enable_thinking=true"],
-            "sets enable_thinking of the chat",
-        ),
-        ({}, ["--set", "model.backend=vlm", "--dry-run"], "no model.backend 'vlm'. Expected vllm, or: "),
+        ({}, ["--set", "model.arguments.max_model_len=4k"], "expected a whole number above 0, got '4k'."),
+        ({}, ["--set", "model.arguments.data_parallel_size=0"], "data_parallel_size is '0'"),
+        ({}, ["--engines", "two"], "--engines is 'two'"),
+        (BASE, ["--engines", "2"], "--engines is 2, and model.backend is 'hf'"),
+        ({}, ["--set", "model.arguments.enable_thinking=true"], "sets enable_thinking of the chat"),
+        ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
+        ({}, ["--set", 'until=[""]'], "until.0: "),
+        ({}, ["--set", "name=.."], "name: String should match"),
+        ({}, ["--set", "sampling={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
+        ({}, ["--set", "seed=99999999999999999999999"], "seed: Input should be less than"),
+        ({}, ["-o", "/dev/null"], "/dev/null is a file: expected a folder"),
     ],
+    ids=str,
 )
-def test_bad_input_is_one_line_and_exit_code_2(config, changes, arguments, message, capsys, monkeypatch):
-    refused(here(capsys, monkeypatch, "run", config(**changes), *arguments), message)
+def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(config, changes, arguments, message, capsys, monkeypatch):
+    refused(here(capsys, monkeypatch, "run", config(**changes), *arguments, "--limit", "2", "--dry-run"), message)
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [
-        ("2024-13-45", "month must be in 1..12"),
-        ("9" * 5000, "Exceeds the limit"),
-        ("!!bool maybe", "'maybe'"),
-        ("[" * 3000, "recursion"),
-        ("a\x07", "special characters are not allowed"),
-    ],
+    [("2024-13-45", "month must be in 1..12"), ("!!bool maybe", "'maybe'"), ("[" * 3000, "recursion")],
     ids=lambda one: one[:12],
 )
 def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkeypatch, name, why):
@@ -272,13 +263,6 @@ def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkey
     done = here(capsys, monkeypatch, "run", str(tmp_path / "t.yaml"), "--dry-run")
     refused(done, "t.yaml is not valid YAML: ")
     assert why in done.stderr
-
-
-@pytest.mark.parametrize("text", ["2024-13-45", "9" * 5000, "[" * 3000], ids=lambda one: one[:12])
-def test_an_override_that_has_no_value_in_yaml_is_text(config, capsys, monkeypatch, text):
-    done = here(capsys, monkeypatch, "run", config(), "--dry-run", "--set", f"samples_per_problem={text}")
-    refused(done, "samples_per_problem: ")
-    assert len(done.stderr) < 400
 
 
 def test_a_file_that_is_no_run_is_not_called_damaged(config, capsys, monkeypatch):
@@ -293,13 +277,6 @@ def test_a_file_that_is_no_run_is_not_called_damaged(config, capsys, monkeypatch
 
 def test_the_command_itself_refuses_in_one_line(mless, config):
     refused(mless("run", config(colour=1)), "unknown key 'colour'")
-
-
-def test_a_broken_data_file_is_named_with_its_line(mless, config, tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"problem": "1+1?", "answer": "2", "unique_id": "a"}\n{"problem": "1+\n')
-    refused(
-        mless("run", config(dataset={"path": str(tmp_path / "d.jsonl")})), "d.jsonl, line 2: expected a JSON object"
-    )
 
 
 def test_chat_without_a_template_is_refused(config, tmp_path, capsys, monkeypatch):
@@ -343,26 +320,6 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
     refused_line = mless("fetch", config(), "--set", "model.arguments.pretrained=some/model")
     assert refused_line.returncode == 2
     assert "The hub could not be reached for some/model" in refused_line.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ("--set", "model.arguments.max_model_len=4k"),
-            "max_length: expected a whole number above 0, got '4k'.",
-        ),
-        (("--set", 'until=[""]'), "until.0: "),
-        (("--set", "name=.."), "name: String should match"),
-        (("--set", "sampling={temperature: .inf}"), "sampling.temperature: Input should be a finite number, got inf."),
-        (("--set", "seed=99999999999999999999999"), "seed: Input should be less than"),
-        (("--set", "conditions=[wo, {name: x, sentence: 9999}]"), "condition 'x': sentence: "),
-        (("-o", "/dev/null"), "/dev/null is a file: expected a folder"),
-    ],
-    ids=str,
-)
-def test_what_would_fail_in_a_run_is_refused_by_its_dry_run(capsys, monkeypatch, config, arguments, said):
-    refused(here(capsys, monkeypatch, "run", config(), "--limit", "2", "--dry-run", *arguments), said)
 
 
 @pytest.mark.parametrize(
