@@ -1,7 +1,7 @@
 """The exceptions that mless raises on purpose.
 
-Every message says four things: what happened, what was expected, what was found, and what to do. The command
-line prints the message alone and exits with code 2; a traceback therefore always means a bug in mless itself.
+Every message says what is wrong, the value and the place; what to do only where exactly one thing is. The command line
+prints the message alone and exits with code 2, so a traceback always means a bug in mless itself.
 """
 
 from __future__ import annotations
