@@ -51,23 +51,18 @@ def check_served(config: RunConfig) -> None:
     Raises:
         ConfigError: the address or the model's name is missing, an argument is unknown, or a chat API would get text.
     """
-    arguments, backend = config.model.arguments, config.model.backend
-    for name in ("base_url", "model"):
-        if not arguments.get(name):
-            raise ConfigError(
-                f"model.arguments.{name} is missing, which {backend} needs: see configs/runs/served.yaml."
-            )
-    for name in arguments:
-        if name not in _KNOWN:
-            near = list_near(name, _KNOWN)
-            raise ConfigError(f"model.arguments has {name!r}, which {backend} does not know. Near it: {near}.")
+    arguments, backend, layouts = config.model.arguments, config.model.backend, config.layouts
+    chat = Layout.CHAT
+    wrong = [f"model.arguments.{name} is missing" for name in ("base_url", "model") if not arguments.get(name)]
+    wrong += [f"no argument {name!r}, near it: {list_near(name, _KNOWN)}" for name in arguments if name not in _KNOWN]
     if config.sampling == "model_default":
-        raise ConfigError("`sampling: model_default` is in the model's own files, which a server does not show.")
-    if config.model.templates_itself and set(config.layouts) != {Layout.CHAT}:
-        got = ", ".join(config.layouts)
-        raise ConfigError(f"{backend} takes the turns of a chat: expected `layouts: [chat]`, got [{got}].")
-    if Layout.CHAT in config.layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
-        raise ConfigError(f"The layout `chat` is rendered here for {backend}, with model.arguments.tokenizer: add it.")
+        wrong.append("`sampling: model_default` is in the model's own files, which a server does not show")
+    if config.model.templates_itself and set(layouts) != {chat}:
+        wrong.append(f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]")
+    if chat in layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
+        wrong.append("the layout `chat` is rendered here, with model.arguments.tokenizer, which is missing")
+    if wrong:
+        raise ConfigError(f"model.backend {backend}: {wrong[0]}. See configs/runs/served.yaml.")
 
 
 class ServedModel:

@@ -28,7 +28,7 @@ from harness.constants import (
 from harness.engines import lifetime
 from harness.engines.gpus import gpu_driver
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
-from harness.errors import ConfigError, EngineError, MissingDependencyError, ModelError, list_near
+from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
 
 FINISHED = ("stop", "length", "repetition")
@@ -87,7 +87,6 @@ class VLLMEngine:
         sampled: Whether any request will be sampled. A CPU then needs whole prompts prefilled in one step.
 
     Raises:
-        MissingDependencyError: vLLM is not installed.
         ConfigError: an argument is unknown, changes prompts or cannot work on a CPU.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
@@ -104,10 +103,6 @@ class VLLMEngine:
             from vllm import EngineArgs, LLMEngine, envs
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"The engine needs the package {error.name!r}: install `mless[gpu]`, or `mless[cpu]` without a GPU."
-            ) from error
         except Exception as error:  # a wheel for another driver or another torch raises whatever it likes
             raise ModelError(explain_start_error(str(given.get("model")), error)) from error
         known = [field.name for field in fields(EngineArgs)]

@@ -266,17 +266,6 @@ def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_r
 
 
 @pytest.mark.slow
-def test_local_completions_without_a_length_are_refused_in_the_last_line(lm_eval, tmp_path):
-    arguments = f"model=demo,base_url=http://127.0.0.1:9/v1/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
-    done = lm_eval(
-        *("run", "--model", "local-completions", "--model_args", arguments, "--tasks", "math500_mless"),
-        *("--include_path", str(resources.folder("tasks")), "--limit", "1"),
-    )
-    assert done.returncode != 0
-    assert "max_length" in done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.slow
 def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
     """Raw and templated: lm-eval's tokens on the real engine are those that were checked, which hold one BOS."""
     import torch

@@ -346,28 +346,19 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(fake_
 
 
 @pytest.mark.parametrize("threads", ["4", None])
-def test_an_engine_has_the_number_of_threads_of_the_run_and_not_that_of_ray(threads, monkeypatch):
-    seen = []
-    engine = SimpleNamespace(facts=lambda: seen.append(os.environ.get("OMP_NUM_THREADS")) or {})
+def test_an_engine_has_the_number_of_threads_that_the_run_began_with(threads, fake_ray, monkeypatch):
+    seen, environment = [], ray_carrier.os.environ
+    engine = SimpleNamespace(facts=lambda: seen.append(environment.get("OMP_NUM_THREADS")) or {})
     monkeypatch.setattr(ray_carrier, "VLLMEngine", lambda *_, **__: engine)
     monkeypatch.setattr(ray_carrier.os, "dup2", lambda *_: None)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # Ray's
-    ray_carrier.EngineActor().load({}, False, None, threads)
-    assert seen == [threads]
-
-
-@pytest.mark.parametrize("threads", ["4", None])
-def test_the_carrier_sends_the_number_of_threads_that_the_run_began_with(threads, fake_ray, monkeypatch):
-    sent = []
-    load = SimpleNamespace(remote=lambda *arguments: sent.append(arguments[-1]))
+    load = SimpleNamespace(remote=lambda *arguments: ray_carrier.EngineActor().load(*arguments))
     actor = SimpleNamespace(remote=lambda: SimpleNamespace(load=load))
     fake_ray.init = lambda **_: None
     fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 500.0}}, {"Alive": False, "Resources": {"GPU": 1.0}}]
     fake_ray.remote = lambda _: SimpleNamespace(options=lambda **_: actor)
-    environment = ray_carrier.os.environ
     environment.update({"OMP_NUM_THREADS": threads} if threads else {})
     carrier = ray_carrier.RayCarrier({}, sampled=False)
-    environment["OMP_NUM_THREADS"] = "7"  # a library's, later
+    environment["OMP_NUM_THREADS"] = "1"  # Ray's, in the actor
     carrier.start()
     carrier.close()
-    assert sent == [threads] and carrier.gpus == [] and carrier.cores == 500
+    assert seen == [threads] and carrier.gpus == [] and carrier.cores == 500

@@ -141,43 +141,37 @@ def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our
     assert len(receipt["sessions"]) == 2 and receipt["timing"]["samples"] == total - first
 
 
-@pytest.mark.gpu
-@pytest.mark.slow
-def test_its_engine_killed_and_finished_it_has_the_same_verdicts(our_run, tmp_path):
-    folder = tmp_path / "run"
-    total = samples(our_run[0])
-    run = start(folder)
-    wait_for(run, folder, total // 4)
-    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
-    engine.kill()
-    killed = time.monotonic()
-    _, told = run.communicate(timeout=PATIENCE)
-    assert time.monotonic() - killed < 45, "vLLM alone would wait for ever"
-    assert run.returncode == 2, told
-    assert "mless: The engine process died in the middle of the run" in told.splitlines()[-1]
-    kept = samples(folder)
-    assert 0 < kept < total
-    goes_on(folder, our_run)
+INTERRUPTED = "mless: interrupted: "
+ENDS = [
+    pytest.param("engine", signal.SIGKILL, 2, "mless: The engine process died in the mi", marks=pytest.mark.gpu),
+    # on SIGTERM vLLM calls everything unfinished finished, as `abort`: none of that may be filed as a sample
+    ("engine", signal.SIGTERM, 2, "mless: The engine process died in the middle"),
+    ("engine", signal.SIGSTOP, 2, "mless: The engine has not answered for 30 seconds, and its process lives"),
+    ("group", signal.SIGINT, 130, INTERRUPTED),  # as a terminal does: everyone in the group gets it
+    ("run", signal.SIGTERM, 130, INTERRUPTED),  # a scheduler's, to the run alone
+]
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_the_same_command_continues(our_run, tmp_path):
-    folder = tmp_path / "run"
-    run = start(folder)
+@pytest.mark.parametrize(("victim", "number", "code", "said"), ENDS)
+def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
+    our_run, tmp_path, victim, number, code, said
+):
+    folder, total = tmp_path / "run", samples(our_run[0])
+    run = start(folder, environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"})
     wait_for(run, folder, 20)
     family = descendants(run)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
-    told = end(run, 130)
-    last = told.splitlines()[-1]
-    assert last.startswith("mless: interrupted: ") and "Run the same command again to continue." in last
-    assert "Traceback" not in told
-    assert gone(family)
-    kept = samples(folder)
-    assert f"interrupted: {kept} of {samples(our_run[0])} samples are safe" in last
-    run = start(folder)
-    wait_for(run, folder, kept + 20)
-    run.terminate()  # a scheduler's SIGTERM, to the run alone
-    told = end(run, 130)
+    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline())]
+    {"engine": engine.send_signal, "run": run.send_signal, "group": lambda n: os.killpg(run.pid, n)}[victim](number)
+    ended = time.monotonic()
+    told = end(run, code)
+    assert time.monotonic() - ended < 150, "vLLM alone would wait for ever"
+    last, kept = told.splitlines()[-1], samples(folder)
+    assert last.startswith(said) and "un the same command again to continue." in last and "Traceback" not in last
+    assert f"interrupted: {kept} of {total} samples are safe" in last or said != INTERRUPTED
+    assert 0 < kept < total and gone(family)
+    reasons = {json.loads(line).get("finish_reason") for line in read_stored(folder / "journal.jsonl").splitlines()}
+    assert reasons <= {None, "stop", "length"}
     goes_on(folder, our_run)
 
 
@@ -199,40 +193,6 @@ def test_killed_twenty_times_at_random_it_still_has_the_same_verdicts(our_run, t
             killed += 1
         run.communicate(timeout=PATIENCE)
         assert gone(family)
-    goes_on(folder, our_run)
-
-
-@pytest.mark.slow
-def test_an_engine_told_to_stop_leaves_no_half_samples(our_run, tmp_path):
-    """On SIGTERM vLLM calls everything unfinished finished, as `abort`: none of that may be filed as a sample."""
-    folder = tmp_path / "run"
-    run = start(folder)
-    wait_for(run, folder, 20)
-    (engine,) = [p for p in descendants(run) if "EngineCore" in " ".join(p.cmdline())]
-    engine.terminate()
-    told = end(run, 2)
-    assert "mless: The engine process died" in told.splitlines()[-1]
-    reasons = {json.loads(line).get("finish_reason") for line in read_stored(folder / "journal.jsonl").splitlines()}
-    assert reasons <= {None, "stop", "length"}
-    goes_on(folder, our_run)
-
-
-STALLING = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"}
-
-
-@pytest.mark.slow
-def test_an_engine_that_hangs_ends_the_run_and_the_same_command_continues(our_run, tmp_path):
-    folder = tmp_path / "run"
-    run = start(folder, environment=STALLING)
-    wait_for(run, folder, 20)
-    family = descendants(run)
-    (engine,) = [p for p in family if "EngineCore" in " ".join(p.cmdline())]
-    engine.suspend()
-    told = end(run, 2)
-    last = told.splitlines()[-1]
-    assert "mless: The engine has not answered for 30 seconds, and its process lives" in last
-    assert "run the same command again to continue" in last
-    assert gone(family), "the hung engine is killed"
     goes_on(folder, our_run)
 
 

@@ -50,7 +50,8 @@ TEXTS = [
         "AssertionError: Error in memory profiling. Initial free memory 70.1 GiB, current free memory 75.3 GiB.",
         "Another process freed GPU memory while vLLM measured its own.",
     ),
-    # vllm/config/device.py
+    # Python's importlib; vllm/config/device.py
+    ("ModuleNotFoundError: No module named 'vllm'", "Install `mless[gpu]`, or `mless[cpu]` on a machine without GPU."),
     ("RuntimeError: Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", "vLLM sees no device"),
     # NCCL, src/misc/shmutils.cc, and Python's multiprocessing
     (
