@@ -7,7 +7,6 @@ What qualifies the numbers is drawn with them: the definition and what is left o
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def read_curves(panel: Panel, config: FigureConfig, traces: AttentionTraces, pro
             view="full" if shows.view == "full" else "aligned",
             baseline=subtracted,
             definition=config.definition,
-            exclude_first=panel.head.exclude_first_token,
+            exclude_first=config.exclude_first_token,
             problem_ids=problems,
         )
         for condition, curve in zip(shows.series, curves, strict=False):
@@ -158,7 +157,7 @@ def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Dat
     one_meaning = len(dict(meant)) == len(meant) == len({colour for _, colour in meant})
     together = one_meaning and bars is None
     letters = 72 * style.INCHES / (heads * (1 + beside)) / (LETTER * style.FONT)  # that fit above a panel
-    above = 0 if together else 1.35 * style.FONT
+    above = 0 if together else 1.6 * style.FONT
     with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=together) as figure:
         grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*[heads] * beside, *[1] * heads])
         for panel in config.panels:
@@ -220,9 +219,8 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame, letters: flo
 def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
     """The config's ends of the axis, or one scale for the row, with room for the region's name."""
     shown = row[row["x"].between(*panel.shows.limits)]
-    bands = shown.loc[2 * shown["count"] >= shown["prompts"], ["low", "high"]]
-    values = pandas.concat([shown["mean"], bands["low"], bands["high"]])
-    low, high = values.min() if panel.shows.subtracted else 0.0, values.max()
+    low = float(np.nanmin(shown[["mean", "low"]])) if panel.shows.subtracted else 0.0
+    high = float(np.nanmax(shown[["mean", "high"]]))
     span = (high - low) or 1.0
     room = 0.3 if shown["in_filler"].any() else 0.05
     axes.set_ylim(panel.y_limits or (low - (0.05 * span if low else 0), high + room * span))
@@ -264,58 +262,47 @@ def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     """A group of bars for each model and layout. Published accuracies have no interval, and are shown as given."""
-    groups = list(style.split_settings(table))
+    groups, measured = list(style.split_settings(table)), not table["reference"].any()
     numbered = table.assign(group=table.groupby(["model", "layout"], sort=False, observed=True).ngroup())
     for place, (condition, colour) in enumerate(BAR_COLOURS.items(), start=-1):
         rows = numbered[numbered["condition"] == condition]
-        xs, heights, highs = rows["group"] + place * 0.27, rows["accuracy"], rows["accuracy_high"]
-        axes.bar(
-            xs,
-            heights,
+        mean, ends = rows["accuracy"], (rows["accuracy_low"], rows["accuracy_high"])
+        bars = axes.bar(
+            rows["group"] + place * 0.27,
+            mean,
             0.25,
-            yerr=[heights - rows["accuracy_low"], highs - heights],
-            capsize=2,
+            yerr=[mean - ends[0], ends[1] - mean] if measured else None,
             color=colour,
             edgecolor=style.INK,
             linewidth=0.6,
-            error_kw={"elinewidth": 0.9, "ecolor": style.INK, "capthick": 0.9},
+            error_kw={"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2},
             label=style.label(condition),
         )
-        for x, height, high in zip(xs, heights, highs, strict=True):
-            measured = high == high
-            text = f"{height:.1f}" if measured else f"{height:g}"
-            axes.text(x, (high if measured else height) + 0.5, text, ha="center", fontsize=style.FONT - 1.5)
+        axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=style.FONT - 1.5)
     low, high = limits
     low = low if low < table["accuracy"].min() else 0
     axes.set_ylim(low, max(high, table["accuracy_high"].fillna(table["accuracy"]).max() + 3))
     letters = int(28 * style.INCHES / (LETTER * style.FONT) / len(groups))
     axes.set_xticks(range(len(groups)), [textwrap.fill(name, letters) for name in groups])
-    interval = "" if table["reference"].any() else ", 95 % score interval"
+    interval = ", 95 % score interval" if measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {low:g}")
     style.tidy(axes, grid="y")
 
 
 def _note(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> str:
     """What the numbers stand on."""
-    return " ".join(_sentences(config, curves, bars))
-
-
-def _sentences(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> Iterator[str]:
-    chosen = curves[curves["kind"] == "curve"]
-    counts = chosen.groupby(["row", "column"])["prompts"].max()
-    if counts.max() == 1:
-        yield f"One prompt: {', '.join(chosen['problem'].unique())}."
-    else:
-        yield f"n = {', '.join(map(str, counts.unique()))} prompts a panel. Bands: 95 % bootstrap intervals over"
-        yield "prompts. Dotted, without band: positions that fewer than half of the prompts reach."
+    one = curves["problem"].dropna().unique()
+    counts = curves.loc[curves["kind"] == "curve"].groupby(["row", "column"])["prompts"].max().unique()
+    said = [f"One prompt: {', '.join(one)}." if len(one) else f"n = {', '.join(map(str, counts))} prompts a panel."]
+    if not len(one):
+        said.append("Bands: 95 % bootstrap intervals over prompts. Dotted, without band: fewer than half reach so far.")
     if any(row.y_limits for row in config.rows):
-        yield "Axes with fixed ends cut off what lies above."
+        said.append("Axes with fixed ends cut off what lies above.")
     if config.prompts.flip:
-        yield f"Selected on outcome: {config.prompts.flip.replace('_', ' ')}."
-        yield "Dashed: matched problems that did not flip."
-    yield from (f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique())
-    yield EXPLAINED[config.definition]
+        said.append(f"Selected on outcome: {config.prompts.flip.replace('_', ' ')}. Dashed: matched, not flipped.")
+    said += [f"{note[0].upper()}{note[1:]}." for note in curves["note"].dropna().unique()]
+    said.append(EXPLAINED[config.definition])
     if bars is not None:
         source = bars["reference"].iloc[0] or f"{bars['n'].min()} problems"
-        yield f"Bars: {source}."
-    yield config.note or ""
+        said.append(f"Bars: {source}.")
+    return " ".join([*said, config.note or ""])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -79,7 +79,6 @@ class HeadConfig(Strict):
         title: The panel's title. By default name and label.
         name: The model's name in the title. By default the figure's.
         model: Another model than the figure's.
-        exclude_first_token: Another choice than the figure's.
     """
 
     layer: StrictInt = Field(ge=0)
@@ -88,7 +87,6 @@ class HeadConfig(Strict):
     title: str | None = None
     name: str | None = None
     model: str | None = None
-    exclude_first_token: bool | None = None
 
     @property
     def counted(self) -> str:
@@ -183,7 +181,8 @@ class FigureConfig(Strict):
         definition: Whose attention is averaged: of the tokens that the prompt without filler has too (`common`), or of
             all later ones, filler included (`published`).
         y_label: The label of the vertical axis.
-        exclude_first_token: Whether the first token, which takes most of the weight in many heads, is left out.
+        exclude_first_token: Whether the first token, which takes most of the weight in many heads, is left out. By
+            default it is for Llama and Gemma, as in the study.
         heads: The columns of panels.
         rows: The rows of panels.
         models: A panel of activations for each.
@@ -237,18 +236,15 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        return list(self._panels())
-
-    def _panels(self) -> Iterator[Panel]:
-        own = looks(self.conditions)
+        own, found = looks(self.conditions), []
         for place, row in enumerate(self.rows):
             chosen = {name: _look(own[name], one.colour) for name, one in row.series.items()}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
-                first = self.exclude_first_token if head.exclude_first_token is None else head.exclude_first_token
                 name = head.name or self.model_name or model.rstrip("/").rpartition("/")[2]
-                whole = head.model_copy(update={"model": model, "exclude_first_token": first, "name": name})
-                yield Panel(place, column, whole, row, chosen)
+                whole = head.model_copy(update={"model": model, "name": name})
+                found.append(Panel(place, column, whole, row, chosen))
+        return found
 
 
 def _look(own: Look, colour: str | None) -> Look:

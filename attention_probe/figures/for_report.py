@@ -13,7 +13,7 @@ from attention_probe.figures.attention_curves import EXPLAINED
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import Definition
 from harness.display.figures.lines import draw_curve
-from harness.display.figures.style import add_panels, drawing, label, looks, panel_grid
+from harness.display.figures.style import label, looks, panels
 from harness.display.report.page import AttentionFile
 
 
@@ -57,16 +57,14 @@ def read_attention(
 
 def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
     """A panel for each head: its curves with their bands."""
-    down, across = panel_grid(len(heads))
-    with drawing(0.5 + 1.6 * down, "") as figure:
-        panels = add_panels(figure, heads)
-        for axes, curves in zip(panels, heads.values(), strict=True):
+    with panels(heads, "", 1.6) as (figure, grid):
+        for axes, curves in zip(grid, heads.values(), strict=True):
             for curve, look in zip(curves, looks(curve.condition for curve in curves).values(), strict=True):
                 draw_curve(axes, as_frame([curve]), look, label(curve.condition), linewidth=1)
             axes.set_ylim(bottom=0)
-        for axes in panels[::across]:
+        for axes in grid[::3]:
             axes.set_ylabel("Attention")
-        for axes in panels[-across:]:
+        for axes in grid[-3:]:
             axes.set_xlabel("Token position (filler left out)")
     return figure
 

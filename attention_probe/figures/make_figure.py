@@ -25,7 +25,7 @@ from attention_probe.probe import run_probe
 from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.traces import AttentionTraces
-from harness.display.figures.saving import write_figure
+from harness.display.figures.style import write_figure
 from harness.runs import receipts
 
 

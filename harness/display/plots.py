@@ -14,8 +14,7 @@ from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
 from harness.display.figures.lines import draw_dose
-from harness.display.figures.saving import write_figure
-from harness.display.figures.style import without_contrasts, without_yardsticks
+from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
 from harness.errors import ComparisonError
 from harness.runs.comparable import join
 from harness.runs.find_runs import locate

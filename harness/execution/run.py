@@ -144,7 +144,7 @@ def finish(path: Path) -> None:
     """
     from harness.analysis.outcomes import accuracy_table
     from harness.display.figures.dots import draw_accuracies
-    from harness.display.figures.saving import save_figure
+    from harness.display.figures.style import save_figure
     from harness.experiment.conditions import find_yardsticks
     from harness.lm_eval_plugin.write_results import export
 

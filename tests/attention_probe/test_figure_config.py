@@ -126,16 +126,14 @@ def test_panels_titles_legends_and_limits_are_the_studys(path):
     assert {row.limits for row in config.rows if row.view == "aligned"} <= {(0, 60)}
     assert {row.limits for row in config.rows if row.view == "full"} <= {(0, 120)}
     assert [panel.y_limits for panel in config.panels] == [(0, top) for top in tops]
-    for panel in config.panels:
-        assert bool(panel.head.exclude_first_token) == panel.head.model.startswith(("meta-llama/", "google/"))
+    left_out = {"meta-llama/Llama-3.1-8B-Instruct": True}.get(config.model)
+    assert config.exclude_first_token == left_out  # for others it follows from the model's family
 
 
 def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
-    (panel,) = load(tmp_path).panels
-    assert panel.head.exclude_first_token is None
+    assert load(tmp_path).exclude_first_token is None
     assert [leaves_out_first_token(header(t)) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
-    (panel,) = load(tmp_path, MINIMAL, "exclude_first_token=false").panels
-    assert panel.head.exclude_first_token is False
+    assert load(tmp_path, MINIMAL, "exclude_first_token=false").exclude_first_token is False
 
 
 def test_what_a_head_leaves_out_is_the_figures(tmp_path):

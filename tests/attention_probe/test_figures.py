@@ -23,8 +23,7 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
-from harness.display.figures.saving import write_figure
-from harness.display.figures.style import LOOKS
+from harness.display.figures.style import LOOKS, write_figure
 from harness.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,7 +238,7 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have
         # five prompts of 58 to 70 tokens, the last of which has no value: three reach 62
         assert x[shown].max() == 62 + FILLER and np.isfinite(dotted.get_ydata()).sum() == 69 + FILLER
         assert all(path.vertices[:, 0].max() <= 62 + FILLER for band in axes.collections for path in band.get_paths())
-    assert "Dotted, without band: positions that fewer than half" in " ".join(figure.get_supxlabel().split())
+    assert "Dotted, without band: fewer than half" in " ".join(figure.get_supxlabel().split())
 
 
 def test_a_line_breaks_where_no_prompt_has_a_value(traces):
@@ -290,7 +289,7 @@ def test_selection_on_outcome_is_stamped_on_every_panel(flipped, traces):
         solid = named(axes).values()
         assert len(dashed) == len(solid) > 0
         assert {line.get_color() for line in dashed} == {line.get_color() for line in solid}
-    assert "Selected on outcome: changed. Dashed: matched problems" in " ".join(figure.get_supxlabel().split())
+    assert "Selected on outcome: changed. Dashed: matched, not flipped" in " ".join(figure.get_supxlabel().split())
     table = figure_table(config, drawn, None)
     assert set(table["kind"]) == {"curve", "control"} and table["on_outcome"].all()
     assert not any(texts(axes) for axes in draw_figure(config, draw_of(config, traces), None).axes[:3])

@@ -19,8 +19,7 @@ from harness.analysis.outcomes import accuracy_table
 from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
-from harness.display.figures.saving import save_figure
-from harness.display.figures.style import COLOURS, LOOKS, looks
+from harness.display.figures.style import COLOURS, LOOKS, looks, save_figure
 from harness.display.plots import make_plots
 from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED

@@ -37,13 +37,11 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
     Args:
         shares: As of `length_shares`.
     """
-    looks, panels = style.looks(shares["condition"]), style.split_settings(shares)
+    looks, settings = style.looks(shares["condition"]), style.split_settings(shares)
     counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
     note = f"{counts} completions a line; marks: medians, above in the order of the legend."
-    down, _ = style.panel_grid(len(panels))
-    with style.drawing(0.7 + 1.9 * down, note) as figure:
-        grid = style.add_panels(figure, panels, sharex=True, sharey=True)
-        for axes, (name, rows) in zip(grid, panels.items(), strict=True):
+    with style.panels(settings, note, 1.9, sharex=True, sharey=True) as (figure, grid):
+        for axes, (name, rows) in zip(grid, settings.items(), strict=True):
             medians = []
             for condition in (one for one in looks if (rows["condition"] == one).any()):
                 look, mine = looks[condition], rows[rows["condition"] == condition]

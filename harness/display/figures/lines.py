@@ -52,8 +52,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     doses = find_sweeps(factors)
     several = len({key[1:] for key in doses}) > 1
     named = {key: " ".join(key) if several else _OFTEN.get(key[0], key[0]) for key in doses}
-    looks, panels = style.looks(named.values()), style.split_settings(table)
-    down, across = style.panel_grid(len(panels))
+    looks, settings = style.looks(named.values()), style.split_settings(table)
     baseline = style.label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = (
@@ -61,9 +60,8 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
         "from the lowest to the highest of the harmless rewordings. Dotted: the baseline run a second time, as far up "
         "as down. Lengths are moved apart a little where lines would cover each other."
     )
-    with style.drawing(0.9 + 2.1 * down, note) as figure:
-        axes = style.add_panels(figure, panels, sharex=True, sharey=True)
-        for panel, rows in zip(axes, panels.values(), strict=True):
+    with style.panels(settings, note, 2.1, sharex=True, sharey=True) as (figure, axes):
+        for panel, rows in zip(axes, settings.values(), strict=True):
             _draw_behind(panel, rows)
             found = style.without_yardsticks(rows).fillna({"difference": 0.0}).set_index("condition")  # the baseline's
             for number, (key, lengths) in enumerate(doses.items()):
@@ -73,7 +71,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
                 legend = ", ".join(_spell(part) for part in (key if several else key[:1]) if part)
                 _draw_filler(panel, mine, looks[named[key]], legend)
             panel.set_xlabel("Tokens of filler")
-        for panel in axes[::across]:
+        for panel in axes[::3]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
     return figure
 
