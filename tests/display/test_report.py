@@ -16,6 +16,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 
@@ -481,7 +482,7 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
     assert f"Layer {layer + 1} Head 3" in drawn and "Head 1<" not in drawn
     refused(
         here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked[:4], "--head", "9"),
-        "head 9 (Head 10) is none of",
+        "head 9 (Head 10) is not in these traces",
     )
 
 
