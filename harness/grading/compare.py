@@ -76,20 +76,13 @@ def compare(answer: str, target: str) -> Grade:
     Raises:
         MemoryError: Left to the worker, which knows its limit.
     """
+    verdict: Verdict = "correct"
     reason = None
     try:
-        if answer == target:
-            verdict: Verdict = "correct"
-        elif max(len(answer), len(target)) > LONGEST_ANSWER:
-            verdict, reason = "refused", TOO_LONG if len(answer) > LONGEST_ANSWER else f"gold answer: {TOO_LONG}"
-        elif plain(answer) == plain(target):
-            verdict = "correct"
-        elif None not in (numbers := (as_number(plain(answer)), as_number(plain(target)))):
-            verdict = "correct" if numbers[0] == numbers[1] else "incorrect"
-        elif reason := refusal(answer) or refuse_target(target):
-            verdict = "refused"
-        else:
-            verdict = "correct" if same_mathematics(answer, target) else "incorrect"
+        short = max(len(answer), len(target)) <= LONGEST_ANSWER
+        if answer != target and not (short and plain(answer) == plain(target)):
+            reason = refusal(answer) or refuse_target(target)
+            verdict = "refused" if reason else "correct" if same_mathematics(answer, target) else "incorrect"
     except TooLarge as error:
         verdict, reason = "refused", str(error)
     except MemoryError:
@@ -130,6 +123,9 @@ def same_mathematics(answer: str, target: str) -> bool:
     Raises:
         TooLarge: One of them would take too much work to compare.
     """
+    numbers = as_number(plain(answer)), as_number(plain(target))
+    if None not in numbers:
+        return numbers[0] == numbers[1]
     answers, targets = readings(answer, target), readings(target, answer)
     return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
 

@@ -26,9 +26,8 @@ FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh arccosh arctanh "
     "log ln lg exp".split()
 )
-_SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+|\d+/\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
+_SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+)|(\d+)/(\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
-_DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
@@ -48,33 +47,22 @@ class Unreadable(Exception):
     """The formula, or its value, is beyond the reader or the numbers that it was given."""
 
 
-class Broken(Unreadable):
-    """Not a formula at all: the text ends, or a bracket closes, where a value should stand."""
-
-
-class Ambiguous(Broken):
-    """Two readers would read two values: `1/2x` is a half x to one, and one over 2x to another."""
-
-
 def as_number(plain: str) -> Fraction | None:
-    """The number that a plain text is: digits with a sign, decimals, or a fraction of integers. None: no number."""
-    match = _SIMPLE.fullmatch(plain)
-    if match is None or len(plain) > MOST_DIGITS:
+    """The number that digits, decimals or a fraction of integers say, which most answers are. None: another text."""
+    match = _SIMPLE.fullmatch(plain) if len(plain) <= MOST_DIGITS else None
+    if match is None:
         return None
-    sign, number, top, bottom = match.groups()
-    try:
-        value = Fraction(number or f"{top}/{bottom}")
-    except ZeroDivisionError:
-        return None
-    return -value if sign == "-" else value
+    sign, number, *integers = match.groups()
+    top, bottom = [int(digits) for digits in integers if digits] or (number, 1)
+    return Fraction(top) / bottom * (-1 if sign == "-" else 1) if bottom else None
 
 
 def read(plain: str, point: Any) -> Value:
     """The value of a formula in plain notation, without unit, at a point.
 
     Raises:
-        Unreadable: the text holds anything else. `Broken`: nobody could read it. `Ambiguous`: two readers would read it
-            in two ways.
+        Unreadable: the text holds anything else, or two readers would read two values: `1/2x` is a half x to one, and
+            one over 2x to another.
         TooLarge: the value would take too much work to write out.
         ZeroDivisionError: it divides by zero.
     """
@@ -139,7 +127,7 @@ class _Reader:
             elif self.takes("/"):
                 value = self.point.times(value, 1 / self.signed(self.factor))
                 if self.starts_factor():
-                    raise Ambiguous("1/2x may be a half x or one over 2x")
+                    raise Unreadable("1/2x may be a half x or one over 2x")
             elif self.starts_factor():
                 value = self.point.times(value, self.factor())
             else:
@@ -157,18 +145,10 @@ class _Reader:
 
     def exponent(self) -> Value:
         """What follows `^`: without braces a number to its last digit, as 2^10 is meant to be 1024."""
-        value = self.signed(lambda: self.digits() if self.next().isdecimal() else self.argument())
+        value = self.signed(lambda: self.number(mixed=False) if self.next().isdecimal() else self.argument())
         return self.point.power(value, self.nested(self.exponent)) if self.takes("^") else value
 
-    def digits(self) -> Value:
-        match = self.finds(_DIGITS)
-        assert match is not None
-        if len(match.group()) > MOST_DIGITS:
-            raise TooLarge("too many digits")
-        self.place = match.end()
-        return self.point.checked(Fraction(match.group()))
-
-    def number(self) -> Value:
+    def number(self, *, mixed: bool = True) -> Value:
         match = self.finds(_NUMBER)
         if match is None or match.group() in ("", "."):
             raise Unreadable("no number")
@@ -181,7 +161,7 @@ class _Reader:
         value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
-        if whole and match["decimals"] is None and (part := self.finds(_MIXED)):
+        if mixed and whole and match["decimals"] is None and (part := self.finds(_MIXED)):
             top, bottom = (int(digits) for digits in part.groups() if digits)
             if top < bottom:
                 value += Fraction(top, bottom)  # 2\frac12 is two and a half
@@ -241,7 +221,7 @@ class _Reader:
         """What a function is taken of: brackets, or all letters and numbers up to the next sign, bracket or function.
 
         Raises:
-            Ambiguous: that may not be its end, as in `\\sin x/2` and `\\sin 2(x+1)`.
+            Unreadable: that may not be its end, as in `\\sin x/2` and `\\sin 2(x+1)`.
         """
         if self.next() in (*_CLOSING, "|"):
             return self.atom()
@@ -249,7 +229,7 @@ class _Reader:
         while self.finds(_STARTS_ARGUMENT):
             value = self.point.times(value, self.factor())
         if self.next() == "/" or (self.next() == "(" and self.text[self.place - 1].isdecimal()):
-            raise Ambiguous("sin x/2 may be the sine of x/2 or half the sine of x")
+            raise Unreadable("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
 
     def argument(self) -> Value:
@@ -263,8 +243,6 @@ class _Reader:
 
     def name(self) -> Value:
         match = self.finds(_NAME)
-        if match is None and self.next() in ("", ")", "]", "}"):
-            raise Broken("no value")
         if match is None:
             raise Unreadable("no value")
         self.place = match.end()
