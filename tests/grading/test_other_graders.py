@@ -43,10 +43,8 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
         ("no box", "3", False, False),  # one None
         (r"\boxed{3}", None, False, False),
         (r"\boxed{3} and \boxed{4", "3", False, False),  # never closed: the earlier one is not looked at
-        (r"\fbox{3}", "3", False, False),  # found, but not of the form \boxed{...}
         (r"\fbox{3} \boxed{4}", "4", True, True),
         (r"\boxed 3", "3", False, False),
-        (r"\boxed 3 {x}", "3", False, False),
         (r"\boxed{\dfrac{1}{2}}", r"\frac12", True, True),
         (r"\boxed{\frac}", r"\frac{1}{2}", False, False),
         (r"\boxed{2\sqrt}", r"2\sqrt{3}", False, False),
@@ -79,19 +77,15 @@ def test_the_authors_answer_counts_all_braces(text, answer):
         (r"\tfrac{1}{2}+\dfrac{3}{4}", r"\frac{1}{2}+\frac{3}{4}"),
         (r"\left(1\right)", "(1)"),
         (r"90^{\circ}", "90"),
-        (r"90^\circ", "90"),
         (r"\$5", "5"),
         (r"5\text{ cm}", "5"),
-        (r"5\text{ cm}+\text{ m}", "5"),
         (r"5\text{cm}", r"5\text{cm}"),
         (r"5\%", "5"),
         ("a .5", "a0.5"),
-        ("{.5}", "{0.5}"),
         (".25", "0.25"),
         ("x=5", "5"),
         ("xy=5", "5"),
         ("xyz=5", "xyz=5"),
-        ("x=y=5", "x=y=5"),
         (r"\sqrt3", r"\sqrt{3}"),
         (r"\sqrt12", r"\sqrt{1}2"),
         (r"\sqrt{12}", r"\sqrt{12}"),
@@ -99,7 +93,6 @@ def test_the_authors_answer_counts_all_braces(text, answer):
         (r"\frac12", r"\frac{1}{2}"),
         (r"\frac1{2}", r"\frac{1}{2}"),
         (r"\frac123", r"\frac{1}{2}3"),
-        (r"\frac{1}2", r"\frac{1}2"),
         (r"\frac1", r"\frac1"),
         ("0.5", r"\frac{1}{2}"),
         (".5", r"\frac{1}{2}"),
@@ -107,9 +100,6 @@ def test_the_authors_answer_counts_all_braces(text, answer):
         ("3/4", r"\frac{3}{4}"),
         ("-3/4", r"\frac{-3}{4}"),
         ("03/4", "03/4"),
-        ("a/b", "a/b"),
-        ("1/2/3", "1/2/3"),
-        ("", ""),
     ],
 )
 def test_each_step_of_the_rewriting(before, after):
@@ -129,12 +119,6 @@ def test_each_step_of_the_rewriting(before, after):
 )
 def test_the_order_of_the_steps(before, after):
     assert rewrite(before) == after
-
-
-@pytest.mark.parametrize("text", ["\\frac", "1+\\frac", "\\sqrt", "\\frac\\frac12"])
-def test_nothing_after_a_command_is_an_index_error(text):
-    with pytest.raises(IndexError):
-        rewrite(text)
 
 
 def test_what_the_rule_gives_away_on_whole_sets():
