@@ -1,7 +1,6 @@
 """The real engine on the bundled model: our run against the stock command, sample for sample.
 
-Two engine starts in `make test` (`mless run`, the stock vLLM backend), five more in `make test-long` (500 sampled
-requests, the stock backend with a chat template, ours under lm-eval, `vllm serve`, a model with a BOS).
+Two engine starts in `make test` (`mless run`, the stock vLLM backend), more in `make test-long`.
 """
 
 from __future__ import annotations
@@ -214,23 +213,21 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_local_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
-    arguments = f"model=demo,base_url={served}/completions,tokenizer={DEMO},tokenizer_backend=huggingface"
-    theirs = stock(
-        lm_eval,
-        tmp_path,
-        *("--model", "local-completions", "--model_args", f"{arguments},max_length=4096,num_concurrent=8"),
-    )
-    assert_equal(theirs, ours(our_run[0], "raw"), "prompt_sha256", "completion")
-
-
-@pytest.mark.slow
-def test_local_chat_completions_give_the_same_samples(our_run, served, lm_eval, tmp_path):
-    arguments = f"model=demo,base_url={served}/chat/completions,tokenizer={DEMO},num_concurrent=8"
-    theirs = stock(
-        lm_eval, tmp_path, "--model", "local-chat-completions", "--model_args", arguments, "--apply_chat_template"
-    )
-    assert_equal(theirs, ours(our_run[0], "chat"), "completion")
+@pytest.mark.parametrize(
+    ("layout", "backend", "arguments"),
+    [
+        ("raw", "local-completions", "completions,tokenizer_backend=huggingface,max_length=4096"),
+        ("chat", "local-chat-completions", "chat/completions"),
+    ],
+)
+def test_a_server_asked_by_lm_eval_gives_the_same_samples(
+    our_run, served, lm_eval, tmp_path, layout, backend, arguments
+):
+    given = f"model=demo,tokenizer={DEMO},num_concurrent=8,base_url={served}/{arguments}"
+    template = ["--apply_chat_template"] if layout == "chat" else []
+    theirs = stock(lm_eval, tmp_path, "--model", backend, "--model_args", given, *template)
+    hashed = ["prompt_sha256"] if layout == "raw" else []  # of a chat lm-eval hashes the turns
+    assert_equal(theirs, ours(our_run[0], layout), "completion", *hashed)
 
 
 @pytest.mark.slow

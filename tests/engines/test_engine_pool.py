@@ -162,7 +162,7 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
     bad = {number: ModelError("no memory on GPU 1") for number in range(1, 5)}
     carrier = FakeCarrier(sequences=2, at_once=1, load=bad, fail={20: EngineError("killed")})
     assert sorted(generate(carrier, 40, 2)) == list(range(40))
-    assert carrier.engines[0].killed and len(carrier.engines) > 4
+    assert carrier.engines[0].killed and 4 < len(carrier.engines) <= 1 + 2 * FRUITLESS_STARTS
     told = capsys.readouterr().err
     assert "an engine is lost; 1 left. no memory" in told and "another is started in its place. killed" in told
 
@@ -216,14 +216,6 @@ def test_three_failed_starts_end_the_run_though_other_engines_load_for_ever(caps
         generate(carrier, 10, 4, load=300)
     assert all(engine.killed for engine in carrier.engines) and len(carrier.engines) == 4
     assert "an engine is lost; 1 left. no memory 2" in capsys.readouterr().err
-
-
-def test_where_one_gpu_is_bad_the_other_engine_makes_everything(capsys):
-    bad = {number: ModelError("no memory on GPU 1") for number in range(1, 9)}
-    carrier = FakeCarrier(sequences=2, at_once=1, load=bad)
-    assert sorted(generate(carrier, 40, 2)) == list(range(40))
-    assert len(carrier.engines) <= 1 + 2 * FRUITLESS_STARTS
-    assert "an engine is lost; 1 left. no memory on GPU 1" in capsys.readouterr().err
 
 
 def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():

@@ -342,51 +342,6 @@ def test_the_engines_of_a_cluster_are_used_and_it_stays(our_run, tmp_path):
     assert verdicts(tmp_path / "run") == verdicts(our_run[0])
 
 
-IN_A_THREAD = """
-import threading, time
-from harness import resources
-from harness.engines.vllm import VLLMEngine
-from harness.experiment.plan import Request
-from harness.experiment.sampling import Sampling
-
-def generate(name):
-    request = Request(
-        task="t", problem_id=name, prompt="", prompt_token_ids=(5, 6, 7), sampling=Sampling(max_tokens=4),
-        prompt_sha256="", prompt_token_sha256=None,
-    )
-    assert sum(len(finished) for finished in engine.stream([request])) == 1
-
-def load():
-    global engine
-    engine = VLLMEngine({"pretrained": str(resources.demo_model()), "dtype": "float32", "enforce_eager": True})
-
-if __name__ == "__main__":
-    for target in (load, lambda: generate("in a thread")):
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
-    time.sleep(2)
-    generate("in the main thread")
-    print("generated", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_an_engine_outlives_the_thread_that_started_it_and_not_the_process(tmp_path):
-    """PR_SET_PDEATHSIG would kill it with the thread; vLLM 0.33 starts its workers from threads that end."""
-    script = tmp_path / "script.py"
-    script.write_text(IN_A_THREAD)
-    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    _STARTED.append(run)
-    assert run.stdout.readline() == "generated\n"
-    family = descendants(run)
-    assert any("EngineCore" in " ".join(p.cmdline()) for p in family)
-    run.kill()
-    run.communicate(timeout=PATIENCE)
-    assert gone(family)
-
-
 FULL_DISK = """
 mount -t tmpfs -o size={size}k tmpfs "{folder}"
 {command}
