@@ -21,11 +21,11 @@ from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
-from harness.constants import GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD
+from harness.constants import BASELINE, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD
 from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import receipts
-from harness.runs.prompt_source import BASELINE, Source
+from harness.runs.prompts_of_run import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,11 +10,11 @@ import torch
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from harness import resources
-from harness.constants import Dtype
+from harness.constants import BASELINE, Dtype
 from harness.errors import ConfigError, list_first
 from harness.experiment.conditions import yardstick
 from harness.experiment.tokenizer import load_tokenizer
-from harness.runs.prompt_source import BASELINE, Source
+from harness.runs.prompts_of_run import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -185,7 +185,7 @@ class AttentionTraces:
         """
         # a run folder's lock and its way to write a file; reading needs neither, and they take a while to import
         from harness.runs.folder import lock
-        from harness.runs.stored_files import write_whole
+        from harness.runs.journal import write_whole
 
         with _told(path):
             _refuse_other_files(path)  # before a lock is put into it
@@ -228,7 +228,7 @@ class AttentionTraces:
         Raises:
             JournalError: the folder cannot be written.
         """
-        from harness.runs.stored_files import write_atomic
+        from harness.runs.journal import write_atomic
 
         facts = {name: getattr(trace, name) for name in FACTS}
         arrays = {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()}

@@ -27,8 +27,8 @@ from harness.analysis.leaderboard import make_leaderboard
 from harness.execution.regrade import regrade
 from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
-from harness.runs.read_run import read_run
-from harness.runs.stored_files import expand
+from harness.runs.journal import expand
+from harness.runs.read import read_run
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7

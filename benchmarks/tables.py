@@ -25,8 +25,7 @@ from benchmarks.report import Figures, row, section
 from benchmarks.runs import ROOT, say, work_folder, write_json
 from harness import load_run
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES
-from harness.runs.journal import read_journal
-from harness.runs.stored_files import open_stored
+from harness.runs.journal import open_stored
 
 SAMPLES, SMALL = 1_000_000, 40_000  # 20 models with all 2,000 prompts each
 MODELS = 20
@@ -129,8 +128,9 @@ def multiply(folder: Path, samples: int) -> Path:
     """A finished run folder of so many samples, made of the committed one."""
     folder.mkdir(parents=True)
     label, rng = folder.name, random.Random(folder.name)
-    header, *records = read_journal(EXAMPLE / JOURNAL)
-    version, *scores = read_journal(EXAMPLE / SCORES)
+    with open_stored(EXAMPLE / JOURNAL) as journal, open_stored(EXAMPLE / SCORES) as graded:
+        header, *records = map(json.loads, journal)
+        version, *scores = map(json.loads, graded)
     by_key = {score["key"]: score for score in scores}
     session = next(record for record in records if record["key"].startswith("session"))
     session["config"]["model"]["label"] = label

@@ -133,6 +133,16 @@ GRADES_KEPT = 2**16
 # Runs: the journal and the stored files
 COMPRESSION = 3
 """Preset of xz for a finished run: an eighth of the size in a second for 10 MB; the highest takes three for a tenth."""
+BUFFER_BYTES = 1 << 20
+"""Read at once of a journal; lines are long, and the usual few thousand cost half of the time."""
+SYNC_SECONDS = 2.0
+"""At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
+FRAME_BATCH = 1_000
+"""Records that are held at once while their texts are measured."""
+LOOP_LENGTH, LOOP_COUNT = 100, 4
+"""A completion loops if its last so many characters occur so many times in it."""
+REMEMBERED_BYTES = 64 * 2**20
+"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 # Statistics
 ALPHA = 0.05

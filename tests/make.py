@@ -25,12 +25,12 @@ from harness.execution.run import _generation_config, _session, execute, run_ide
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
-from harness.experiment.prompt import hash_prompts
+from harness.experiment.prompt import hash_prompts, hash_text
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
+from harness.runs.journal import expand, hash_stored
+from harness.runs.read import Run
 from harness.runs.records import SESSION, Sample
-from harness.runs.run import Run
-from harness.runs.stored_files import expand, hash_stored
 
 
 def passing_folder() -> Path:
@@ -200,6 +200,7 @@ def log_line(number, text=None, **changes):
         "resps": [["x"]],
         "filtered_resps": ["x"],
         "filter": "none",
+        "prompt_hash": hash_text(f"Q: {question}"),
         "metrics": ["exact_match"],
         "exact_match": float(number % 2),
         **changes,

@@ -27,7 +27,7 @@ from harness.display.numbers import label
 from harness.display.visible import visible
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
-from harness.runs.sample_frame import load_run
+from harness.runs.frame import load_run
 
 BAR_COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea"}
 """The study's purple, teal and light blue."""

@@ -9,11 +9,10 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.constants import NEAR_ZERO_FACTORS, Definition, Shown
+from harness.constants import BASELINE, NEAR_ZERO_FACTORS, Definition, Shown
 from harness.display.figures.style import Look, looks
 from harness.display.numbers import label
 from harness.errors import ConfigError
-from harness.runs.prompt_source import BASELINE
 from harness.yaml_settings import Strict, explain, read_values
 
 COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}

@@ -20,7 +20,7 @@ from attention_probe.model.attention_statistics import Capture
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt, common_tokens
-from harness.runs.prompt_source import BASELINE
+from harness.constants import BASELINE
 
 FILLER, INSERTED = REGIONS.index("filler"), REGIONS.index("inserted")
 

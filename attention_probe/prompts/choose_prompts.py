@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from harness.analysis.choose_problems import Criterion, Selection, select
-from harness.constants import DEFAULT_SEED, Choice, Repeats
+from harness.constants import BASELINE, DEFAULT_SEED, Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import Layout
-from harness.runs.prompt_source import BASELINE, Source, build_source, read_source
+from harness.runs.prompts_of_run import Source, build_source
+from harness.runs.read import read_source
 from harness.yaml_settings import Strict, explain
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.constants import BASELINE
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.tokenizer import encode, find_segments, hash_token_ids
-from harness.runs.prompt_source import BASELINE
-from harness.runs.run_prompts import Problem, RunPrompt
+from harness.runs.prompts_of_run import Problem, RunPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

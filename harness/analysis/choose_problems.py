@@ -19,8 +19,7 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip, Rep
 from harness.errors import ConfigError, PromptMismatchError, list_first
 from harness.experiment.conditions import yardstick
 from harness.runs.folder import write_output
-from harness.runs.prompt_source import Source
-from harness.runs.run_prompts import Problem, RunPrompt
+from harness.runs.prompts_of_run import Problem, RunPrompt, Source
 from harness.yaml_settings import Strict, explain
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)

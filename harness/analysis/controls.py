@@ -108,7 +108,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Seq
     pair lacks a box under one condition may itself be an effect on the answer.
 
     Args:
-        frame: One row per sample, as `sample_frame.read_frame` gives it.
+        frame: One row per sample, as `frame.read_frame` gives it.
         baseline: The condition that others are compared with; without it the last three columns are missing.
         by: Further columns to split by.
     """

@@ -17,9 +17,9 @@ from harness.analysis.pooled import pool
 from harness.analysis.sweeps import find_sweeps, sweep_table
 from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
 from harness.experiment.conditions import read_contrast
-from harness.runs.comparable import join
-from harness.runs.run import Run
-from harness.runs.sample_frame import read_factors
+from harness.runs.frame import read_factors
+from harness.runs.read import Run
+from harness.runs.same_settings import join
 
 SCHEMA = "mless-table/1"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""

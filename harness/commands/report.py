@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""
     from harness.display.report.page import write_report
-    from harness.runs.find_runs import locate
+    from harness.runs.paths import locate
 
     (reader,) = entry_points(group="mless.trace_readers")  # the probe's, which this package must not import
     chosen = head and list(dict.fromkeys(head))

@@ -12,7 +12,7 @@ from harness.constants import SHOWN_LETTERS, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
-    from harness.runs.run import Run
+    from harness.runs.read import Run
 
 
 def show(
@@ -42,8 +42,8 @@ def show(
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show import describe_run, print_problem
-    from harness.runs.find_runs import locate_one
-    from harness.runs.read_run import read_run
+    from harness.runs.paths import locate_one
+    from harness.runs.read import read_run
 
     read = read_run(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
@@ -72,7 +72,7 @@ def _show_changes(
     from harness.analysis.comparison import compare
     from harness.analysis.leaderboard import records
     from harness.display.show import describe_changes, print_changes
-    from harness.runs.prompt_source import source_of
+    from harness.runs.read import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)

@@ -16,9 +16,9 @@ from harness.display.figures.ecdf import draw_completion_lengths, length_shares
 from harness.display.figures.lines import draw_dose
 from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
 from harness.errors import ComparisonError
-from harness.runs.comparable import join
-from harness.runs.find_runs import locate
-from harness.runs.read_run import read_run
+from harness.runs.paths import locate
+from harness.runs.read import read_run
+from harness.runs.same_settings import join
 
 
 def make_plots(
@@ -33,7 +33,7 @@ def make_plots(
     """Draw figures of some runs: PNG, SVG, PDF and the table that is shown as CSV, each named after its kind.
 
     Args:
-        runs: See `find_runs.locate`.
+        runs: See `paths.locate`.
         folder: Where the files go.
         kinds: None for all.
         baseline: The condition that others are compared with.

@@ -20,10 +20,9 @@ from harness.display.table import Column, Table, fold, render
 from harness.display.visible import name_character, visible
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import group_name
-from harness.runs.prompt_source import Source
+from harness.runs.prompts_of_run import RunPrompt, Source
+from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
-from harness.runs.run import Run
-from harness.runs.run_prompts import RunPrompt
 
 _COLOURS = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
 """How the parts of a prompt look on a terminal."""

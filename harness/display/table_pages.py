@@ -21,10 +21,10 @@ from harness.constants import Format, Split
 from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
-from harness.runs.comparable import by_table, join
-from harness.runs.find_runs import locate
-from harness.runs.read_run import read_run
+from harness.runs.paths import locate
+from harness.runs.read import read_run
 from harness.runs.receipts import receipt_line
+from harness.runs.same_settings import by_table, join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def make_table(
     """The page of `mless table`.
 
     Args:
-        runs: Names of runs, as `find_runs.locate` takes them.
+        runs: Names of runs, as `paths.locate` takes them.
         form: Output format.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that others are compared with.

@@ -20,9 +20,8 @@ from harness.runs.folder import (
     scored_now,
     set_old_scores_aside,
 )
-from harness.runs.journal import Journal, read_journal
-from harness.runs.records import as_json
-from harness.runs.stored_files import clear_messages, expand, is_stored
+from harness.runs.journal import Journal, clear_messages, expand, is_stored, read_header, read_records
+from harness.runs.records import Keyed, as_json
 
 NAMED = 20
 """Samples with a changed verdict that are named; all are counted."""
@@ -34,7 +33,7 @@ def regrade(path: Path) -> str:
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
-    from harness.runs.sample_frame import read_receipt
+    from harness.runs.folder import read_receipt
 
     read_receipt(path)
     held = lock(path)
@@ -42,9 +41,7 @@ def regrade(path: Path) -> str:
     try:
         with clear_messages(path):
             expand(path)
-        old = iter(read_journal(path / SCORES) if is_stored(path / SCORES) else ())
-        version = next(old, {}).get("grader_version")
-        before = {score["key"]: score.get("verdict") for score in old}  # whatever it says: it goes
+        version, before = _read_old(path / SCORES)
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
         with (
@@ -78,3 +75,21 @@ def regrade(path: Path) -> str:
     lines += [f"  and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
     told = f"{len(after)} samples, grader {version} -> {GRADER_VERSION}"
     return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])
+
+
+class _OldScore(Keyed):
+    """A score as far as it matters that is to be made anew."""
+
+    verdict: object = None
+
+
+def _read_old(scores: Path) -> tuple[object, dict[str, object]]:
+    """The grader's version and the verdicts by key; damaged scores go without them."""
+    if not is_stored(scores):
+        return None, {}
+    try:
+        return read_header(scores).get("grader_version"), {
+            old.key: old.verdict for old in read_records(scores, _OldScore)
+        }
+    except JournalError:
+        return None, {}

@@ -31,20 +31,21 @@ from harness.runs.folder import (
     SCORES,
     RunFolder,
     changes,
-    find_timing,
     has_sample,
     next_free_folder,
     read_config,
     read_identity,
     read_prompts,
+    read_receipt,
     read_samples,
     read_scored_by,
     read_scores,
     read_sessions,
+    read_timing,
 )
+from harness.runs.frame import read_frame
+from harness.runs.journal import clear_messages, hash_stored, write_whole
 from harness.runs.records import FORMAT, Arm, DatasetFacts, Identity, Sample, Score, as_json
-from harness.runs.sample_frame import read_frame, read_receipt
-from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
 FIGURE = "accuracy"
 LOG = "libraries.log"
@@ -136,8 +137,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
 def finish(path: Path) -> None:
     """Write what a finished run folder holds beside the journal: lm-eval's files, the figure, and last the receipt.
 
-    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again. The
-    journal, the scores and the prompts are each read once.
+    Until the receipt is there the run counts as unfinished, so that a kill in here is mended by running again.
 
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
@@ -148,9 +148,8 @@ def finish(path: Path) -> None:
     from harness.experiment.conditions import find_yardsticks
     from harness.lm_eval_plugin.write_results import export
 
-    notes: list[dict[str, Any]] = []
-    samples = list(read_samples(path, notes))
-    identity, config = read_identity(path), read_config(path, notes)
+    samples = list(read_samples(path))
+    identity, config = read_identity(path), read_config(path)
     prompts, scores, scored_by = read_prompts(path), read_scores(path), read_scored_by(path)
     assert scored_by is not None
     with clear_messages(path):
@@ -163,10 +162,10 @@ def finish(path: Path) -> None:
             **as_json(scored_by),
             "config": config,
             "problems": len({row["doc"]["id"] for row in prompts}),
-            "timing": find_timing(notes),
+            "timing": read_timing(path),
             "seed": config["seed"],
             "tasks": tasks,
-            "sessions": read_sessions(path, notes),
+            "sessions": read_sessions(path),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},

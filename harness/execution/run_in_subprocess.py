@@ -11,8 +11,7 @@ import yaml
 
 from harness.errors import RunError, RunInterrupted
 from harness.experiment.config import RunConfig, load_config
-from harness.runs.read_run import read_run
-from harness.runs.run import Run
+from harness.runs.read import Run, read_run
 
 
 def run(

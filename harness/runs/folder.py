@@ -9,27 +9,33 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from filelock import FileLock, Timeout
 
 from harness import resources
-from harness.errors import ConfigError, JournalError, RunError
+from harness.errors import ConfigError, JournalError, RunError, list_first
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
     Journal,
     changed_settings,
+    clear_messages,
+    compress,
     differences,
+    expand,
     has_samples,
-    parse,
+    is_stored,
+    open_stored,
     read_header,
     read_notes,
     read_records,
+    write_whole,
 )
 from harness.runs.records import (
     SESSION,
     TIMING,
     Identity,
-    Keyed,
     Prompt,
+    Receipt,
     Sample,
     Score,
     ScoredBy,
@@ -38,13 +44,8 @@ from harness.runs.records import (
     fit,
     refuse_other_format,
 )
-from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_stored, write_whole
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
-_KEPT = (JOURNAL, SCORES, PROMPTS, RECEIPT, "header.json")
-"""Files that a run or (the last) a folder of traces cannot do without."""
-GRADE_ANEW = "Run `mless regrade` on the folder."
-"""What to do about scores that cannot be read."""
 
 
 class RunFolder:
@@ -89,18 +90,20 @@ class RunFolder:
 
     def begin_session(self, facts: Mapping[str, Any]) -> None:
         """Note in the journal that a process takes over, and by what engine it will generate."""
-        number = 1 + sum(key.startswith(SESSION) for key in self.journal.keys)
-        self.journal.append({"key": f"{SESSION}{number}", **facts})
+        self._note(SESSION, facts)
 
     def end_session(self, timing: Mapping[str, Any]) -> None:
         """Note in the journal what the session that ends has done, and how long it took."""
-        number = sum(key.startswith(TIMING) for key in self.journal.keys)
-        self.journal.append({"key": f"{TIMING}{number + 1}", **timing})
+        self._note(TIMING, timing)
+
+    def _note(self, kind: str, facts: Mapping[str, Any]) -> None:
+        number = 1 + sum(key.startswith(kind) for key in self.journal.keys)
+        self.journal.append({"key": f"{kind}{number}", **facts})
 
     @property
     def sample_keys(self) -> set[str]:
         """Keys of the samples that are there."""
-        return {key for key in self.journal.keys if not Keyed(key).is_note}
+        return {key for key in self.journal.keys if not key.startswith((SESSION, TIMING))}
 
     def sync_if_due(self) -> None:
         """Make what was written safe from a power cut, every few seconds."""
@@ -130,15 +133,82 @@ def lock(path: Path) -> FileLock:
     held = FileLock(path / LOCK)
     try:
         held.acquire(timeout=0)
-    except (OSError, NotImplementedError) as error:
-        if isinstance(error, Timeout):
-            raise JournalError(
-                f"{path} is in use by another mless process. Wait for it, or choose another --output."
-            ) from None
+    except Timeout:
         raise JournalError(
-            f"{path} cannot be locked: {error}. Choose an --output on a file system that can be written and has locks."
+            f"{path} is in use by another mless process. Wait for it, or choose another --output."
         ) from None
+    except (OSError, NotImplementedError) as error:
+        raise JournalError(f"{path} cannot be locked: {error}. Choose another --output.") from None
     return held
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
+    if path.exists() and not path.is_dir():
+        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+    begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
+    if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
+        raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
+
+
+def has_sample(path: Path) -> bool:
+    """Whether a journal with a sample is in the folder; a run without one may become any other run."""
+    return has_samples(path / JOURNAL)
+
+
+def changes(path: Path, identity: Identity) -> list[str]:
+    """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
+    return differences(read_header(path / JOURNAL), as_json(identity)) if has_sample(path) else []
+
+
+def next_free_folder(path: Path, identity: Identity) -> Path:
+    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
+    for number in count(2):
+        found = path.with_name(f"{path.name}-{number}")
+        if not found.exists():
+            break
+        if is_stored(found / JOURNAL) and read_header(found / JOURNAL) == as_json(identity):
+            break  # another run may be loading its model in a folder that has no sample yet
+    return found
+
+
+def set_old_scores_aside(path: Path) -> None:
+    """Keep scores of another version under another name; every sample is graded again."""
+    if read_scored_by(path) not in (None, scored_now()):
+        names = (path / f"old-scores-{number}.jsonl" for number in count(1))
+        (path / SCORES).replace(next(name for name in names if not is_stored(name)))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def read_receipt(folder: Path) -> dict[str, Any]:
+    """The run's receipt.
+
+    Raises:
+        RunError: there is no finished run, or its receipt is damaged or another file.
+    """
+    path = folder / RECEIPT
+    if not path.is_file():
+        if is_stored(folder / JOURNAL):
+            raise RunError(f"{folder} holds no finished run: the command that began it continues it.")
+        raise RunError(f"{folder} holds no finished run: expected {RECEIPT} in it, or lm-eval's samples_*.jsonl.")
+    try:
+        receipt: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is torn or damaged: {error}. The command that made it makes it again.") from None
+    refuse_other_format(receipt, path)
+    fit(Receipt, receipt, path)
+    return receipt
 
 
 def read_identity(path: Path) -> Identity:
@@ -151,48 +221,42 @@ def read_identity(path: Path) -> Identity:
     if not header:
         raise JournalError(f"{path / JOURNAL} is empty, or its first line is torn. Restore it from a copy.")
     refuse_other_format(header, path / JOURNAL)
-    return fit(Identity, header, path / JOURNAL, "Restore it from a copy.")
+    return fit(Identity, header, path / JOURNAL)
 
 
-def has_sample(path: Path) -> bool:
-    """Whether a journal with a sample is in the folder; a run without one may become any other run."""
-    return is_stored(path / JOURNAL) and has_samples(path / JOURNAL)
+def read_sessions(path: Path) -> list[dict[str, Any]]:
+    """Who wrote the journal, in order."""
+    return [note for note in read_notes(path / JOURNAL) if note["key"].startswith(SESSION)]
 
 
-def read_sessions(path: Path, notes: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Who wrote the journal, in order; of its `notes`, where they have been read."""
-    found = read_notes(path / JOURNAL) if notes is None else notes
-    return [record for record in found if record["key"].startswith(SESSION)]
-
-
-def read_config(path: Path, notes: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The run config as the last session used it, all defaults spelled out.
 
     Raises:
         JournalError: no session has begun yet.
     """
-    sessions = read_sessions(path, notes)
+    sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
-    fit(Session, sessions[-1], path / JOURNAL, "Restore it from a copy.")
+    fit(Session, sessions[-1], path / JOURNAL)
     return dict(sessions[-1]["config"])
 
 
-def find_timing(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How long the last session that generated anything took, of a journal's notes; empty if none got to its end."""
-    records = [record for record in notes if record["key"].startswith(TIMING)]
-    generated = [record for record in records if record["samples"]] or records
+def read_timing(path: Path) -> dict[str, Any]:
+    """How long the last session that generated anything took; empty if none got to its end."""
+    notes = [note for note in read_notes(path / JOURNAL) if note["key"].startswith(TIMING)]
+    generated = [note for note in notes if note["samples"]] or notes
     return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
 
 
-def read_samples(path: Path, notes: list[dict[str, Any]] | None = None) -> Iterator[Sample]:
-    """Every sample of the folder's journal, in the order in which they finished; `notes` takes the other records.
+def read_samples(path: Path) -> Iterator[Sample]:
+    """Every sample of the folder's journal, in the order in which they finished.
 
     Raises:
         RunError: the file is missing or damaged, or a sample is there twice.
     """
     seen = set()
-    for sample in read_records(path / JOURNAL, Sample, "Restore the file from a copy.", notes):
+    for sample in read_records(path / JOURNAL, Sample):
         if sample.key in seen:
             raise doubled(path, sample)
         seen.add(sample.key)
@@ -202,18 +266,8 @@ def read_samples(path: Path, notes: list[dict[str, Any]] | None = None) -> Itera
 def doubled(path: Path, sample: Sample) -> RunError:
     """The error for a journal that has a sample twice."""
     return RunError(
-        f"{path}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, occurs more than once. "
-        f"Delete what is doubled from {JOURNAL}, or restore it from a copy."
+        f"{path / JOURNAL}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is there twice."
     )
-
-
-def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
-    """The score of every sample, by the sample's key.
-
-    Raises:
-        RunError: the file is missing or damaged, or a score says what no grader says.
-    """
-    return {score.key: score for score in stream_scores(path, name)}
 
 
 def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
@@ -222,7 +276,12 @@ def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
     Raises:
         RunError: the file is missing or damaged, or a score says what no grader says.
     """
-    return read_records(path / name, Score, GRADE_ANEW)
+    return read_records(path / name, Score)
+
+
+def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
+    """The score of every sample, by the sample's key; otherwise as `stream_scores`."""
+    return {score.key: score for score in stream_scores(path, name)}
 
 
 def scored_now() -> ScoredBy:
@@ -241,7 +300,30 @@ def read_scored_by(path: Path) -> ScoredBy | None:
     if not header:
         return None
     refuse_other_format(header, file)
-    return fit(ScoredBy, header, file, "Delete the file and run `mless regrade`.")
+    return fit(ScoredBy, header, file)
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Every prompt with its document.
+
+    Raises:
+        JournalError: the file is missing, or is not the one that the journal's first line speaks of.
+    """
+    begun = read_identity(path)
+    try:
+        with open_stored(path / PROMPTS) as stream:
+            rows: list[dict[str, Any]] = [msgspec.json.decode(line) for line in stream]
+        whole = [msgspec.convert(row, Prompt) for row in rows]
+        changed = any(hash_text(one.prompt) != one.prompt_sha256 or one.task not in begun.arms for one in whole)
+        why = "its prompts are not those of the journal" if changed else ""
+    except (OSError, ValueError, RecursionError, JournalError) as error:
+        rows, why = [], str(error)
+    if why or hash_prompts(rows) != begun.prompts_sha256:
+        raise JournalError(
+            f"{path / PROMPTS} is missing or damaged: {why or 'it lacks prompts of the journal'}. Restore it from a "
+            "copy, or from a run of the same config into a new --output."
+        )
+    return rows
 
 
 class PromptPlaces:
@@ -249,11 +331,9 @@ class PromptPlaces:
 
     Args:
         prompts: The run's prompts.
-        where: Their file, for the message.
     """
 
-    def __init__(self, prompts: Sequence[Mapping[str, Any]], where: object = PROMPTS) -> None:
-        self._where = where
+    def __init__(self, prompts: Sequence[Mapping[str, Any]]) -> None:
         self._places = {
             (row["task"], row["doc"]["id"], row.get("sample_index")): place for place, row in enumerate(prompts)
         }
@@ -268,21 +348,17 @@ class PromptPlaces:
         if place is None:
             place = self._places.get((sample.task, sample.problem_id, sample.sample_index))
         if place is None:
-            raise RunError(
-                f"{self._where}: the prompt of problem {sample.problem_id}, {sample.task}, is missing. Restore the "
-                "file from a copy."
-            )
+            raise RunError(f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}.")
         return place
 
 
 def count_expected(prompts: Sequence[Mapping[str, Any]], identity: Identity) -> list[int]:
     """How many samples each prompt has in a finished run."""
-    expected = []
-    for row in prompts:
-        arm = identity.arms[row["task"]]
-        samples = arm.samples if row.get("sample_index") is None else 1
-        expected.append(arm.replicates * samples)
-    return expected
+    arms = [identity.arms[row["task"]] for row in prompts]
+    return [
+        arm.replicates * (arm.samples if row.get("sample_index") is None else 1)
+        for row, arm in zip(prompts, arms, strict=True)
+    ]
 
 
 def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:
@@ -292,93 +368,13 @@ def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: I
         JournalError: naming the problems that lack some.
     """
     expected = count_expected(prompts, identity)
-    short = [row for row, count, wanted in zip(prompts, there, expected, strict=True) if count < wanted]
+    short = [
+        f"{row['doc']['id']} ({row['task']})"
+        for row, count, wanted in zip(prompts, there, expected, strict=True)
+        if count < wanted
+    ]
     if short:
-        named = "; ".join(f"problem {row['doc']['id']}, {row['task']}" for row in short[:3])
-        more = f" and {len(short) - 3} more" if len(short) > 3 else ""
         raise JournalError(
-            f"{path}: samples are missing: expected {sum(expected)}, got {sum(there)}. They "
-            f"lack for {named}{more}. Continue the run by the command that began it, or restore {JOURNAL} from a copy."
+            f"{path}: samples are missing: expected {sum(expected)}, got {sum(there)}, too few of problem "
+            f"{list_first(short)}. The command that began the run continues it."
         )
-
-
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Every prompt with its document.
-
-    Raises:
-        JournalError: the file is missing, or is not the one that the journal's first line speaks of.
-    """
-    begun = read_identity(path)
-    try:
-        with open_stored(path / PROMPTS) as stream:
-            rows = [parse(line) for line in stream]
-        whole = all(hash_text(row["prompt"]) == row["prompt_sha256"] for row in rows)
-        whole = whole and all(row["task"] in begun.arms for row in rows)
-        if whole and hash_prompts(rows) == begun.prompts_sha256:
-            for number, row in enumerate(rows, start=1):
-                fit(Prompt, row, f"{path / PROMPTS}, line {number}", "Restore it from a copy.")
-            return rows
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, JournalError):
-        pass
-    raise JournalError(
-        f"{path / PROMPTS} is missing or damaged: it does not hold the prompts of the journal beside it. Restore it "
-        "from a copy, or run the same config into a new --output and copy it from there."
-    )
-
-
-def next_free_folder(path: Path, identity: Identity) -> Path:
-    """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
-    number = 2
-    while (found := path.with_name(f"{path.name}-{number}")).exists():
-        if is_stored(found / JOURNAL) and read_header(found / JOURNAL) == as_json(identity):
-            break  # another run may be loading its model in a folder that has no sample yet
-        number += 1
-    return found
-
-
-def changes(path: Path, identity: Identity) -> list[str]:
-    """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
-    return differences(read_header(path / JOURNAL), as_json(identity)) if has_sample(path) else []
-
-
-def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
-    refuse_file(path)
-    if not path.exists():
-        return
-    if not is_stored(path / JOURNAL) and any(p.name not in (LOCK, PROMPTS, f"{PROMPTS}.part") for p in path.iterdir()):
-        raise JournalError(
-            f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output; nothing was touched."
-        )
-
-
-def refuse_file(path: Path) -> None:
-    """Raise JournalError if no folder can be made here: there is a file."""
-    if path.exists() and not path.is_dir():
-        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
-
-
-def set_old_scores_aside(path: Path) -> None:
-    """Keep scores of another version under another name; every sample is graded again."""
-    if read_scored_by(path) not in (None, scored_now()):
-        names = (path / f"old-scores-{number}.jsonl" for number in count(1))
-        (path / SCORES).replace(next(name for name in names if not is_stored(name)))
-
-
-def write_output(path: Path, text: str) -> None:
-    """Write a file that the user named.
-
-    Raises:
-        ConfigError: it cannot be written, or is a file of a run or of traces.
-    """
-    refuse_own_file(path)
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another file.") from None
-
-
-def refuse_own_file(path: Path) -> None:
-    """Raise ConfigError if the path is a file that a run or traces consist of, which an output must not replace."""
-    if path.name in _KEPT and is_stored(path):
-        raise ConfigError(f"{path} is a file of a run or of traces, and would be lost. Choose another name.")

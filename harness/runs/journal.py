@@ -1,4 +1,4 @@
-"""Append-only files that survive anything: one JSON line per record, durable within seconds, torn tails mended.
+"""Append-only files that survive anything, and the files of a run: read as they are or compressed, written whole.
 
 A journal's first line is its header: the identity of what is being recorded. Every further line is one finished
 record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at most the line being written.
@@ -7,23 +7,27 @@ record with a `key`. Nothing is ever rewritten, so a kill at any moment costs at
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import lzma
 import os
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from harness.errors import JournalError
-from harness.runs.records import Keyed, encode, fit
-from harness.runs.stored_files import is_stored, open_stored
+from harness.constants import BUFFER_BYTES, COMPRESSION, SYNC_SECONDS
+from harness.errors import JournalError, RunError
+from harness.runs.records import NOTES, Keyed
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-SYNC_SECONDS = 2.0
-"""At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
+PACKED = ".xz"
+"""Ending of a compressed file; `compress` makes it."""
 
 
 class Journal:
@@ -35,7 +39,7 @@ class Journal:
         mended: What was dropped at opening, in words; None if the file was whole.
 
     Raises:
-        JournalError: the file cannot be read or written, a line in the middle is damaged, or the header differs.
+        JournalError: the file cannot be read or written, a whole line is damaged, or the header differs.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -97,15 +101,12 @@ class Journal:
         for number, line in _whole_lines(self.path):
             whole += len(line)
             if number == 1:
-                if changes := differences(_parse(self.path, number, line), json.loads(json.dumps(header))):
+                if changes := differences(_decode_header(self.path, line), json.loads(json.dumps(header))):
                     raise changed_settings(self.path, changes)
                 continue
             key = _decode(decoder, self.path, number, line).key
             if key in self.keys:
-                raise JournalError(
-                    f"{self.path}, line {number}: the same key again ({key}), and one sample has one line. Delete "
-                    f"that line (sed -i {number}d {self.path})."
-                )
+                raise JournalError(f"{self.path}, line {number}: the key {key} again. One sample has one line.")
             self.keys.add(key)
         size = os.fstat(self._file).st_size
         if size > whole:
@@ -116,7 +117,7 @@ class Journal:
             self._write_line(header)
 
     def _write_line(self, record: Mapping[str, Any] | Keyed) -> None:
-        line = encode(record) + b"\n"
+        line = msgspec.json.encode(record) + b"\n"
         start = os.lseek(self._file, 0, os.SEEK_END)
         try:
             written = 0
@@ -134,73 +135,38 @@ def read_header(path: Path) -> dict[str, Any]:
     Raises:
         JournalError: there is no journal, or its first line is damaged.
     """
-    return next((_parse(path, number, line) for number, line in _whole_lines(path)), {})
+    return next((_decode_header(path, line) for _, line in _whole_lines(path)), {})
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The header, then every record, as JSON has them. A torn last line is passed over.
-
-    Raises:
-        JournalError: there is no journal, or a line in the middle is damaged.
-    """
-    for number, line in _whole_lines(path):
-        record = _parse(path, number, line)
-        if number > 1:
-            _refuse_keyless(path, number, record)
-        yield record
-
-
-def read_records(
-    path: Path, form: type[Record], remedy: str, notes: list[dict[str, Any]] | None = None
-) -> Iterator[Record]:
+def read_records(path: Path, form: type[Record]) -> Iterator[Record]:
     """Every record in its form; the header, notes and a torn last line are passed over.
 
     Args:
         path: A journal.
-        form: `records.Sample` or `records.Score`.
-        remedy: What to do about a record that does not fit; a sentence.
-        notes: Takes the notes, for who wants them from the same reading.
+        form: `records.Sample` or `records.Score`; `records.Keyed` for the keys alone.
 
     Raises:
-        JournalError: there is no journal, or a line in the middle is damaged.
-        RunError: a record does not fit.
+        JournalError: there is no journal, or a whole line is damaged or does not fit.
     """
     decoder = msgspec.json.Decoder(form)
     for number, line in _whole_lines(path):
-        if number == 1:
-            continue
-        try:
-            yield decoder.decode(line)
-        except _MISFITS:
-            record = _parse(path, number, line)
-            _refuse_keyless(path, number, record)
-            if Keyed(record["key"]).is_note:
-                if notes is not None:
-                    notes.append(record)
-            else:
-                yield fit(form, record, f"{path}, line {number}", remedy)
+        if number > 1 and not line.startswith(NOTES):
+            yield _decode(decoder, path, number, line)
 
 
-def read_notes(path: Path) -> Iterator[dict[str, Any]]:
+def read_notes(path: Path) -> list[dict[str, Any]]:
     """The records that are no samples: who wrote the journal, and how long that took.
 
     Raises:
-        JournalError: there is no journal, or a line in the middle is damaged.
+        JournalError: there is no journal, or a note is damaged.
     """
-    decoder = msgspec.json.Decoder(Keyed)
-    for number, line in _whole_lines(path):
-        if number > 1 and _decode(decoder, path, number, line).is_note:
-            yield _parse(path, number, line)
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    return [_decode(decoder, path, number, line) for number, line in _whole_lines(path) if line.startswith(NOTES)]
 
 
 def has_samples(path: Path) -> bool:
-    """Whether a journal holds any sample.
-
-    Raises:
-        JournalError: there is no journal, or a line before the first sample is damaged.
-    """
-    decoder, lines = msgspec.json.Decoder(Keyed), _whole_lines(path)
-    return any(number > 1 and not _decode(decoder, path, number, line).is_note for number, line in lines)
+    """Whether there is a journal that holds any sample."""
+    return is_stored(path) and any(n > 1 and not line.startswith(NOTES) for n, line in _whole_lines(path))
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -212,6 +178,12 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
             for line in differences(old.get(name), new.get(name), f"{where}.{name}" if where else name)
         ]
     return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The settings that are in both and differ, in words; empty if there are none."""
+    both = ours.keys() & theirs.keys()
+    return "; ".join(differences({name: ours[name] for name in both}, {name: theirs[name] for name in both}))
 
 
 def changed_settings(path: Path, changes: list[str]) -> JournalError:
@@ -233,84 +205,164 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a line that does not fit, or that holds half a surrogate pair."""
-
-
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every whole line with its number.
 
-    Only the last line may be damaged: a kill tears nothing else. It counts as torn if it has no line break.
+    Only the last line may be torn, and then it has no line break: a kill tears nothing else.
     """
     if not is_stored(path):
-        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it; check the path.")
+        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it.")
     try:
         with open_stored(path) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.endswith(b"\n"):
                     yield number, line
     except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}. Mend that, or restore it.") from None
+        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def _decode(decoder: msgspec.json.Decoder[Keyed], path: Path, number: int, line: bytes) -> Keyed:
-    """A record's key."""
+def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: bytes) -> Any:
     try:
         return decoder.decode(line)
-    except _MISFITS:
-        record = _parse(path, number, line)
-        _refuse_keyless(path, number, record)
-        return Keyed(record["key"])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        remedy = " Or run `mless regrade`." if path.name.startswith("scores") else ""
+        raise JournalError(f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}") from None
 
 
-def _refuse_keyless(path: Path, number: int, record: Mapping[str, Any]) -> None:
-    if not isinstance(record.get("key"), str):
-        raise JournalError(
-            f"{path}, line {number}: a record without a key. Delete that line (sed -i {number}d {path})."
-        )
-
-
-def parse(line: bytes) -> Any:
-    """A line as JSON has it; text may hold half a surrogate pair.
-
-    Raises:
-        ValueError: the line is damaged.
-        RecursionError: it is nested too deeply.
-    """
-    try:
-        return msgspec.json.decode(line)
-    except _MISFITS:
-        return json.loads(line.decode("utf-8", "surrogatepass"))
-
-
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = parse(line)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict):
-        remedy = f", or delete that line (sed -i {number}d {path}), and its sample is generated again"
-        if number == 1:  # it says which run this is
-            remedy = ""
-        elif path.name.startswith("scores"):
-            remedy = ", or delete it and run `mless regrade`"
-        raise JournalError(
-            f"{path}, line {number}: damaged, expected one JSON object. Nothing mless does leaves such a line: restore "
-            f"the file from a copy{remedy}."
-        )
-    return record
+def _decode_header(path: Path, line: bytes) -> dict[str, Any]:
+    header: dict[str, Any] = _decode(msgspec.json.Decoder(dict[str, Any]), path, 1, line)
+    return header
 
 
 def _unwritable(path: Path, error: OSError) -> JournalError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return JournalError(
-            f"{path} cannot grow: {error.strerror}. Everything before is safe. Free some space (or raise the quota or "
-            "file-size limit) and run the same command again to continue."
+            f"{path} cannot grow: {error.strerror}. Everything before is safe: free some space (or raise the quota or "
+            "file-size limit), and the same command continues."
         )
     return JournalError(f"{path} cannot be written: {error.strerror}. Choose a writable --output.")
 
 
-def other_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The settings that two runs both record and in which they differ, in words; empty if there are none."""
-    both = ours.keys() & theirs.keys()
-    return "; ".join(differences({k: ours[k] for k in both}, {k: theirs[k] for k in both}))
+def is_stored(path: Path) -> bool:
+    """Whether the file is there, as it is or compressed."""
+    return path.is_file() or path.with_name(path.name + PACKED).is_file()
+
+
+def find_stored(folder: Path, pattern: str) -> list[Path]:
+    """The files that a glob pattern names, as they are or compressed; by the names that they have uncompressed."""
+    found = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
+    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in found})
+
+
+@contextmanager
+def open_stored(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, as it is or from its compressed form beside it (`NAME.xz`).
+
+    Raises:
+        OSError: there is neither.
+        JournalError: the compressed form is damaged.
+    """
+    packed = path.with_name(path.name + PACKED)
+    if path.is_file() or not packed.is_file():
+        with path.open("rb", buffering=BUFFER_BYTES) as stream:
+            yield stream
+        return
+    with _open_packed(packed) as unpacked:
+        yield unpacked
+
+
+@contextmanager
+def _open_packed(packed: Path) -> Iterator[IO[bytes]]:
+    try:
+        with lzma.open(packed) as unpacked:
+            yield unpacked
+    except (lzma.LZMAError, EOFError) as error:
+        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
+
+
+def hash_stored(path: Path) -> str:
+    """SHA-256 of a file; of one that is kept compressed, as it is uncompressed.
+
+    Raises:
+        RunError: it is missing, or cannot be read.
+    """
+    try:
+        with open_stored(path) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def compress(folder: Path, names: Iterable[str]) -> None:
+    """Compress files of a folder to about an eighth of their size.
+
+    A kill leaves a file in one form, or whole in both.
+    """
+    for file in (folder / name for name in names):
+        packed = file.with_name(file.name + PACKED)
+        if file.is_file() and not packed.exists():  # of two, `expand` says whether they are the same
+            with write_atomic(packed) as part, file.open("rb") as source:
+                with lzma.open(part, "wb", preset=COMPRESSION) as target:
+                    shutil.copyfileobj(source, target)
+                with part.open("rb") as written:
+                    os.fsync(written.fileno())
+            file.unlink()
+
+
+def expand(folder: Path) -> None:
+    """Undo `compress`, for a process that will write to the files.
+
+    Raises:
+        JournalError: a compressed file is damaged, or lies beside another file of its name.
+    """
+    for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
+        file = packed.with_suffix("")
+        if not file.exists():
+            with write_atomic(file) as part, _open_packed(packed) as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+        elif not _is_same(packed, file):  # a kill while compressing leaves two that are the same
+            raise JournalError(f"{file} and {packed.name} differ, and only one can be the run's. Delete the other one.")
+        packed.unlink()
+
+
+def _is_same(packed: Path, file: Path) -> bool:
+    with _open_packed(packed) as one, file.open("rb") as other:
+        hashes = [hashlib.file_digest(stream, "sha256").digest() for stream in (one, other)]  # type: ignore[arg-type]
+    return hashes[0] == hashes[1]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is either absent or whole."""
+    with write_atomic(path) as part, part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def write_atomic(path: Path) -> Iterator[Path]:
+    """Yield a path to write to. The file becomes `path` if the block ends well, and is removed otherwise.
+
+    A missing folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def clear_messages(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be written: {error.strerror}. Make it writable, or choose another --output."
+        ) from None

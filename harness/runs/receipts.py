@@ -11,11 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harness.constants import REMEMBERED_BYTES
+from harness.runs.journal import hash_stored
 from harness.runs.records import Engine, Fingerprint
-from harness.runs.stored_files import hash_stored
-
-REMEMBERED_BYTES = 64 * 2**20
-"""Hashes of files at least this large are kept: weights of 140 GB take minutes to read, at every start."""
 
 PACKAGES = (
     "mless",

@@ -1,14 +1,12 @@
 """What is kept of a run: prompts, samples, scores, sessions, identity and receipt, each declared once.
 
-A declaration validates, serialises and names the columns of `harness.load_run`. What a declaration
-does not name may be anything. What does not fit is refused by file, line and field, never guessed at.
+A declaration validates, serialises and names the columns of `harness.load_run`. What a declaration does not name may be
+anything.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -21,26 +19,20 @@ from harness.experiment.sampling import Sampling
 from harness.grading import AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
-_ENCODABLE = r"^[^\ud800-\udfff]*\Z"
-Word = Annotated[str, Meta(pattern=_ENCODABLE)]
-"""Text that UTF-8 can hold: no half of a surrogate pair is in it."""
 
 FORMAT = 1
 """Goes up when a run folder is written in another way. No reader knows a second one."""
 
 SESSION, TIMING = "session ", "timing "
-"""Keys of the journal's records on who wrote it and how long that took, beside the samples."""
+"""How keys of notes begin: the journal's records on who wrote it and how long that took, beside the samples."""
+NOTES = tuple(f'{{"key":{blank}"{name}'.encode() for name in (SESSION, TIMING) for blank in ("", " "))
+"""How their lines begin."""
 
 
 class Keyed(Struct):
     """A record of a journal, as far as every one of them goes."""
 
     key: str
-
-    @property
-    def is_note(self) -> bool:
-        """Whether it says who wrote the journal or how long that took, rather than what a model wrote."""
-        return self.key.startswith((SESSION, TIMING))
 
 
 class Segment(Struct):
@@ -51,25 +43,16 @@ class Segment(Struct):
 
 
 class Document(Struct):
-    """What our tasks add to a problem."""
+    """A problem under one condition, as `documents.make_document` makes it."""
 
-    condition: Word
+    id: Annotated[str, column("the problem's id in its dataset")]
+    problem: str
+    answer: Annotated[str, column("the gold answer")]
+    subject: Annotated[str, column("the problem's subject")]
+    level: Annotated[int, column("the problem's level")]
+    condition: str
     system: str
     segments: list[Segment]
-
-    def __post_init__(self) -> None:
-        if not "".join(segment.text for segment in self.segments).startswith(self.system):
-            raise ValueError("system is not what the first segments say")
-
-
-class ProblemDocument(Document):
-    """A document of our tasks."""
-
-    id: Annotated[str, column("the problem's id in its dataset", pattern=_ENCODABLE)]
-    problem: str
-    answer: Annotated[str, column("the gold answer", pattern=_ENCODABLE)]
-    subject: Annotated[str, column("the problem's subject", pattern=_ENCODABLE)]
-    level: Annotated[int, column("the problem's level")]
 
 
 class Prompt(Struct):
@@ -81,14 +64,13 @@ class Prompt(Struct):
         thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
     """
 
-    task: Word
-    condition: Annotated[str, column("what stands between instruction and problem", "category", pattern=_ENCODABLE)]
+    task: str
+    condition: Annotated[str, column("what stands between instruction and problem", "category")]
     layout: Annotated[
         str,
         column(
             "how instruction, filler and problem make a prompt: raw, chat, as_published or as_printed",
             "category",
-            pattern=_ENCODABLE,
         ),
     ]
     prompt: str
@@ -96,7 +78,7 @@ class Prompt(Struct):
     prompt_token_sha256: Annotated[
         str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
-    doc: ProblemDocument
+    doc: Document
     sample_index: int | None = None
     answer_prefix: str = ""
     thinking_opened: bool = False
@@ -145,7 +127,7 @@ class Sample(Keyed, kw_only=True, gc=False):
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
             prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
-            completion=completion,
+            completion=encodable(completion),
             completion_tokens=tokens,
             finish_reason=reason,
         )
@@ -205,8 +187,8 @@ class Arm(Struct, kw_only=True):
         intervention: What is done to the model while it generates; None for nothing.
     """
 
-    condition: Word
-    layout: Word
+    condition: str
+    layout: str
     samples: Annotated[int, Meta(ge=1)]
     replicates: Annotated[int, Meta(ge=1)]
     sampling: Sampling
@@ -240,7 +222,7 @@ class DatasetFacts(Named):
     sha256: str
 
 
-Contrast = tuple[Word, Word]
+Contrast = tuple[str, str]
 """A condition and the one that it is compared with."""
 
 
@@ -345,13 +327,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "filler_tokens": ("int32", "how many tokens the condition says that it has; missing where it does not say"),
     "placement": ("string", "where it stands; missing without one"),
     "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
-    **_columns(ProblemDocument, problem_id="id"),
+    **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
-    **_columns(ProblemDocument, "subject", "level"),
+    **_columns(Document, "subject", "level"),
     **_columns(Graded, "verdict"),
     "correct": ("bool", "whether the verdict is correct"),
     **_columns(Graded, "answer"),
-    **_columns(ProblemDocument, target="answer"),
+    **_columns(Document, target="answer"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(Prompt, "prompt_sha256", "prompt_token_sha256"),
     **_columns(Sample, "prompt_tokens", "completion_tokens"),
@@ -362,37 +344,20 @@ COLUMNS: dict[str, tuple[str, str]] = {
 """Type and meaning of each column of `harness.load_run`, in their order."""
 
 
-def encode(record: Struct | Mapping[str, Any]) -> bytes:
-    """A record as JSON; half a surrogate pair, which a model may write, as its three bytes."""
-    try:
-        return msgspec.json.encode(record)
-    except UnicodeEncodeError:
-        text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "surrogatepass")
-
-
 def as_json(record: Struct) -> dict[str, Any]:
     """A record as it is read back from its file."""
-    read: dict[str, Any] = msgspec.json.decode(encode(record))
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return read
 
 
-def refuse_other_format(record: object, where: object, expected: int = FORMAT) -> None:
-    """Refuse what was written in another format than this mless reads.
-
-    Args:
-        record: A journal's first line, or a receipt. What is no mapping is left to `fit`.
-        where: Its file, for the message.
-        expected: The format that this mless reads.
+def refuse_other_format(record: object, where: Path) -> None:
+    """Refuse a journal's first line, or a receipt, of another format than this mless reads.
 
     Raises:
         RunError: naming both formats.
     """
-    if isinstance(record, dict) and (found := record.get("format")) != expected:
-        raise RunError(
-            f"{where}: expected format {expected}, got {'none' if found is None else found}. Read it with the mless "
-            "that wrote it, or make it again elsewhere."
-        )
+    if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
+        raise RunError(f"{where}: expected format {FORMAT}, got {found}. Read it with the mless that wrote it.")
 
 
 def encodable(text: str) -> str:
@@ -400,59 +365,13 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def printable(value: object) -> object:
-    """The value, if JSON and UTF-8 can hold it.
+def fit(form: type[Form], value: object, where: object) -> Form:
+    """A value as JSON has it, in its form.
 
     Raises:
-        ValueError: NaN or half a surrogate pair is in it.
-    """
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    return value
-
-
-def fit(form: type[Form], value: object, where: object, remedy: str) -> Form:
-    """The value in its form.
-
-    Args:
-        form: Which.
-        value: As JSON has it.
-        where: The file, or its line, for the message.
-        remedy: What to do if it does not fit; a sentence.
-
-    Raises:
-        RunError: it does not fit; naming the first place.
+        RunError: it does not fit; naming its file or line, and the first field that is wrong.
     """
     try:
         return msgspec.convert(value, form)
     except msgspec.ValidationError as error:
-        raise RunError(f"{where}: {_complaint(str(error), value)}. {remedy}") from None
-
-
-def _complaint(message: str, value: object) -> str:
-    """What msgspec says, with the field first and the value that was found."""
-    message, _, path = message.partition(" - at `$")
-    steps = re.findall(r"[^.\[\]`]+|(?<=\[)\.\.\.(?=\])", path)
-    missing = re.fullmatch(r"Object missing required field `(.*)`", message)
-    place = ".".join([*steps, missing[1]] if missing else steps) or "the whole"
-    if missing:
-        return f"{place}: it is missing"
-    message = re.sub(r"matching regex .*", "without half a surrogate pair, which is no text", message)
-    if message.startswith("Invalid enum value"):
-        message = f"Expected one of {', '.join(get_args(Verdict))}"
-    wrong = message.partition(", got ")[0]
-    return f"{place}: {wrong[0].lower()}{wrong[1:]}, got {_short(_follow(value, steps))}"
-
-
-def _follow(value: Any, steps: list[str]) -> object:
-    """The value at a place; as deep as it can be followed, since msgspec does not name a mapping's keys."""
-    for step in steps:
-        if isinstance(value, list) and step.isdigit():
-            value = value[int(step)]
-        elif isinstance(value, dict) and step in value:
-            value = value[step]
-    return value
-
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise RunError(f"{where}: {error}.") from None

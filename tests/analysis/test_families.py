@@ -12,7 +12,7 @@ from harness.display.comparison_tables import show_comparison
 from harness.display.numbers import NONE
 from harness.display.table_pages import make_table
 from harness.errors import RunError
-from harness.runs.read_run import read_run
+from harness.runs.read import read_run
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -152,7 +152,7 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
     header = {**json.loads(first), "contrasts": [["mless", 7]]}
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
-    with pytest.raises(RunError, match=r"journal.jsonl: contrasts.0.1: expected `str`, got 7\. Rest"):
+    with pytest.raises(RunError, match=r"journal.jsonl: .*\$.contrasts\[0\]\[1\]"):
         read_run(run)
 
 

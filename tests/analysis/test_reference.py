@@ -14,7 +14,7 @@ from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
 from harness.display.table_pages import Parts, make_table
 from harness.errors import ConfigError
-from harness.runs.comparable import join
+from harness.runs.same_settings import join
 from tests.make import GREEDY_RUN, evaluation
 
 SHIPPED = sorted(file.stem for file in (resources.folder("results") / "reference").glob("*.yaml"))

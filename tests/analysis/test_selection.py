@@ -20,11 +20,10 @@ from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.folder import RunFolder, read_prompts, read_samples
-from harness.runs.prompt_source import Source, build_source, read_source
-from harness.runs.read_run import read_run
+from harness.runs.prompts_of_run import Problem, RunPrompt, Source, build_source
+from harness.runs.read import read_run, read_source
 from harness.runs.receipts import receipt_line
 from harness.runs.records import Sample
-from harness.runs.run_prompts import Problem, RunPrompt
 from tests.make import GREEDY_RUN, drawn, evaluation
 
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -187,9 +186,9 @@ def test_repeats_and_layouts_of_a_run_and_of_its_logs(repeated, layout):
 
 
 def test_the_layout_is_chosen_where_there_are_several(repeated):
-    with pytest.raises(ConfigError, match=r"run holds the layouts raw, chat, and none was chosen. Choose one"):
+    with pytest.raises(ConfigError, match=r"run: expected one of the layouts raw, chat, got None"):
         read_source(repeated)
-    with pytest.raises(ConfigError, match=r"the layouts raw, not chat\. Choose one by --layout, or by `layout` among"):
+    with pytest.raises(ConfigError, match=r"expected one of the layouts raw, got chat"):
         read_source(GREEDY_RUN, layout="chat")
 
 
@@ -211,7 +210,7 @@ def test_logs_of_another_task_need_only_the_names_of_the_conditions(foreign, lay
 
 
 def test_a_log_of_another_task_does_not_name_its_condition(foreign):
-    with pytest.raises(RunError, match=r"is a log of another task: its documents name no condition. Say which log"):
+    with pytest.raises(RunError, match=r"names no condition: say which log is which"):
         read_source(foreign / "raw")
 
 
@@ -226,12 +225,12 @@ def test_the_receipt_names_the_filters_that_were_not_read(foreign, metric, said)
 
 def test_the_metric_is_there_and_decides(foreign, tmp_path):
     path = shutil.copy(next((foreign / "raw").glob("samples_plain_*.jsonl")), tmp_path / "log.jsonl")
-    with pytest.raises(RunError, match=r"line 1: no metric 'acc' that says right or wrong; it has exact_match"):
+    with pytest.raises(RunError, match=r"line 1: the metric 'acc' is None.*The log has exact_match"):
         read_source({"wo": path}, metric="acc")
     with pytest.raises(RunError, match=r"no sample under the filter 'strict': expected one of boxed, whole\."):
         read_source({"wo": path}, metric="exact_match,strict")
     rewrite(path, lambda line: line.update(exact_match=0.5))
-    with pytest.raises(RunError, match=r"exact_match is 0\.5, neither 0 nor 1 .* Name another metric"):
+    with pytest.raises(RunError, match=r"'exact_match' is 0\.5, neither 0 nor 1"):
         read_source({"wo": path})
 
 
@@ -246,9 +245,7 @@ def test_damaged_and_unreadable_logs_are_named(tmp_path):
         read_source(tmp_path)
     path = shutil.copy(logs(GREEDY_RUN)["wo"], tmp_path / "samples_demo_wo.jsonl")
     shutil.copy(path, tmp_path / "samples_again.jsonl")
-    with pytest.raises(
-        RunError, match=r"holds two logs of condition 'wo', raw: .*again.*wo\.jsonl. Name one log a cond"
-    ):
+    with pytest.raises(RunError, match=r"holds two logs of condition 'wo': .*again.*wo\.jsonl"):
         read_source(tmp_path)
     (tmp_path / "samples_again.jsonl").unlink()
     rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']), line=4)
@@ -258,10 +255,10 @@ def test_damaged_and_unreadable_logs_are_named(tmp_path):
     with pytest.raises(RunError, match=r"line 5: no prompt text in its `arguments`"):
         read_source(path)
     rewrite(path, lambda line: line.pop("doc"), line=2)
-    with pytest.raises(RunError, match=r"line 3: not a line of a sample log: expected the keys doc_id, doc and arg"):
+    with pytest.raises(RunError, match=r"line 3: .*`doc`"):
         read_source(path)
     path.write_text(path.read_text()[:700])
-    with pytest.raises(RunError, match=r"line 1: damaged, expected one JSON object"):
+    with pytest.raises(RunError, match=r"line 1: not a line of lm_eval"):
         read_source(path)
     shutil.copy(logs(GREEDY_RUN)["wo"], path)
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
@@ -313,9 +310,9 @@ def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
 def test_a_source_without_problems_or_with_double_ids_is_refused(demo):
     with pytest.raises(RunError, match="holds no problem in the layout raw"):
         replace(demo, problems=())
-    with pytest.raises(RunError, match="two problems have one id"):
+    with pytest.raises(RunError, match="two problems have one name"):
         replace(demo, problems=demo.problems[:1] * 2)
-    with pytest.raises(RunError, match=r"two conditions have one name, of wo, wo\. Rename one"):
+    with pytest.raises(RunError, match=r"two conditions have one name"):
         replace(demo, conditions=("wo", "wo"))
 
 

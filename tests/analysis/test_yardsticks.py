@@ -10,7 +10,7 @@ from harness.analysis.controls import find_broken
 from harness.analysis.leaderboard import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.experiment.conditions import find_yardsticks
-from harness.runs.read_run import read_run
+from harness.runs.read import read_run
 from tests.make import GREEDY_RUN, drawn, evaluation, small_run
 
 

@@ -28,7 +28,7 @@ from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.display.numbers import MINUS, NONE
 from harness.errors import ConfigError
-from harness.runs.prompt_source import read_source
+from harness.runs.read import read_source
 from tests.make import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parents[2]

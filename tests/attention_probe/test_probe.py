@@ -28,7 +28,8 @@ from harness.analysis.choose_problems import Criterion, select
 from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import open_dataset
-from harness.runs.prompt_source import build_source, read_source
+from harness.runs.prompts_of_run import build_source
+from harness.runs.read import read_source
 from tests.capture_errors import build_whole
 from tests.make import GREEDY_RUN, make_trace, write_traces
 

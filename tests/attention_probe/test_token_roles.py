@@ -19,9 +19,8 @@ from harness.experiment.problems import Dataset, load_demo, load_math500
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode
-from harness.runs.prompt_source import build_source, read_source, source_of
-from harness.runs.run import Run
-from harness.runs.run_prompts import Problem, RunPrompt
+from harness.runs.prompts_of_run import Problem, RunPrompt, build_source
+from harness.runs.read import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.make import GREEDY_RUN
 

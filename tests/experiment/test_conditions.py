@@ -30,7 +30,7 @@ from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import AS_PRINTED_INSTRUCTION, INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
-from harness.runs.read_run import read_run
+from harness.runs.read import read_run
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "conditions.md").read_text()

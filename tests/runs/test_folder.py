@@ -31,7 +31,7 @@ from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.prompt import hash_text
 from harness.grading import COLUMNS as GRADERS
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -50,10 +50,9 @@ from harness.runs.folder import (
     read_samples,
     scored_now,
 )
-from harness.runs.journal import Journal
-from harness.runs.lm_eval_logs.sample_log import find_logs
-from harness.runs.records import Fingerprint, as_json
-from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
+from harness.runs.journal import Journal, expand, hash_stored, write_atomic, write_whole
+from harness.runs.lm_eval_logs import find_logs
+from harness.runs.records import Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, small_run
 
@@ -138,14 +137,14 @@ def test_the_contrasts_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path
         RunFolder(tmp_path / "run", other, plan.prompts)
 
 
-@pytest.mark.parametrize(("number", "got"), [(2, "2"), (None, "none")])
+@pytest.mark.parametrize("number", [2, None])
 @pytest.mark.parametrize("name", [JOURNAL, SCORES, RECEIPT])
-def test_another_format_is_refused_by_its_number(tmp_path, name, number, got):
+def test_another_format_is_refused_by_its_number(tmp_path, name, number):
     run = small_run(tmp_path / "run")
     text = (run / name).read_text()
     first, rest = (text, "") if name == RECEIPT else text.split("\n", 1)
     (run / name).write_text(json.dumps({**json.loads(first), "format": number}) + "\n" + rest)
-    with pytest.raises(RunError, match=rf"{name}: expected format 1, got {got}. Read it with the mless that wrote it"):
+    with pytest.raises(RunError, match=rf"{name}: expected format 1, got {number}"):
         regrade(run) if name == SCORES else load_run(run)
 
 
@@ -155,24 +154,11 @@ def test_a_first_line_that_is_torn_or_lacks_an_arm_is_named(tmp_path):
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest)
-    with pytest.raises(
-        JournalError, match=r"prompts.jsonl is missing or damaged: it does not hold the prompts of the jo"
-    ):
+    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged: its prompts are not those"):
         load_run(run)
     (run / JOURNAL).write_text("")
-    with pytest.raises(
-        JournalError, match=r"journal.jsonl is empty, or its first line is torn. Restore it from a copy"
-    ):
+    with pytest.raises(JournalError, match=r"journal.jsonl is empty, or its first line is torn"):
         load_run(run)
-
-
-def test_a_sample_without_its_prompt_ends_in_one_line(tmp_path):
-    run = small_run(tmp_path / "run")
-    text = (run / JOURNAL).read_text()
-    (run / JOURNAL).write_text(text.replace('"problem_id":"demo/number_theory/0.json"', '"problem_id":"x"'))
-    for read in (load_run, regrade):
-        with pytest.raises(RunError, match=r"prompts.jsonl: the prompt of problem x, demo_\w+, is missing. Restore"):
-            read(run)
 
 
 @needs_vllm
@@ -222,9 +208,7 @@ def test_a_sample_finds_its_prompt_whether_all_samples_share_it_or_each_has_its_
     drawn = [{**row, "sample_index": index} for row in rows for index in range(2)]
     place = PromptPlaces(drawn).find(replace(sample, sample_index=1))
     assert (drawn[place]["task"], drawn[place]["sample_index"]) == (sample.task, 1)
-    with pytest.raises(
-        RunError, match=r"prompts.jsonl: the prompt of problem .* is missing. Restore the file from a c"
-    ):
+    with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
         PromptPlaces(drawn).find(replace(sample, sample_index=2))
     identity = read_identity(tmp_path / "run")
     twice = replace(identity, arms={task: replace(arm, samples=2) for task, arm in identity.arms.items()})
@@ -492,16 +476,14 @@ def test_prompts_that_are_not_the_journals_are_refused(plan, identity, tmp_path)
             RunFolder(tmp_path / "run", identity, plan.prompts)
 
 
-def test_a_prompt_has_one_hash_in_all_files_even_with_half_a_surrogate_pair(demo_run):
+def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan, identity):
+    request = next(iter(make_requests(plan, plan.config.resolve_sampling({}))))
+    assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", "a server may send one, and no file can hold it"
+
+
+def test_a_prompts_hash_is_lm_evals(demo_run):
     rows = read_prompts(demo_run)
     assert all(row["prompt_sha256"] == hash_text(row["prompt"]) == hash_string(row["prompt"]) for row in rows)
-    rows[0]["prompt"] += "\ud800"
-    rows[0]["prompt_sha256"] = hash_text(rows[0]["prompt"])
-    header, *lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
-    header = {**json.loads(header), "prompts_sha256": hash_prompts(rows)}
-    (demo_run / JOURNAL).write_text("".join([json.dumps(header) + "\n", *lines]))
-    (demo_run / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_prompts(demo_run) == rows
 
 
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
@@ -562,7 +544,7 @@ def test_regrading_that_fails_leaves_nothing_half(demo_run):
 
 def test_an_unfinished_run_is_no_table(plan, identity, tmp_path):
     RunFolder(tmp_path / "run", identity, plan.prompts).__exit__()
-    with pytest.raises(RunError, match=r"holds no finished run: expected run.json"):
+    with pytest.raises(RunError, match=r"holds no finished run: the command that began it"):
         load_run(tmp_path / "run")
 
 
@@ -619,14 +601,3 @@ def test_a_run_is_finished_outside_git_without_a_word(demo_run, tmp_path):
     command = [sys.executable, "-c", code, str(demo_run)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_damaged_journal_is_named(demo_run):
-    lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
-    (demo_run / JOURNAL).write_text("".join([*lines[:5], "garbage\n", *lines[5:]]))
-    with pytest.raises(JournalError, match=r"journal.jsonl, line 6: damaged"):
-        load_run(demo_run)
-    (demo_run / JOURNAL).write_text("".join(lines))
-    (demo_run / PROMPTS).unlink()
-    with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
-        load_run(demo_run)

@@ -12,13 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, differences, read_journal
+from harness.runs.journal import Journal, _unwritable, differences
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
 
 def record(number, completion="so \\boxed{3}\n"):
     return {"key": f"k{number}", "completion": completion}
+
+
+def read_journal(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def filled(path, count=3):
@@ -28,12 +32,7 @@ def filled(path, count=3):
     return path
 
 
-def test_records_come_back_in_order(tmp_path):
-    path = filled(tmp_path / "j")
-    assert list(read_journal(path)) == [HEADER, record(0), record(1), record(2)]
-
-
-@given(st.lists(st.text(st.characters(codec=None), max_size=50), max_size=5))
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=50), max_size=5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back(tmp_path, texts):
     path = tmp_path / "j"
@@ -75,29 +74,20 @@ def test_cut_at_every_byte_of_the_header_it_begins_again(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"{]\n", b"\xff\xfe\n", b"[1]\n", b"\n", b'{"key": 1}\n', b'{"no": "key"}\n'])
-def test_a_damaged_line_in_the_middle_is_named_with_its_number_and_the_fix(tmp_path, damage):
+def test_a_damaged_line_in_the_middle_is_named(tmp_path, damage):
     path = filled(tmp_path / "j")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], damage, *lines[2:]]))
-    with pytest.raises(JournalError, match=r"j, line 3: .*sed -i 3d"):
+    with pytest.raises(JournalError, match="j, line 3: damaged"):
         Journal(path, HEADER)
 
 
-def test_a_record_twice_is_refused_with_the_fix(tmp_path):
+def test_a_record_twice_is_refused(tmp_path):
     path = filled(tmp_path / "j")
     with path.open("a") as journal:
         journal.write(json.dumps(record(1)) + "\n")
-    with pytest.raises(JournalError, match=r"j, line 5: the same key again \(k1\), .*sed -i 5d"):
+    with pytest.raises(JournalError, match="j, line 5: the key k1 again"):
         Journal(path, HEADER)
-
-
-def test_the_named_fix_works(tmp_path):
-    path = filled(tmp_path / "j")
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], b"garbage\n", *lines[1:]]))
-    subprocess.run(["sed", "-i", "2d", str(path)], check=True)
-    with Journal(path, HEADER) as journal:
-        assert journal.keys == {"k0", "k1", "k2"}
 
 
 def test_another_header_is_refused_naming_what_changed(tmp_path):
@@ -115,14 +105,11 @@ def test_differences_name_every_leaf():
 
 
 def test_every_record_is_on_disk_before_the_next(tmp_path):
-    """What was appended is read by another process at once: it is no longer in this one's memory."""
-    path = tmp_path / "j"
-    with Journal(path, HEADER) as journal:
+    """What was appended is read by another reader at once: it is no longer in this process's memory."""
+    with Journal(tmp_path / "j", HEADER) as journal:
         for number in range(3):
             journal.append(record(number))
-            assert subprocess.run(["wc", "-l", path], capture_output=True, text=True).stdout.split()[0] == str(
-                number + 2
-            )
+            assert len(read_journal(tmp_path / "j")) == number + 2
 
 
 LIMITED = """
@@ -146,7 +133,7 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
     path = tmp_path / "j"
     done = subprocess.run([sys.executable, "-c", LIMITED, path, "100000"], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
-    assert "cannot grow: File too large. Everything before is safe. Free some space" in told["error"]
+    assert "cannot grow: File too large" in told["error"]
     assert 100 < told["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
         assert journal.mended is None, "the half line was taken back when it did not fit"
@@ -155,20 +142,14 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
 
 
 def test_a_full_file_system_is_told_the_same_way():
-    with pytest.raises(JournalError, match="cannot grow: No space left on device"):
-        from harness.runs.journal import _unwritable
-
-        try:
-            with open("/dev/full", "wb", buffering=0) as full:
-                full.write(b"x")
-        except OSError as error:
-            raise _unwritable(full.name, error) from None
+    with pytest.raises(OSError) as full, open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+    assert "cannot grow: No space left on device" in str(_unwritable("x", full.value))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
-    missing = tmp_path / "nowhere" / "j"
-    with pytest.raises(JournalError, match=r"cannot be written: No such file or directory. Choose a writable --output"):
-        Journal(missing, HEADER)
+    with pytest.raises(JournalError, match="nowhere/j cannot be written: No such file"):
+        Journal(tmp_path / "nowhere" / "j", HEADER)
 
 
 def test_memory_stays_flat_while_it_grows(tmp_path):

@@ -47,7 +47,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
 
     Args:
         table: As of `harness.analysis.compare`, with the yardsticks.
-        factors: Of each condition, as of `sample_frame.read_factors`.
+        factors: Of each condition, as of `frame.read_factors`.
     """
     doses = find_sweeps(factors)
     several = len({key[1:] for key in doses}) > 1

@@ -30,12 +30,10 @@ from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.visible import visible
 from harness.errors import RunError
-from harness.runs.comparable import join
-from harness.runs.folder import refuse_own_file
-from harness.runs.read_run import read_run
+from harness.runs.journal import clear_messages, write_whole
+from harness.runs.read import Run, read_run
 from harness.runs.receipts import git_revision, receipt_line, versions
-from harness.runs.run import Run
-from harness.runs.stored_files import clear_messages, make_place, write_whole
+from harness.runs.same_settings import join
 
 PALETTE = (*style.COLOURS.values(), *(look.colour for look in style.looks("0123").values()))
 """The conditions' colours and the spare ones. The style sheet has each as `--s0`, `--s1` and so on."""
@@ -91,9 +89,8 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
-    refuse_own_file(output)
     with clear_messages(output):  # before the work, which takes a while
-        make_place(output)
+        output.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(output.parent, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if not runs:

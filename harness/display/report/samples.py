@@ -16,7 +16,7 @@ from harness.analysis.leaderboard import records
 from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
 from harness.display.numbers import define_flips, flips
 from harness.grading import COLUMNS as GRADERS
-from harness.runs.run import Run
+from harness.runs.read import Run
 
 Row = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 from harness.runs.folder import JOURNAL, RECEIPT
-from harness.runs.stored_files import find_stored, is_stored
+from harness.runs.journal import find_stored, is_stored
 
 RunPath = Path | dict[str, Path]
 """A run's folder or sample log, or the sample logs of one run by condition."""
@@ -32,11 +32,9 @@ def locate(runs: Sequence[str]) -> list[RunPath]:
                 found += _runs_in(Path(run))
                 continue
         except OSError as error:
-            raise ConfigError(f"{run[:60]}: expected a run's path, got none: {error.strerror}. Check it.") from None
+            raise ConfigError(f"{run[:60]}: expected a run's path: {error.strerror}.") from None
         if condition in named:
-            raise ConfigError(
-                f"{run}: the condition {condition!r} has a log already, {named[condition]}. Name each once."
-            )
+            raise ConfigError(f"{run}: the condition {condition!r} has a log already, {named[condition]}.")
         named[condition] = Path(file)
     return [*found, named] if named else found
 
@@ -49,9 +47,7 @@ def locate_one(runs: Sequence[str]) -> RunPath:
     """
     found = locate(runs)
     if len(found) != 1:
-        raise ConfigError(
-            f"Expected one run, got {len(found)}: {', '.join(map(str, found))}. Take them one after another."
-        )
+        raise ConfigError(f"Expected one run, got {len(found)}: {', '.join(map(str, found))}.")
     return found[0]
 
 
@@ -59,15 +55,13 @@ def _runs_in(path: Path) -> list[Path]:
     """The run itself, or the finished runs in a folder of runs. lm-eval makes one folder per model around its logs."""
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
-    inside = [child for folder in _folders(path) for child in ([folder] if _is_run(folder) else _logs_in(folder))]
     once: dict[Path, Path] = {}  # a link beside what it leads to is no second run
-    for child in inside:
-        once.setdefault(child.resolve(), child)
+    for folder in _folders(path):
+        inside = [folder] if _is_run(folder) else _folders(folder)
+        for run in inside:
+            if _is_run(run) and (run == folder or not (run / RECEIPT).exists()):
+                once.setdefault(run.resolve(), run)
     return list(once.values()) or [path]  # whose reader says what was expected
-
-
-def _logs_in(folder: Path) -> list[Path]:
-    return [child for child in _folders(folder) if _is_run(child) and not (child / RECEIPT).exists()]
 
 
 def _is_run(folder: Path) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.display.table_pages import make_leaderboard_page, make_table
 from harness.errors import ComparisonError, ConfigError, RunError
-from harness.runs.find_runs import locate, locate_one
+from harness.runs.paths import locate, locate_one
 from tests.make import GREEDY_RUN, add_stop, right, write_run
 
 LOGS = sorted([*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")])
@@ -52,7 +52,7 @@ def test_a_link_beside_its_run_is_no_second_run(results):
     results.mkdir()
     (results / "link").symlink_to(elsewhere / "demo")
     assert locate([str(results)]) == [results / "link"]
-    with pytest.raises(ComparisonError, match=r"demo is given twice: expected every run once\. Leave one out"):
+    with pytest.raises(ComparisonError, match=r"demo is given twice"):
         make_table([str(results), str(elsewhere / "demo")])
 
 
@@ -64,9 +64,9 @@ def test_logs_named_by_condition_are_one_run(results):
     odd = results / "x=y"
     odd.mkdir()
     assert locate([str(odd)]) == [odd], "what exists is a path"
-    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a\. Name each once"):
+    with pytest.raises(ConfigError, match=r"the condition 'wo' has a log already, a"):
         locate(["wo=a", "wo=b"])
-    with pytest.raises(ConfigError, match="xxx: expected a run's path, got none: File name too long"):
+    with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
         locate(["x" * 5000])
 
 
@@ -74,7 +74,7 @@ def test_one_run_is_one(results):
     assert locate_one([str(results / "demo")]) == results / "demo"
     shutil.rmtree(results / "stock")
     assert locate_one([str(results)]) == results / "demo"
-    with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun. Take them one after another"):
+    with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*begun"):
         locate_one([str(results / "demo"), str(results / "begun")])
 
 
@@ -86,9 +86,7 @@ def test_a_folder_holding_one_log_is_that_log(results):
             shutil.copy(file, one / condition / "model")
     rows = json.loads(make_table([f"wo={one / 'wo'}", f"mless={one / 'mless'}"], form="json"))["rows"]
     assert [(row["condition"], round(row["accuracy"], 1)) for row in rows] == [("wo", 86.8), ("mless", 87.0)]
-    with pytest.raises(
-        Exception, match=r"one is a folder with 2 sample logs, such as .*jsonl: expected one. Name the file"
-    ):
+    with pytest.raises(Exception, match=r"one is a folder with 2 sample logs: expected one"):
         make_table([f"wo={one}", f"mless={one / 'mless'}"])
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
         make_table([f"wo={results / 'reference'}"])
@@ -135,14 +133,12 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     said = "mless-demo, raw, 500 problems, 1 sample each"
     assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
-    with pytest.raises(ComparisonError, match=r"is given twice: expected every run once"):
+    with pytest.raises(ComparisonError, match=r"is given twice"):
         make_leaderboard_page([str(results), str(results / "demo")])
-    with pytest.raises(ComparisonError, match=r"other sampling, .* Leave one out, or give them to separate commands"):
+    with pytest.raises(ComparisonError, match=r"sampled cannot be compared with .*sampling.until"):
         make_table([str(results / "demo"), str(results / "sampled")])
 
 
 def test_a_table_of_two_datasets_is_refused(two_datasets):
-    with pytest.raises(
-        ComparisonError, match=r"second has another dataset than .*first: .* Compare runs on one dataset"
-    ):
+    with pytest.raises(ComparisonError, match=r"second cannot be compared with .*first: another dataset"):
         make_table([str(two_datasets)])

@@ -1,0 +1,540 @@
+"""Logs of lm-eval (`--log_samples`) as one run: each log is one condition, and all must have been asked alike.
+
+Logs of our tasks carry condition and segments in their documents. Those of other tasks do not: there the user names
+the condition of each file, unless `mless tasks --wrap` wrote the task. Then lm-eval's results file names it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from harness.constants import BASELINE
+from harness.errors import ComparisonError, RunError, list_first
+from harness.experiment.conditions import find_yardsticks, named_conditions
+from harness.experiment.config import fixed_arguments
+from harness.experiment.plan import hash_json
+from harness.experiment.problems import Dataset, Problem
+from harness.experiment.prompt import Layout, Role, Segment, document_prompt, is_ours
+from harness.grading import COLUMNS as GRADERS
+from harness.grading import AuditColumns
+from harness.runs.frame import loops
+from harness.runs.journal import PACKED, differing, find_stored, is_stored, open_stored
+from harness.runs.prompts_of_run import RunPrompt
+from harness.runs.records import COLUMNS, Graded, fit
+
+if TYPE_CHECKING:
+    import pandas
+
+METRICS = ("exact_match", "math_verify", "acc")
+"""What says right or wrong in logs of other tasks; the first that a log has is taken."""
+_LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+"""What lm-eval calls a sample log; the results file of that date lies beside it."""
+
+
+class Generation(Struct):
+    """What our sample logs add to a completion."""
+
+    completion_tokens: int | None = None
+    prompt_token_sha256: str | None = None
+
+
+class LogLine(Struct):
+    """A line of a sample log, but for its metrics."""
+
+    doc_id: int
+    doc: dict[str, Any]
+    arguments: dict[str, dict[str, Any]]
+    resps: list[Any]
+    filtered_resps: list[Any]
+    filter: str
+    prompt_hash: str
+    target: Any = None
+    generations: list[Generation] = []
+
+
+class Loaded(Struct):
+    """What lm-eval was started with."""
+
+    model: str | None = None
+    model_args: dict[str, Any] | str | None = None
+    random_seed: int | None = None
+
+
+class TaskConfig(Struct):
+    """How lm-eval asked one task."""
+
+    generation_kwargs: dict[str, Any] | None = None
+    num_fewshot: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Counts(Struct):
+    """Documents that a task has, and how many were asked."""
+
+    original: int
+    effective: int
+
+
+class ResultsFile(Struct, kw_only=True):
+    """lm-eval's results file; empty where there is none."""
+
+    model_name: str | None = None
+    config: Loaded = msgspec.field(default_factory=Loaded)
+    configs: dict[str, TaskConfig] = {}
+    versions: dict[str, float | str | None] = {}
+    n_samples: dict[str, Counts] = msgspec.field(default_factory=dict, name="n-samples")
+    chat_template: Any = None
+    system_instruction: str | None = None
+    date: float | None = None
+    lm_eval_version: str | None = None
+    git_hash: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model was loaded with."""
+        given = self.config.model_args or {}
+        if isinstance(given, str):
+            return dict(part.split("=", 1) for part in given.split(",") if "=" in part)
+        return given
+
+    @property
+    def model(self) -> str | None:
+        """Name or folder of the model that was loaded."""
+        name = self.arguments.get("pretrained") or self.arguments.get("model")
+        return None if name is None else str(name)
+
+    @property
+    def label(self) -> str:
+        """The model's name as tables show it."""
+        return str(self.model_name or self.model or "model").rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSample:
+    """A problem's prompt with what only a log has beside it: grades with their audit, and tokens, one a completion."""
+
+    prompt: RunPrompt
+    grades: Sequence[Graded]
+    tokens: Sequence[int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLog:
+    """One sample log.
+
+    Attributes:
+        path: The file.
+        task: lm-eval's name of the task; None where the file has another name than lm-eval gives.
+        results: The results file beside it.
+        metric: What its verdicts were read from, with the filter's name: `exact_match,strict-match`.
+        other_filters: Those in the file that were not read.
+        samples: One per problem.
+    """
+
+    path: Path
+    task: str | None
+    results: ResultsFile
+    metric: str | None
+    other_filters: tuple[str, ...]
+    samples: tuple[LoggedSample, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How completions were asked for; what is not known is left out."""
+        asked = self.results.configs.get(self.task or "", TaskConfig())
+        known = {
+            "backend": self.results.config.model,
+            "model": self.results.model,
+            "model_args": {name: str(value) for name, value in fixed_arguments(self.results.arguments).items()},
+            "system_instruction": self.results.system_instruction or "",
+            "num_fewshot": asked.num_fewshot,
+            "generation_kwargs": asked.generation_kwargs,
+        }
+        there = self.results.config.model is not None
+        return {name: value for name, value in known.items() if there and value is not None}
+
+
+def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None) -> dict[str, Any]:
+    """Several sample logs as the fields of one `read.Run`.
+
+    Args:
+        name: What the run is called.
+        files: Condition and file; without a condition the documents name it.
+        metric: See `read_log`.
+
+    Raises:
+        RunError: a log is missing, damaged or no sample log, or its condition is not known.
+        ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
+    """
+    logs = [(condition, read_log(file, metric=metric)) for condition, file in files]
+    every = [log for _, log in logs]
+    paths = [log.path.resolve() for log in every]
+    if twice := next((log.path for place, log in enumerate(every) if paths[place] in paths[:place]), None):
+        raise ComparisonError(f"{twice} is given twice.")
+    _refuse_other_settings(every)
+    problems = _shared_problems(every)
+    arms = _arms(name, logs)
+    there = {condition for condition, _ in arms}
+    order = [one for one in dict.fromkeys([BASELINE, *named_conditions(), *(c for c, _ in arms)]) if one in there]
+    settings = dict(next((log.settings for log in every if log.settings), {}))
+    sampling = settings.pop("generation_kwargs", None)
+    versions = {log.results.versions.get(log.task or "") for log in every} - {None}
+    first = every[0].results
+    facts = {
+        "source": "lm-eval",
+        "run": name,
+        "model": first.label,
+        "model_sha256": None,
+        "dataset": _dataset_hash(every),
+        "dataset_name": None,
+        "problems": len(problems),
+        "task_version": versions.pop() if len(versions) == 1 else None,
+        "grader_version": None,
+        "metric": ", ".join(dict.fromkeys(log.metric for log in every if log.metric)),
+        "other_filters": ", ".join(dict.fromkeys(one for log in every for one in log.other_filters)),
+        "prompts_sha256": hash_json([one.prompt.sha256 for log in every for one in log.samples]),
+        "sampling": sampling,
+        "settings": settings,
+        "greedy": None if sampling is None else not sampling.get("do_sample", False),
+        "backend": first.config.model,
+        "contrasts": None,  # nobody named any beforehand
+        "primary": None,
+        "study": None,
+        # a name that the user gave says nothing of what a condition is
+        "yardsticks": {} if any(given for given, _ in files) else find_yardsticks(order),
+        "seed": first.config.random_seed,
+        "created": first.date and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds"),
+        "versions": {"lm-eval": first.lm_eval_version},
+        "git_revision": first.git_hash,
+        "logs": {f"{condition}, {layout}": str(log.path) for (condition, layout), (log, _) in arms.items()},
+    }
+    return {
+        "name": name,
+        "facts": facts,
+        "problems": problems,
+        "model": next((log.results.model for log in every if log.results.model), None),
+        "receipt": facts,
+        "metric": facts["metric"] or None,
+        "read_frame": lambda: _frame(arms, order),
+        "read_texts": lambda: _frame(arms, order, texts=True),
+        "read_prompts": lambda: [
+            replace(one.prompt, condition=condition) for (condition, _), (_, asked) in arms.items() for one in asked
+        ],
+    }
+
+
+def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
+    """Read one sample log.
+
+    Args:
+        path: A `samples_*.jsonl` file, or a folder that holds one.
+        metric: What says right or wrong: `NAME`, or `NAME,FILTER` where the task has several filters. Without it our
+            own tasks' verdicts are taken, else the first of `METRICS` under the file's first filter.
+
+    Raises:
+        RunError: the file is missing, damaged or no sample log, or lacks samples or the metric.
+    """
+    path = _one_file(path)
+    task, results = _read_results(path)
+    name, _, wanted = (metric or "").partition(",")
+    samples: dict[str, LoggedSample] = {}
+    filters: dict[str, None] = {}
+    for where, raw, line in _read_lines(path):
+        filters[line.filter] = None
+        wanted = wanted or line.filter
+        if line.filter != wanted:
+            continue
+        sample, name = _read_sample(where, raw, line, name, task, results)
+        if sample.prompt.problem_id in samples:
+            raise RunError(f"{where}: problem {sample.prompt.problem_id} again.")
+        samples[sample.prompt.problem_id] = sample
+    if not samples:
+        found = f" under the filter {wanted!r}: expected one of {', '.join(filters)}" if filters else ""
+        raise RunError(f"{path} has no sample{found}.")
+    counts = results.n_samples.get(task or "")
+    if counts is not None and len(samples) < counts.effective:
+        raise RunError(f"{path}: samples are missing: its results file says {counts.effective}, got {len(samples)}.")
+    return SampleLog(
+        path=path,
+        task=task,
+        results=results,
+        metric=f"{name},{wanted}" if name else None,
+        other_filters=tuple(one for one in filters if one != wanted),
+        samples=tuple(samples.values()),
+    )
+
+
+def find_logs(folder: Path) -> list[Path]:
+    """The sample logs in a folder, however deep; a compressed one by the name that it has uncompressed."""
+    return find_stored(folder, "**/samples_*.jsonl")
+
+
+def _one_file(path: Path) -> Path:
+    """The log itself, or the one that a folder holds."""
+    found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
+    if len(found) != 1:
+        raise RunError(f"{path} is a folder with {len(found)} sample logs: expected one. Name the file itself.")
+    if not is_stored(found[0]):
+        raise RunError(f"{path} does not exist. Expected a run folder, or a sample log of lm_eval --log_samples.")
+    return found[0]
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any], LogLine]]:
+    """Each line with its place, as JSON has it and in its form."""
+    with open_stored(path) as stream:
+        for number, text in enumerate(stream, start=1):
+            where = f"{path}, line {number}"
+            try:
+                raw = json.loads(text)  # which reads NaN, as lm-eval writes it
+            except (ValueError, RecursionError) as error:
+                raise RunError(f"{where}: not a line of lm_eval --log_samples: {error}.") from None
+            yield where, raw, fit(LogLine, raw, where)
+
+
+def _read_results(log: Path) -> tuple[str | None, ResultsFile]:
+    """The log's task, and the results file beside it."""
+    called = _LOG.fullmatch(log.name)
+    path = log.with_name(f"results_{called['date']}.json") if called else None
+    if called is None or path is None or not path.is_file():
+        return called and called["task"], ResultsFile()
+    try:
+        read = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is no results file of lm-eval: {error}.") from None
+    return called["task"], fit(ResultsFile, read, path)
+
+
+def _read_sample(
+    where: str, raw: Mapping[str, Any], line: LogLine, metric: str, task: str | None, results: ResultsFile
+) -> tuple[LoggedSample, str]:
+    """The sample, and the metric that its verdicts were read from. `results` is the file beside it."""
+    doc = line.doc
+    text, generated = _arguments(where, line)
+    stated = results.configs.get(task or "", TaskConfig()).metadata or {}
+    segments: tuple[Segment, ...] = ()
+    system_size = 0
+    layout, condition = Layout.CHAT if results.chat_template else Layout.RAW, stated.get("filler_condition") or ""
+    if is_ours(doc):
+        prompt, condition = document_prompt(doc), doc["condition"]
+        segments, system_size = prompt.segments, prompt.system_size
+        plain = Layout.AS_PUBLISHED if doc["layout"] == Layout.AS_PUBLISHED else Layout.RAW
+        layout = plain if text == prompt.text else Layout.CHAT
+    elif text and stated.get("filler") is not None:
+        segments = _split_text(text, doc, stated["filler"])
+    filtered = _flat(line.filtered_resps)
+    # what another task's filter lets through is the model's own words, whatever they say
+    graded = is_ours(doc) and metric in ("", "verdict")
+    grades = [fit(Graded, msgspec.json.decode(grade), f"{where}: its grade") for grade in filtered] if graded else []
+    verdicts: list[str] = [grade.verdict for grade in grades]
+    if grades:
+        metric = "verdict"
+    elif metric := metric or next((name for name in METRICS if name in raw), ""):
+        verdicts = [_verdict(where, raw, metric)]
+    level = re.search(r"\d+", str(doc.get("level", "")))
+    prompt_of_run = RunPrompt(
+        where=where,
+        problem_id=str(doc.get("id") or doc.get("unique_id") or line.doc_id),
+        subject=str(doc.get("subject") or doc.get("type") or ""),
+        level=int(level[0]) if level else 0,
+        condition=condition,
+        layout=str(layout),
+        text=text,
+        sha256=line.prompt_hash,
+        token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
+        segments=segments,
+        system_size=system_size,
+        doc=doc,
+        completions=tuple(_flat(line.resps)) if generated else (),
+        verdicts=tuple(verdicts),
+        answers=tuple(grade.answer for grade in grades) if grades else tuple(filtered) if generated else (),
+        target=None if line.target is None else str(line.target),
+    )
+    tokens = [generation.completion_tokens for generation in line.generations]
+    return LoggedSample(prompt=prompt_of_run, grades=grades, tokens=tokens), metric
+
+
+def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment, ...]:
+    """The segments of another task's prompt. The problem is the longest text of the document that stands in it.
+
+    What stands before the problem counts as instruction, a chat template's opening and worked examples included, and
+    what follows it as separator.
+    """
+    head, _, asked = text.rpartition(filler) if filler else ("", "", text)
+    known = sorted((value.strip() for value in doc.values() if isinstance(value, str)), key=len)
+    problem = next((one for one in reversed(known) if one and one in asked), asked)
+    before, _, after = asked.rpartition(problem)
+    inserted = filler.strip() or filler
+    left, _, right = filler.partition(inserted) if filler else ("", "", "")
+    parts: list[tuple[Role, str]] = [
+        ("instruction", head),
+        ("separator", left),
+        ("filler", inserted),
+        ("separator", right),
+        ("instruction", before),
+        ("problem", problem),
+        ("separator", after),
+    ]
+    return tuple(Segment(role=role, text=part) for role, part in parts if part)
+
+
+def _arguments(where: str, line: LogLine) -> tuple[str, bool]:
+    """The prompt's text, and whether the model was asked to generate (rather than to score a continuation).
+
+    The text is empty where chat messages were sent, which only the server made a text of.
+    """
+    request = line.arguments.get("gen_args_0", {})
+    text, generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    if isinstance(text, list):
+        return "", generated
+    if not isinstance(text, str):
+        raise RunError(f"{where}: no prompt text in its `arguments`.")
+    return text, generated
+
+
+def _verdict(where: str, raw: Mapping[str, Any], metric: str) -> str:
+    value = raw.get(metric)
+    if value not in (0, 1):
+        known = ", ".join(raw.get("metrics") or ()) or "none"
+        raise RunError(
+            f"{where}: the metric {metric!r} is {value}, neither 0 nor 1, so that it says neither right nor wrong. The "
+            f"log has {known}."
+        )
+    return "correct" if value else "incorrect"
+
+
+def _flat(values: Any) -> list[str]:
+    """The texts of lists in lists: lm-eval nests by request, then by repeat."""
+    if isinstance(values, list):
+        return [text for value in values for text in _flat(value)]
+    return [values] if isinstance(values, str) else []
+
+
+Arms = dict[tuple[str, str], tuple[SampleLog, list[LoggedSample]]]
+"""Of each condition and layout its log and its samples."""
+
+
+def _arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
+    """The samples of all logs.
+
+    Raises:
+        RunError: a condition is not known, or has two logs.
+    """
+    arms: Arms = {}
+    for given, log in logs:
+        for sample in log.samples:
+            condition = given or sample.prompt.condition
+            if not condition:
+                raise RunError(f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE.")
+            other, asked = arms.setdefault((condition, sample.prompt.layout), (log, []))
+            if other is not log:
+                raise RunError(f"{name} holds two logs of condition {condition!r}: {other.path} and {log.path}.")
+            asked.append(sample)
+    return arms
+
+
+def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
+    """Raise ComparisonError if the results files say that two conditions were asked with other settings."""
+    known = [log for log in logs if log.settings]
+    for log in known[1:]:
+        first = known[0]
+        alike = log.task == first.task or all(is_ours(one.samples[0].prompt.doc) for one in (log, first))
+        ours, theirs = (
+            {**one.settings, **({"task_version": one.results.versions.get(one.task or "")} if alike else {})}
+            for one in (first, log)
+        )
+        if how := differing(ours, theirs):
+            raise ComparisonError(f"{log.path} was made with other settings than {first.path}: {how}.")
+
+
+def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
+    """The hash of each problem.
+
+    Raises:
+        ComparisonError: two logs have other problems under one id. A document without an id has its place as its id.
+    """
+    found: dict[str, str] = {}
+    for log in logs:
+        hashes = {one.prompt.problem_id: one.prompt.problem_sha256 for one in log.samples}
+        if others := [name for name, sha256 in hashes.items() if found.setdefault(name, sha256) != sha256]:
+            raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
+    return found
+
+
+def _dataset_hash(logs: Sequence[SampleLog]) -> str | None:
+    """`Dataset.sha256` of the documents, where they are ours and all that there are."""
+    counts = [log.results.n_samples.get(log.task or "") for log in logs]
+    names = [one.name for one in fields(Problem)]
+    docs = {one.prompt.problem_id: one.prompt.doc for log in logs for one in log.samples}
+    whole = all(count is not None and count.original == count.effective for count in counts)
+    if not whole or not all(set(names) <= doc.keys() for doc in docs.values()):
+        return None
+    problems = tuple(Problem(**{name: doc[name] for name in names}) for doc in docs.values())
+    return Dataset(name="", source="", problems=problems).sha256
+
+
+def _frame(arms: Arms, order: list[str], *, texts: bool = False) -> pandas.DataFrame:
+    """One row per graded sample, with the columns of `frame.read_frame`.
+
+    Raises:
+        RunError: the log says of a sample neither right nor wrong.
+    """
+    import pandas
+
+    logged = [(condition, log, one) for (condition, _), (log, asked) in arms.items() for one in asked]
+    for _, _, one in logged:
+        if not texts and not one.prompt.verdicts:
+            raise RunError(f"{one.prompt.where}: the log says neither right nor wrong. Name what does with --metric.")
+    rows = [row for condition, log, one in logged for row in _rows(one, log.results.label, condition)]
+    outcomes = [name for name in COLUMNS if name in _OUTCOMES or name in GRADERS]
+    names = list(COLUMNS) if texts else [*outcomes, "characters", "looping"]
+    frame = pandas.DataFrame(rows or [dict.fromkeys(names)], columns=names)
+    frame["condition"] = pandas.Categorical(frame["condition"], categories=pandas.Index(order), ordered=True)
+    kinds: dict[str, Any] = dict.fromkeys(GRADERS, "boolean")
+    frame = frame.astype(kinds | dict.fromkeys(("completion_tokens", "boxes_after_first"), float))
+    return frame.sort_values(["layout", "condition"], kind="stable", ignore_index=True)
+
+
+_OUTCOMES = (
+    "model condition layout problem_id sample_index replicate subject level verdict correct answer target "
+    "completion_tokens boxes_after_first"
+).split()
+"""What a frame without texts has beside the graders' verdicts."""
+
+
+def _rows(sample: LoggedSample, model: str, condition: str) -> Iterator[dict[str, Any]]:
+    def at(values: Sequence[Any], index: int, default: Any = None) -> Any:
+        return values[index] if index < len(values) else default
+
+    prompt, audited = sample.prompt, (*AuditColumns.__struct_fields__, "reason", "audit_reason")
+    for index, verdict in enumerate(prompt.verdicts):
+        completion, grade = at(prompt.completions, index, ""), at(sample.grades, index)
+        yield {
+            "model": model,
+            "condition": condition,
+            "layout": prompt.layout,
+            "problem_id": prompt.problem_id,
+            "sample_index": index,
+            "replicate": 0,
+            "subject": prompt.subject,
+            "level": prompt.level,
+            "verdict": verdict,
+            "correct": verdict == "correct",
+            "answer": at(prompt.answers, index),
+            "target": prompt.target,
+            "completion": completion,
+            "prompt_sha256": prompt.sha256,
+            "prompt_token_sha256": prompt.token_sha256,
+            "completion_tokens": at(sample.tokens, index),
+            **{name: getattr(grade, name, None) for name in audited},
+            "characters": len(completion),
+            "looping": loops(completion),
+        }

@@ -1,0 +1,221 @@
+"""Problems with their prompts, as they were run or as a dataset and conditions make them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.errors import PromptMismatchError, RunError
+from harness.experiment.conditions import Condition, Placement
+from harness.experiment.problems import Dataset
+from harness.experiment.prompt import Layout, Prompt, Segment, hash_problem
+from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import ModelTokenizer, find_segments
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrompt:
+    """One problem's prompt under one condition, as it was run, with what came back.
+
+    Two are equal if the same was asked and answered, wherever that was recorded.
+
+    Attributes:
+        where: File and line, for messages.
+        problem_id: The document's own id, else its number.
+        subject, level: Empty and 0 where the document has none.
+        condition: Empty in a log of another task, until the user has named it.
+        layout: How the prompt was made.
+        text: What the model got, templated; empty where only a server knew it.
+        sha256: The text's hash as the run recorded it; lm-eval's `prompt_hash`.
+        token_sha256: Hash of its token ids, where the run recorded one.
+        segments: In order; joined they are the prompt before templating. Empty where the document does not name them.
+        system_size: How many leading segments belong to the system turn.
+        doc: The document.
+        completions: What the model wrote, one for each sample in order; empty where nothing was generated.
+        verdicts: One for each sample; empty where nothing was graded.
+        answers: One for each sample, None where a completion has none; empty where none were looked for.
+        target: The gold answer.
+    """
+
+    where: str = field(default="", compare=False)
+    problem_id: str
+    subject: str = ""
+    level: int = 0
+    condition: str
+    layout: str
+    text: str
+    sha256: str
+    token_sha256: str | None = None
+    segments: tuple[Segment, ...]
+    system_size: int = 0
+    doc: Mapping[str, Any] = field(default_factory=dict)
+    completions: tuple[str, ...] = ()
+    verdicts: tuple[str, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    target: str | None = None
+
+    @property
+    def completion(self) -> str | None:
+        """What the model wrote the first time."""
+        return self.completions[0] if self.completions else None
+
+    @property
+    def answer(self) -> str | None:
+        """The first sample's answer."""
+        return self.answers[0] if self.answers else None
+
+    @property
+    def verdict(self) -> str | None:
+        """The first sample's verdict."""
+        return self.verdicts[0] if self.verdicts else None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt before templating."""
+        return Prompt(segments=self.segments, system_size=self.system_size)
+
+    @property
+    def problem_sha256(self) -> str:
+        """Hash of what is asked and its answer, whatever the condition."""
+        return hash_problem(self.doc, self.target)
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Role and text of all that the model got, in order; what no segment covers is `template`."""
+        if not self.segments:
+            return (("prompt", self.text),) if self.text else ()
+        found, at = [], 0
+        try:
+            spans = find_segments(self.prompt, self.text) if self.text else []
+        except PromptMismatchError:  # a server's template, which was never seen here
+            spans = []
+        for role, (low, high) in spans:
+            found += [("template", self.text[at:low]), (str(role), self.text[low:high])]
+            at = high
+        return tuple(part for part in (*found, ("template", self.text[at:])) if part[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem under every condition in which it was asked.
+
+    Attributes:
+        id: Unique within its source.
+        subject, level: Empty and 0 where the source has none.
+        prompts: By condition.
+    """
+
+    id: str
+    subject: str
+    level: int
+    prompts: Mapping[str, RunPrompt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Problems and their prompts, in one layout.
+
+    Attributes:
+        name: The path or dataset, for people.
+        kind: `run` (ours), `log` (lm-eval's) or `dataset` (nothing was run).
+        model: Name or folder of the model that was run, or whose tokenizer built the prompts; None where unknown.
+        layout: `raw`, `chat` or `as_published`.
+        conditions: In the order in which tables show them.
+        problems: In the source's order.
+        filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
+        metric: What the verdicts were read from; None where there are none.
+        fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
+
+    Raises:
+        RunError: there is no problem, or two problems or conditions have one name.
+    """
+
+    name: str
+    kind: Literal["run", "log", "dataset"]
+    model: str | None
+    layout: str
+    conditions: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    filled_answers: tuple[str, ...] = ()
+    metric: str | None = None
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = [problem.id for problem in self.problems]
+        if not ids:
+            raise RunError(f"{self.name} holds no problem in the layout {self.layout}.")
+        for what, names in (("problems", ids), ("conditions", self.conditions)):
+            if len(set(names)) < len(names):
+                raise RunError(f"{self.name}: two {what} have one name.")
+
+    @property
+    def prompts_sha256(self) -> str:
+        """Hash over the hashes of all prompts, in order."""
+        hashes = (f"{p.id} {name} {prompt.sha256}" for p in self.problems for name, prompt in p.prompts.items())
+        return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def build_source(
+    dataset: Dataset,
+    conditions: Sequence[Condition],
+    tokenizer: PreTrainedTokenizerBase,
+    layout: str,
+    instruction: str | None = None,
+) -> Source:
+    """Prompts from a dataset and conditions, checked as those of a run are; nothing has answered them.
+
+    Raises:
+        PromptMismatchError: a prompt breaks a guarantee.
+        ModelError: the layout is `chat` and the tokenizer has no chat template.
+    """
+    chosen = Layout(layout)
+    model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
+    prompts = [
+        RunPrompt(
+            condition=built.condition.name,
+            layout=str(chosen),
+            problem_id=problem.id,
+            subject=problem.subject,
+            level=problem.level,
+            text=one.text,
+            sha256=one.sha256,
+            token_sha256=one.token_sha256,
+            segments=one.prompt.segments,
+            system_size=one.prompt.system_size,
+            target=problem.answer,
+        )
+        for built in build_checked_prompts(dataset.problems, conditions, chosen, model, instruction=instruction)
+        for problem, one in zip(dataset.problems, built.prompts, strict=True)
+    ]
+    return Source(
+        name=f"{dataset.name} ({dataset.source})",
+        kind="dataset",
+        model=tokenizer.name_or_path or None,
+        layout=str(chosen),
+        conditions=tuple(condition.name for condition in conditions),
+        problems=by_problem(prompts),
+        filled_answers=filled_answers(conditions),
+        fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
+    )
+
+
+def by_problem(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:
+    """The prompts by problem, in the order in which each problem was first met."""
+    found: dict[str, dict[str, RunPrompt]] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
+    firsts = [next(iter(prompts.values())) for prompts in found.values()]
+    return tuple(
+        Problem(id=one.problem_id, subject=one.subject, level=one.level, prompts=found[one.problem_id])
+        for one in firsts
+    )
+
+
+def filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:
+    """Conditions whose filler stands in the answer that the prompt begins."""
+    return tuple(one.name for one in conditions if one.filler and one.placement is Placement.ANSWER)

@@ -1,0 +1,285 @@
+"""One reader for all who read runs: a folder of mless, or logs of lm-eval, as facts and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.constants import BASELINE
+from harness.errors import ConfigError, RunError
+from harness.experiment.conditions import as_condition, contrast_name, find_yardsticks, named_conditions
+from harness.experiment.config import fixed_arguments
+from harness.experiment.plan import hash_json
+from harness.experiment.prompt import Layout, document_prompt, hash_problem, refuse_other_text
+from harness.runs.folder import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    read_identity,
+    read_prompts,
+    read_receipt,
+    read_samples,
+    refuse_missing,
+    stream_scores,
+)
+from harness.runs.frame import match_records, read_frame
+from harness.runs.journal import hash_stored, is_stored
+from harness.runs.lm_eval_logs import find_logs, read_logs
+from harness.runs.prompts_of_run import RunPrompt, Source, by_problem, filled_answers
+from harness.runs.records import Sample, Score
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """One run. Facts and the samples' outcomes are cheap; texts are read when they are asked for.
+
+    Attributes:
+        name: The path that it was read from.
+        facts: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
+            not known is None, and then agrees with anything.
+        problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
+        model: The name or folder that the model was loaded from; None where it is not known.
+        receipt: All that is known of how it was made.
+        metric: What the verdicts were read from; None where there are none.
+        read_frame: Makes `frame`.
+        read_texts: Makes a frame with the columns of `harness.load_run`, replicates and rewordings included.
+        read_prompts: Every prompt with what came back; of replicates only the first.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    problems: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    receipt: Mapping[str, Any] = field(default_factory=dict)
+    metric: str | None = None
+    read_frame: Callable[[], pandas.DataFrame]
+    read_texts: Callable[[], pandas.DataFrame]
+    read_prompts: Callable[[], Sequence[RunPrompt]]
+
+    @cached_property
+    def frame(self) -> pandas.DataFrame:
+        """One row per sample, with the columns of `frame.read_frame` without texts.
+
+        Raises:
+            RunError: a file is missing or damaged, or a sample is missing, doubled or without a verdict.
+        """
+        return self.read_frame()
+
+    @property
+    def is_logs(self) -> bool:
+        """Whether it is lm-eval's logs."""
+        return bool(self.facts["source"] == "lm-eval")
+
+
+def read_run(path: Path | str | Mapping[str, Path], *, metric: str | None = None) -> Run:
+    """Read a run.
+
+    Args:
+        path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for any
+            task a mapping of condition to sample log.
+        metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
+
+    Raises:
+        ConfigError: a metric for a run folder of ours.
+        RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
+        ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
+    """
+    if isinstance(path, Mapping):
+        name = " ".join(f"{condition}={file}" for condition, file in path.items())
+        return Run(**read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric))
+    path = Path(path)
+    files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
+    if files and not any(is_stored(path / name) for name in (RECEIPT, JOURNAL)):
+        return Run(**read_logs(str(path), [(None, file) for file in files], metric=metric))
+    run = _read_folder(path)  # whose refusal says what was expected
+    if metric not in (None, run.metric):
+        raise ConfigError(f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's.")
+    return run
+
+
+def read_source(
+    path: str | Path | Mapping[str, str | Path], *, layout: str | None = None, metric: str | None = None
+) -> Source:
+    """The prompts of a run, exactly as they were run: `source_of` what `read_run` reads."""
+    named = {name: Path(log) for name, log in path.items()} if isinstance(path, Mapping) else Path(path)
+    return source_of(read_run(named, metric=metric), layout=layout)
+
+
+def source_of(run: Run, *, layout: str | None = None) -> Source:
+    """The prompts of a run, exactly as they were run.
+
+    Args:
+        run: The run. In logs the condition without filler is `wo`, or the first if none is called so.
+        layout: Which one, where there are several.
+
+    Raises:
+        RunError: a file of the run is damaged, or does not hold the text that the model got.
+        PromptMismatchError: a prompt is not the one that was hashed.
+    """
+    asked = run.read_prompts()
+    for one in asked:
+        _refuse_unknown_text(one)
+    chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
+    # of the yardsticks, rewordings and the control's prefix could not be aligned
+    kinds = run.facts.get("yardsticks") or {}
+    asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
+    conditions = list(dict.fromkeys(one.condition for one in asked))
+    facts: dict[str, Any] = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
+    if run.is_logs:
+        baseline = BASELINE if BASELINE in conditions else conditions[0]
+        places = {condition: place for place, condition in enumerate((baseline, *named_conditions()))}
+        conditions.sort(key=lambda condition: places.get(condition, len(places)))
+        asked = sorted(asked, key=lambda one: conditions.index(one.condition))
+        facts = {"logs": {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}}
+    elif chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
+        raise RunError(
+            f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
+            "again with `model.arguments.tokenizer` named."
+        )
+    stated = [as_condition(one) for one in run.receipt.get("config", {}).get("conditions", ())]
+    return Source(
+        name=run.name,
+        kind="log" if run.is_logs else "run",
+        model=run.model,
+        layout=chosen,
+        conditions=tuple(conditions),
+        problems=by_problem(asked),
+        filled_answers=filled_answers(stated),
+        metric=run.metric,
+        fingerprint=facts,
+    )
+
+
+def _refuse_unknown_text(asked: RunPrompt) -> None:
+    """Raise RunError if the text that the model got is not recorded, PromptMismatchError if it is another one."""
+    if not asked.text:
+        raise RunError(
+            f"{asked.where}: the prompt was sent as chat messages, and the text that the server made of them is not "
+            "recorded. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
+        )
+    refuse_other_text(asked.text, asked.sha256, asked.where)
+
+
+def _choose_layout(where: str, found: Iterable[str], wanted: str | None) -> str:
+    layouts = list(dict.fromkeys(found))
+    if wanted is None and len(layouts) == 1:
+        return layouts[0]
+    if wanted not in layouts:
+        raise ConfigError(f"{where}: expected one of the layouts {', '.join(layouts)}, got {wanted}. Name one.")
+    return wanted
+
+
+def _read_folder(path: Path) -> Run:
+    receipt, prompts = read_receipt(path), read_prompts(path)
+    arguments = receipt["config"]["model"]["arguments"]
+    identity, engine = read_identity(path), receipt["engine"]
+    sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
+    facts = {
+        "source": "run",
+        "run": receipt["run"],
+        "model": receipt["config"]["model"]["label"] or receipt["model"]["name"],
+        "model_sha256": hash_json(receipt["model"]),
+        "dataset": receipt["dataset"]["sha256"],
+        "dataset_name": receipt["dataset"]["name"],
+        "problems": receipt["problems"],
+        "prompt_version": receipt["prompt_version"],
+        "task_version": receipt["task_version"],
+        "grader_version": receipt["grader_version"],
+        "prompts_sha256": receipt["prompts_sha256"],
+        "journal_sha256": hash_stored(path / JOURNAL),
+        "scores_sha256": hash_stored(path / SCORES),
+        "sampling": sampling.lm_eval(),
+        "settings": _run_settings(receipt),
+        "greedy": sampling.greedy,
+        "backend": receipt["engine"]["name"],
+        "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
+        "contrasts": [contrast_name(*pair) for pair in identity.contrasts],
+        "primary": identity.primary and contrast_name(*identity.primary),
+        "study": identity.config.get("study"),
+        "yardsticks": find_yardsticks(dict.fromkeys(row["condition"] for row in prompts)),
+        "seed": receipt["seed"],
+        "created": receipt["created"],
+        "versions": receipt["versions"],
+        "git_revision": receipt["git_revision"],
+    }
+    docs = {row["doc"]["id"]: row["doc"] for row in prompts}
+    problems = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
+    return Run(
+        name=str(path),
+        facts=facts,
+        problems=problems,
+        model=next((arguments[name] for name in ("pretrained", "model", "tokenizer") if arguments.get(name)), None),
+        receipt=receipt,
+        metric="verdict",
+        read_frame=lambda: read_frame(path, receipt, prompts),
+        read_texts=lambda: read_frame(path, receipt, prompts, texts=True),
+        read_prompts=lambda: _asked(path, prompts),
+    )
+
+
+def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
+    """The prompts with what came back the first time; further replicates measure noise.
+
+    Raises:
+        RunError: a sample or a score is missing.
+    """
+    scores = list(stream_scores(path))
+    rows = {score.key: place for place, score in enumerate(scores)}
+    answered: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
+    for sample, place, score in match_records(path, read_samples(path), prompts, rows):
+        answered[place].append((sample, scores[score]))
+    refuse_missing(path, prompts, read_identity(path), [len(samples) for samples in answered])
+    found: list[RunPrompt] = []
+    for number, (row, samples) in enumerate(zip(prompts, answered, strict=True), start=1):
+        repeats = sorted((one for one in samples if not one[0].replicate), key=lambda one: one[0].sample_index)
+        doc = row["doc"]
+        if row.get("sample_index"):  # a prompt of a later sample only: it is shown with the first one's
+            first = found[-1]
+            found[-1] = replace(
+                first,
+                completions=(*first.completions, *(sample.completion for sample, _ in repeats)),
+                verdicts=(*first.verdicts, *(score.verdict for _, score in repeats)),
+                answers=(*first.answers, *(score.answer for _, score in repeats)),
+            )
+            continue
+        prompt = document_prompt(doc)
+        found.append(
+            RunPrompt(
+                where=f"{path / PROMPTS}, line {number}",
+                problem_id=doc["id"],
+                subject=doc["subject"],
+                level=doc["level"],
+                condition=row["condition"],
+                layout=row["layout"],
+                text=row["prompt"],
+                sha256=row["prompt_sha256"],
+                token_sha256=row["prompt_token_sha256"],
+                segments=prompt.segments,
+                system_size=prompt.system_size,
+                doc=doc,
+                completions=tuple(sample.completion for sample, _ in repeats),
+                verdicts=tuple(score.verdict for _, score in repeats),
+                answers=tuple(score.answer for _, score in repeats),
+                target=doc["answer"],
+            )
+        )
+    return found
+
+
+def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that could change a sample and have no fact of their own."""
+    model = receipt["config"]["model"]
+    return {
+        "backend": model["backend"],
+        "model_args": {k: str(v) for k, v in fixed_arguments(model["arguments"]).items()},
+        "instruction": receipt["config"].get("instruction"),
+        "seed": receipt["seed"],
+        "limit": receipt.get("limit"),
+    }

@@ -1,0 +1,262 @@
+"""What is read of runs and of lm-eval's logs, and what of it may be compared: the same problems, versions, settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from harness.errors import ComparisonError, RunError
+from harness.experiment.prompt import hash_problem
+from harness.runs.folder import read_prompts
+from harness.runs.lm_eval_logs import find_logs
+from harness.runs.read import read_run
+from harness.runs.same_settings import by_table, join
+from tests.commands.test_cli import here, refused
+from tests.make import DATE, GREEDY_RUN, add_stop, evaluation, log_line, right, write_log, write_run
+
+
+def both(tmp_path, lines=None, **results):
+    """Logs under two conditions; the second has other lines or results."""
+    plain = [log_line(i) for i in range(20)]
+    return {
+        "wo": write_log(tmp_path, plain),
+        "mless": write_log(tmp_path, plain if lines is None else lines, number=2, **results),
+    }
+
+
+def test_logs_of_the_same_problems_are_one_run(tmp_path):
+    found = read_run(both(tmp_path))
+    assert len(found.frame) == 40 and len(found.problems) == 20
+    assert found.facts["sampling"] == {"do_sample": False} and found.facts["greedy"]
+    assert found.facts["task_version"] == 3
+    assert found.facts["settings"] == {
+        "backend": "hf",
+        "model": "some/model",
+        "model_args": {"dtype": "float32"},
+        "system_instruction": "",
+        "num_fewshot": 0,
+    }
+
+
+def test_a_run_and_its_logs_have_the_same_problems():
+    run = read_run(GREEDY_RUN)
+    (log,) = GREEDY_RUN.glob("samples_demo_random_*")
+    assert read_run(log).problems == run.problems and len(run.problems) == 500
+    docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
+    hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
+    assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
+    other = {**docs["wo"], "problem": "Another?"}
+    assert hash_problem(other, other["answer"]) != hashes["wo"] != hash_problem(docs["wo"], "0")
+    assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0"), "another task's own field"
+
+
+def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
+    layouts = {"raw", "chat", "as_published"}
+    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), audit=False, limit=2)
+    assert {one.layout for log in find_logs(run) for one in read_run(log).read_prompts()} == layouts
+
+
+OTHER = [
+    ({"lines": [log_line(i, f"Another, {i}?") for i in range(20)]}, "asks others under the same ids: 0, 1, 2 and 17"),
+    ({"lines": [log_line(i, target="0") for i in range(20)]}, "asks others under the same ids: 1, 2, 3"),
+    (
+        {"lines": [log_line(i, "?" if i > 16 else None) for i in range(20)]},
+        "asks others under the same ids: 17, 18, 19",
+    ),
+    ({"configs": {"task": {"generation_kwargs": {"do_sample": True}}}}, "generation_kwargs.do_sample: false -> true"),
+    ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
+    ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
+    ({"config": {"model": "vllm", "model_args": "pretrained=some/model,dtype=float32"}}, 'backend: "hf" -> "vllm"'),
+    (
+        {"config": {"model": "hf", "model_args": {"pretrained": "some/model", "dtype": "bfloat16"}}},
+        'model_args.dtype: "float32" -> "bfloat16"',
+    ),
+    (
+        {"config": {"model": "hf", "model_args": "pretrained=other/model,dtype=float32"}},
+        'model: "some/model" -> "other/model"',
+    ),
+    ({"versions": {"task": 4}}, "task_version: 3.0 -> 4.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), OTHER)
+def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, changes, message):
+    with pytest.raises(ComparisonError, match=f"2026-01-02.*{message}"):
+        read_run(both(tmp_path, **changes))
+
+
+def test_settings_that_change_nothing_may_differ(tmp_path):
+    arguments = {"pretrained": "some/model", "dtype": "float32", "gpu_memory_utilization": 0.5}
+    assert read_run(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
+    logs = both(tmp_path, configs={"task": {"num_fewshot": 8}})
+    logs["mless"] = logs["mless"].rename(tmp_path / "renamed.jsonl")
+    assert read_run(logs), "what is not known is not compared"
+    logs = both(tmp_path, versions={"other": 4})
+    logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
+    assert read_run(logs).facts["task_version"] is None, "another task has versions of its own"
+
+
+def test_our_tasks_have_one_version(tmp_path):
+    for file in (*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")):
+        shutil.copy(file, tmp_path)
+    (file,) = tmp_path.glob("results_*")
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
+    with pytest.raises(ComparisonError, match=r"task_version: (4.0 -> 1.0|1.0 -> 4.0)"):
+        read_run(tmp_path)
+
+
+def test_a_log_is_given_once_and_is_whole(tmp_path):
+    logs = both(tmp_path)
+    with pytest.raises(ComparisonError, match="is given twice"):
+        read_run({**logs, "mless": logs["wo"]})
+    with pytest.raises(RunError, match="samples are missing: its results file says 20, got 19"):
+        read_run(both(tmp_path, [log_line(i) for i in range(19)]))
+    with pytest.raises(RunError, match="line 2: problem 0 again"):
+        read_run({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})
+
+
+BAD_LINES = [
+    (json.dumps(log_line(1, **changes)), message)
+    for changes, message in (
+        ({"doc": None}, r"\$.doc"),
+        ({"doc_id": [1]}, r"\$.doc_id"),
+        ({"generations": [3]}, r"\$.generations"),
+        ({"filter": 3}, r"\$.filter"),
+        ({"arguments": {}}, "no prompt text in its `arguments`"),
+        ({"exact_match": [1]}, "'exact_match' is \\[1\\], neither 0 nor 1"),
+        ({"exact_match": float("nan")}, "'exact_match' is nan, neither 0 nor 1"),
+    )
+] + [
+    ("[" * 100_000, "not a line of lm_eval"),
+    ("{", "not a line of lm_eval"),
+    ("\udcff", "not a line of lm_eval"),
+    ("3", "got `int`"),
+    ('{"doc_id": 0}', "`doc`"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_LINES)
+def test_a_line_that_is_no_sample_is_named(tmp_path, text, message):
+    path = write_log(tmp_path, [log_line(0)])
+    path.write_text(path.read_text() + text + "\n", errors="surrogateescape")
+    with pytest.raises(RunError, match=f"line 2: .*{message}"):
+        read_run({"wo": path})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is no results file"),
+        ("[" * 100_000, "is no results file"),
+        ("[]", "got `array`"),
+        ('{"config": "x"}', r"\$.config"),
+        ('{"config": {"model_args": 3}}', r"\$.config.model_args"),
+        ('{"versions": [1]}', r"\$.versions"),
+        ('{"n-samples": [1]}', r"\$.n-samples"),
+        ('{"configs": {"a": 3}}', r"\$.configs"),
+    ],
+)
+def test_a_results_file_that_is_none_is_named(tmp_path, text, message):
+    logs = both(tmp_path)
+    (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
+    with pytest.raises(RunError, match=rf"results_2026-01-02\S+ .*{message}|results_2026-01-02\S+: .*{message}"):
+        read_run(logs)
+
+
+@pytest.mark.parametrize("changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}])
+def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
+    (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
+    lines = [json.loads(text) for text in log.read_text().splitlines()[:3]]
+    grade = json.loads(lines[1]["filtered_resps"][0][0])
+    lines[1]["filtered_resps"] = [[json.dumps({**grade, **changes})]]
+    path = tmp_path / "ours.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    with pytest.raises(RunError, match=rf"line 2: its grade: .*\$.{next(iter(changes))}"):
+        read_run(path)
+
+
+def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
+    boast = json.dumps({"verdict": "correct", "answer": "x"})
+    path = write_log(tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
+    assert read_run({"wo": path}).frame["correct"].sum() == 0
+    other = write_log(tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)])
+    assert len(read_run({"wo": other}).frame) == 20, "another task's fields of the same names"
+
+
+def test_runs_of_one_label_agree_in_their_settings(tmp_path):
+    ours = read_run(GREEDY_RUN)
+    assert ours.facts["settings"] == {
+        "backend": "vllm",
+        "model_args": {"dtype": "float32", "max_model_len": "4096", "enforce_eager": "True"},
+        "instruction": None,
+        "seed": 1234,
+        "limit": None,
+    }
+    shutil.copytree(GREEDY_RUN, tmp_path / "second")
+    path = tmp_path / "second" / "run.json"
+    receipt = json.loads(path.read_text())
+
+    def second(config=None, model=None, **changes):
+        changed = {**receipt["config"], **(config or {}), "model": {**receipt["config"]["model"], **(model or {})}}
+        path.write_text(json.dumps({**receipt, "config": changed, **changes}))
+        return read_run(path.parent)
+
+    for change, message in (
+        ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
+        ({"model": {"arguments": {"dtype": "bfloat16"}}}, 'model_args.dtype: "float32" -> "bfloat16"'),
+        ({"seed": 2}, "seed: 1234 -> 2"),
+        ({"limit": 500}, "limit: null -> 500"),
+        ({"task_version": 1.0}, "task_version: 4.0 -> 1.0"),
+        ({"grader_version": 1}, "grader_version: 4 -> 1"),
+        ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
+    ):
+        with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
+            join([ours, second(**change)])
+    with pytest.raises(ComparisonError, match="is given twice"):
+        join([ours, ours])
+    with pytest.raises(ComparisonError, match=r"sampling.until: "):
+        add_stop(path.parent)
+        join([ours, second()])
+    assert len(join([ours, second(model={"label": "another"}, seed=2)])) == 4000, "another label, another model"
+
+
+def test_one_dataset_is_the_same_problems():
+    def of(name, problems=None, dataset=None):
+        one = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
+        object.__setattr__(one, "problems", problems or {})
+        return one
+
+    known, same, other = of("a", dataset="1" * 64), of("b", dataset="1" * 64), of("c", dataset="2" * 64)
+    assert by_table([known, other, same]) == [[known, same], [other]]
+    log, part, stranger = of("d", {"1": "x", "2": "y"}), of("e", {"1": "x"}), of("f", {"1": "z", "2": "y"})
+    elsewhere, unknown = of("g", {"9": "x"}), of("h")
+    assert by_table([log, stranger, part, elsewhere, unknown]) == [[log, part, unknown], [stranger], [elsewhere]]
+    for pair, message in (
+        ([known, other], "another dataset: 1111"),
+        ([log, stranger], "other problems under the ids 1"),
+        ([log, elsewhere], "no problem is in both"),
+    ):
+        with pytest.raises(ComparisonError, match=message):
+            join(pair)
+
+
+@pytest.mark.parametrize("command", ["table", "leaderboard", "plot", "report", "show"])
+def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(GREEDY_RUN, folder)
+    options = ["-o", str(tmp_path / "out")] if command in ("plot", "report") else []
+    refused(here(capsys, monkeypatch, command, str(folder), "--metric", "acc"), "--metric acc")
+    (folder / "run.json").write_bytes(b'{"tasks":\xff}')
+    refused(here(capsys, monkeypatch, command, str(folder), *options), "run.json is torn or damaged")
+    shutil.copy(GREEDY_RUN / "run.json", folder)
+    journal = folder / "journal.jsonl"
+    journal.write_text("".join(one for one in journal.read_text().splitlines(True) if "/7.json" not in one))
+    refused(here(capsys, monkeypatch, command, str(folder), *options), "expected 2000, got 1996")
+    logs = both(tmp_path / "logs", [log_line(i, f"Other {i}") for i in range(20)])
+    named = [f"{name}={path}" for name, path in logs.items()]
+    if command != "show":  # which takes one
+        refused(here(capsys, monkeypatch, command, *named, *options), "under the same ids")
+    assert read_run(GREEDY_RUN, metric="verdict").metric == "verdict"
