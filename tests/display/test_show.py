@@ -29,7 +29,7 @@ EXAMPLE = ROOT / "results" / "example"
 FLIPS = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link [bold red]markup[/] [/] :smile: "
-    "\rover \x08\x7f\x9b2J \u202eright to left\u2066 \u200bzero \ud800 tab\there \N{GREEK SMALL LETTER PI}"
+    "\rover \x08\x7f\x9b2J \u202eright to left\u2066 \u200bzero tab\there \N{GREEK SMALL LETTER PI}"
 )
 
 
