@@ -249,7 +249,7 @@ def test_damaged_and_unreadable_logs_are_named(tmp_path):
         read_source(tmp_path)
     (tmp_path / "samples_again.jsonl").unlink()
     rewrite(path, lambda line: line["arguments"]["gen_args_0"].update(arg_0=['[{"role": "user"}]']), line=4)
-    with pytest.raises(RunError, match=r"line 5: the prompt was sent as chat messages, and the log does not hold"):
+    with pytest.raises(RunError, match=r"line 5: the prompt was sent as chat messages, and the text"):
         read_source(path)
     rewrite(path, lambda line: line["arguments"].clear(), line=4)
     with pytest.raises(RunError, match=r"line 5: no prompt text in its `arguments`"):

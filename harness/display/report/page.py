@@ -91,6 +91,8 @@ def write_report(
     """
     with clear_messages(output):  # before the work, which takes a while
         output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(output.parent, os.W_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if not runs:
