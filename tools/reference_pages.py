@@ -54,10 +54,9 @@ TABLES: dict[str, dict[str, str]] = {
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
-Written by `python -m tools.reference_pages`; a test compares. Intervals have level 1 - alpha / tests, those of
-equivalence 1 - 2 alpha. `audit` has for `ours` and each grader the percent right and `GRADER_difference`: points from
-the baseline over the problems that the grader judged under both. `boxes_after_first` counts samples with a further box.
-[grading.md](grading.md) says what each grader reads.
+Written by `python -m tools.reference_pages`; a test compares. A column that means what it means in an earlier table is
+not listed again. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has for `ours` and each grader the percent right and `GRADER_difference`: points from the baseline over the problems that the grader judged under both.
+`boxes_after_first` counts samples with a further box. [grading.md](grading.md) says what each grader reads.
 """
 
 
@@ -78,10 +77,12 @@ def config_page() -> str:
 
 
 def columns_page() -> str:
-    """docs/columns.md."""
-    parts = [COLUMNS_INTRODUCTION]
+    """docs/columns.md. What a column means as in an earlier table is not said again."""
+    parts, said = [COLUMNS_INTRODUCTION], set[tuple[str, str]]()
     for title, columns in TABLES.items():
-        parts.append("\n".join([f"## {title}", "", *(f"- `{name}`: {said}" for name, said in columns.items()), ""]))
+        lines = [f"- `{name}`: {meaning}" for name, meaning in columns.items() if (name, meaning) not in said]
+        said.update(columns.items())
+        parts.append("\n".join([f"## {title}", "", *lines, ""]))
     return "\n".join(parts)
 
 
