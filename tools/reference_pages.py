@@ -55,8 +55,9 @@ TABLES: dict[str, dict[str, str]] = {
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
 Written by `python -m tools.reference_pages`; a test compares. A column that means what it means in an earlier table is
-not listed again. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has for `ours` and each grader the percent right and `GRADER_difference`: points from the baseline over the problems that the grader judged under both.
-`boxes_after_first` counts samples with a further box. [grading.md](grading.md) says what each grader reads.
+not listed again. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has for `ours` and
+each grader the percent right and `GRADER_difference`: points from the baseline over the problems that the grader judged
+under both. `boxes_after_first` counts samples with a further box. [grading.md](grading.md) says what each grader reads.
 """
 
 
