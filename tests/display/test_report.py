@@ -358,22 +358,6 @@ def test_two_models_in_one_page(tmp_path):
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
 
-def test_registered_and_exploratory_comparisons_are_told_apart(tmp_path):
-    run = write_run(tmp_path / "run", replicates=2, write=judged)
-    lines = (run / "journal.jsonl").read_text().splitlines()
-    header = json.loads(lines[0])
-    header["contrasts"] = [["mless", "wo"], ["random", "wo"]]
-    (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *lines[1:], ""]))
-    write_report([run], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "2 comparisons registered beforehand: " in card(page)
-    assert "1 comparison besides: 1 exploratory." in card(page)
-    assert "w/ Mless *" in page and "*: the primary contrast, tested first" in page
-    assert "exploratory: not registered beforehand" in page and "under greedy decoding this measures only what" in page
-    cells = [text for _, text in Reader(page).cells]
-    assert cells[cells.index("w/ Mful") + 3 :][:2] == ["\N{EN DASH}", "exploratory"], "without a p"
-
-
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     run = write_run(tmp_path / "run")
     rows = [json.loads(line) for line in (run / "prompts.jsonl").read_text().splitlines()]
@@ -400,24 +384,6 @@ def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
             (ours,), (theirs,) = side, found[problem_id]["samples"][place]
             assert all(ours[name] == theirs[name] for name in ("completion", "answer", "grades"))
             assert one["prompts"][place]["parts"] == found[problem_id]["prompts"][place]["parts"]
-
-
-def test_logs_of_another_task_are_named_by_condition(tmp_path):
-    logs = {}
-    for condition in ("wo", "mless"):
-        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*.jsonl")
-        logs[condition] = tmp_path / f"samples_{condition}.jsonl"
-        lines = [json.loads(line) for line in log.read_text().splitlines()[:9]]
-        for number, line in enumerate(lines):
-            line["doc"] = {"question": line["doc"]["problem"]}
-            line |= {"filtered_resps": ["x"], "acc": float(number % 3 > 0 or condition == "mless"), "metrics": ["acc"]}
-            line.pop("verdict", None), line.pop("exact_match", None), line.pop("math_verify", None)
-        logs[condition].write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report([logs], tmp_path / "page.html", metric="acc")
-    index, found = details((tmp_path / "page.html").read_text())
-    assert [one["right"]["0 wo"][0] for one in index["problems"]] == [0, 1, 1] * 3
-    assert found["0"]["prompts"]["0 wo"]["parts"][0][0] == "prompt"
-    assert index["problems"][0]["subject"] is None and index["problems"][0]["level"] is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source
 from harness.runs.read import read_source
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED, ROOT, passing_folder, small_run
+from tests.make import REGISTERED, ROOT, passing_folder, small_run
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -235,13 +235,6 @@ def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
     down = printed(made({"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}))
     assert "w/o\n-> completion 2 of 2: correct, answer 1" in down
     assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in down
-
-
-def test_a_sample_log_of_lm_eval_is_read_too(show, tmp_path):
-    for file in GREEDY_RUN.glob("samples_*.jsonl"):
-        shutil.copy(file, tmp_path)
-    ours, theirs = (show("--condition", "random", path=path).stdout.splitlines() for path in (GREEDY_RUN, tmp_path))
-    assert ours[1:] == theirs[1:] and len(ours) > 10
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,11 @@ from harness.display.comparison_tables import (
 )
 from harness.display.numbers import MINUS, NONE, p_value, signed
 from harness.display.table import Cell, Column, Table, render
-from harness.display.table_pages import Parts, make_leaderboard_page, make_table
+from harness.display.table_pages import Parts, make_table
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.frame import load_run
 from harness.runs.read import read_run
 from harness.runs.receipts import receipt_line
-from harness.runs.same_settings import join
 from tests.make import GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
 
 REAL = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -239,18 +238,6 @@ def test_the_leaderboard_has_one_line_a_model_best_baseline_first(tmp_path):
     half = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", **REGISTERED)
     last = show_leaderboard(make_leaderboard([*models, half])).cells[1]
     assert [cell.text for cell in last][2:] == [NONE, NONE, "not run", NONE, NONE]
-
-
-def test_a_folder_of_runs_is_its_runs(demo_run):
-    other = demo_run.parent / "other"
-    shutil.copytree(demo_run, other)
-    for name in ("run.json", "journal.jsonl"):
-        text = (other / name).read_text()
-        (other / name).write_text(re.sub(r'"label": ?"mless-demo"', '"label":"other"', text))
-    page = make_leaderboard_page([str(demo_run.parent)])
-    first = [line.split()[0] for line in page.splitlines() if line]
-    assert [name for name in first if name in ("mless-demo", "other")][:2] == ["mless-demo", "other"]
-    assert page.count("receipt: ") == 2 and page.count("from w/o in points") == 1
 
 
 def test_no_table_is_wider_than_a_terminal():
@@ -471,17 +458,6 @@ def test_mistakes_on_the_command_line_are_one_line(demo_run, capsys, monkeypatch
         (("wo=also-nowhere.jsonl",), "also-nowhere.jsonl does not exist. Expected a run folder, or a sample log"),
     ):
         refused(here(capsys, monkeypatch, "table", *arguments), message)
-
-
-def test_runs_of_one_model_are_joined_by_condition():
-    verdicts = drawn(2, 30, 1, REAL)
-    parts = [evaluation({name: verdicts[name]}) for name in verdicts]
-    for number, part in enumerate(parts):
-        object.__setattr__(part, "name", f"results/{number}")
-    whole = make_leaderboard([evaluation(verdicts)]).comparison
-    assert make_leaderboard(parts).comparison.equals(whole)
-    categorical = join([read_run(GREEDY_RUN)])["problem_id"]
-    assert isinstance(categorical.dtype, pandas.CategoricalDtype)
 
 
 def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path):
