@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.commands.options import TracesPath, split_words, write_frame
+from attention_probe.commands.options import TracesPath, split_words
 from harness.errors import ConfigError
 
 
@@ -27,21 +27,32 @@ def heads(
 
     With several conditions on a side the string is the unit, else the prompt.
     """
+    from functools import partial
+
     from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
+    from harness.analysis.leaderboard import records
     from harness.constants import HEADS_ALPHA
-    from harness.display.table import fold
+    from harness.display.numbers import number
+    from harness.display.table import Column, Table, render
 
     old, new = split_words(baseline), split_words(condition)
     if not (old and new):
         raise ConfigError("--baseline and --condition: expected a condition for each, got none. Name one.")
     with AttentionTraces.open(traces) as opened:
         frame = rank_heads(opened, measure, old, new)
-    shown = frame.head(top) if top else frame
-    if form == "text":  # inside 80 columns; the label says layer and head once more
-        shown = shown.drop(columns="label").rename(columns={"mean_difference": "difference", "standard_error": "SE"})
-    write_frame(shown, form, None)
-    typer.echo(fold([f"{measure}, {condition} - {baseline}: {frame.attrs['note']}"]), err=form != "text")
+    remarks = [frame.attrs["note"]]
     if frame["p_adjusted"].notna().any():
-        said = f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {len(frame)}"
-        typer.echo(said, err=form != "text")
+        remarks.append(f"heads with adjusted p < {HEADS_ALPHA:g}: {frame.attrs['found']} of {len(frame)}")
+    shown = frame.head(top) if top else frame
+    if form != "text":
+        typer.echo(shown.to_csv(index=False).rstrip() if form == "csv" else shown.to_json(orient="records", indent=1))
+        typer.echo("\n".join(remarks), err=True)
+        return
+    short = {"mean_difference": "difference", "standard_error": "SE"}
+    columns = [
+        Column(name, short.get(name, name), partial(number, digits=5) if shown[name].dtype.kind == "f" else str)
+        for name in map(str, shown.columns)
+        if name != "label"  # which says layer and head once more
+    ]
+    typer.echo(render([Table(f"{measure}, {condition} - {baseline}", records(shown), columns, remarks)]))

@@ -1,38 +1,21 @@
-"""Options that the probe's commands share, how they are read, and how a table is printed."""
+"""Options that the probe's commands share, and how they are read."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.constants import Definition
 from harness.errors import ConfigError
 
-if TYPE_CHECKING:
-    import pandas
-
 TracesPath = Annotated[Path, typer.Argument(help="A folder of traces, as `mless probe` writes it.")]
 Averaged = Annotated[
     Definition,
     typer.Option(help="common: queries that every condition has; published: all later ones, filler tokens too."),
 ]
-
-
-def write_frame(frame: pandas.DataFrame, form: str, output: Path | None) -> None:
-    """Print a table, or write it to `output`; `form` is text, csv or json."""
-    if form == "text":
-        text = frame.to_string(index=False, float_format="{:.5f}".format)
-    else:
-        text = frame.to_csv(index=False).rstrip("\n") if form == "csv" else frame.to_json(orient="records", indent=1)
-    if output is None:
-        typer.echo(text)
-        return
-    from harness.runs.folder import write_output
-
-    write_output(output, text + "\n")
 
 
 def split_words(text: str | None) -> tuple[str, ...]:
