@@ -15,9 +15,9 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, product
 
 from harness.constants import DEEPEST, LONGEST_ANSWER, MOST_RELATIONS, MOST_SIGNS
-from harness.grading.english import AND, OR, number_word, readable_words
+from harness.grading.english import AND, OR, agree, number_word, readable_words, without_unit
 from harness.grading.extract import TOO_LONG, Grade, Verdict, read
-from harness.grading.formula import TooLarge, Unreadable, as_number
+from harness.grading.formula import TooLarge, as_number
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
 from harness.grading.relations import (
     Relation,
@@ -31,7 +31,6 @@ from harness.grading.relations import (
     is_name,
     same_comparison,
 )
-from harness.grading.units import agree, without_unit
 from harness.grading.values import approximate, has_value, same_values
 
 _BASED = re.compile(
@@ -112,7 +111,8 @@ def refuse_target(target: str) -> str | None:
 def describe_gold(target: str) -> str | None:
     """Why the grader cannot compare an answer with this gold answer; None if it can."""
     try:
-        return refuse_target(target) or ("not read as mathematics" if unreadable_part(target) else None)
+        refused = refuse_target(target)
+        return refused or (None if all(map(_has_value, _pieces(plain(target)))) else "not read as mathematics")
     except TooLarge as error:
         return str(error)
 
@@ -128,11 +128,6 @@ def same_mathematics(answer: str, target: str) -> bool:
         return numbers[0] == numbers[1]
     answers, targets = readings(answer, target), readings(target, answer)
     return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
-
-
-def unreadable_part(text: str) -> str | None:
-    """The first part of an answer that the grader finds no value in, so that only the same text is right; or None."""
-    return next((piece for piece in _pieces(plain(text)) if not _has_value(piece)), None)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -300,10 +295,7 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
     for terms, operators in (target, flipped(target)):
         if answer[1] == operators and all(map(_same, answer[0], terms)):
             return True
-    try:
-        return same_comparison(answer, target)
-    except Unreadable:
-        return False
+    return same_comparison(answer, target)
 
 
 def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
@@ -366,9 +358,4 @@ def _base(match: re.Match[str]) -> tuple[str, str]:
 
 
 def _same_formula(answer: str, target: str) -> bool:
-    if _NAMES.match(answer) or _NAMES.match(target):
-        return False
-    try:
-        return same_values(answer, target)
-    except Unreadable:
-        return False
+    return not _NAMES.match(answer) and not _NAMES.match(target) and same_values(answer, target)

@@ -16,19 +16,25 @@ ROW_END = "¶"
 
 _UNICODE = str.maketrans(
     {
-        "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ",  # noqa: RUF001
-        "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∈": r"\in ",  # noqa: RUF001
-        "∅": r"\emptyset ", "°": r"\degree ", "θ": r"\theta ", "’": "'", "′": "'", "⁄": "/",  # noqa: RUF001
-        "‐": "-", "ℝ": r"\mathbb{R}", "∖": r"\setminus ", "“": '"', "”": '"',  # noqa: RUF001
+        character: command
+        for command, characters in {
+            "-": "−–‐", "*": "×·⋅", "/": "÷⁄", "'": "’′", '"': "“”", r"\pi ": "π", r"\theta ": "θ",  # noqa: RUF001
+            r"\infty ": "∞", r"\le ": "≤", r"\ge ": "≥", r"\ne ": "≠", r"\approx ": "≈", r"\pm ": "±", r"\mp ": "∓",
+            r"\cup ": "∪", r"\in ": "∈", r"\emptyset ": "∅", r"\degree ": "°", r"\mathbb{R}": "ℝ", r"\setminus ": "∖",  # noqa: RUF001
+        }.items()
+        for character in characters
     }
 )  # fmt: skip
 _SAME_COMMANDS = {
-    "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom",
-    "leq": r"\le", "leqslant": r"\le", "geq": r"\ge", "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">",
-    "times": "*", "cdot": "*", "ast": "*", "div": "/", "colon": ":", "backslash": r"\setminus",
-    "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|",
-    "mid": "|", "varnothing": r"\emptyset", "dots": r"\ldots", "cdots": r"\ldots", "dotsc": r"\ldots",
-    "rightarrow": r"\to", "bigcup": r"\cup", "bar": r"\overline", "lor": f" {OR} ", "land": f" {AND} ",
+    command: same
+    for same, commands in {
+        r"\frac": "dfrac tfrac cfrac", r"\binom": "dbinom tbinom", r"\le": "leq leqslant", r"\ge": "geq geqslant",
+        r"\ne": "neq", "<": "lt", ">": "gt", "*": "times cdot ast", "/": "div", ":": "colon", r"\setminus": "backslash",
+        r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid",
+        r"\emptyset": "varnothing", r"\ldots": "dots cdots dotsc", r"\to": "rightarrow", r"\cup": "bigcup",
+        r"\overline": "bar", f" {OR} ": "lor", f" {AND} ": "land",
+    }.items()
+    for command in commands.split()
 }  # fmt: skip
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle "

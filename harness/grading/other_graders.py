@@ -136,7 +136,10 @@ def _exact_match_boxed(job: AuditJob) -> Finding:
     elif len(answer) > LONGEST_ANSWER:
         remark = f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
     else:
-        right = _equivalent(_minerva().normalize_final_answer(answer), _gold(job.solution, job.target))
+        minerva = _minerva()
+        box = minerva.last_boxed_only_string(job.solution) if job.solution else None  # as its `process_docs`
+        gold = job.target if box is None else minerva.remove_boxed(box)
+        right = _equivalent(minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold))
     return {"exact_match_boxed": right}, remark
 
 
@@ -145,7 +148,7 @@ def _first_box(job: AuditJob) -> Finding:
     if not boxes:
         return {"first_box": False}, None
     answer = read(f"\\boxed{{{boxes[0]}}}")  # alone in a text it is also the last box
-    graded = answer if isinstance(answer, Grade) else _compare(answer, job.target)
+    graded = answer if isinstance(answer, Grade) else compare(answer, job.target)
     unknown = graded.verdict in UNGRADED
     return {"first_box": None if unknown else graded.correct}, (graded.reason or graded.verdict) if unknown else None
 
@@ -212,15 +215,6 @@ def _minerva() -> ModuleType:
     return module
 
 
-@lru_cache(maxsize=1024)
-def _gold(solution: str, target: str) -> str:
-    """The gold answer as lm-eval's `process_docs` makes it: of the solution's last box, else of the target."""
-    minerva = _minerva()
-    box = minerva.last_boxed_only_string(solution) if solution else None
-    gold: str = minerva.normalize_final_answer(target if box is None else minerva.remove_boxed(box))
-    return gold
-
-
 @lru_cache(maxsize=4096)
 def _equivalent(answer: str, gold: str) -> bool:
     return bool(_minerva().is_equiv(answer, gold))
@@ -231,9 +225,6 @@ def _parse_solution(solution: str) -> Any:
     from math_verify import parse
 
     return parse(solution, parsing_timeout=None)
-
-
-_compare = lru_cache(maxsize=4096)(compare)
 
 
 def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:

@@ -400,10 +400,8 @@ def _answer(step: str, request: Mapping[str, str]) -> _Reply:
 def _limit(memory_bytes: int) -> None:
     """Limit memory, and forbid core files and written files. Limits only ever go down."""
     os.nice(GRADER_NICENESS)
-    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)]
-    if sys.platform == "linux":  # elsewhere address space cannot be limited
-        limits.append((resource.RLIMIT_AS, memory_bytes))
-    for kind, value in limits:
+    for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, memory_bytes)):
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+        with suppress(OSError, ValueError):  # address space can be limited on Linux alone
+            resource.setrlimit(kind, (value, value))

@@ -51,7 +51,6 @@ def same_values(answer: str, target: str) -> bool:
 
     Raises:
         TooLarge: their values are too large at every point, or take too many functions.
-        Unreadable: one of them is no formula, or holds a function that is not known.
     """
     compared = False
     for found, expected in _at_points(answer, target):
@@ -65,7 +64,7 @@ def constant_ratio(answer: str, target: str) -> float:
     """The real number that the first formula is of the second at every point; 0 if there is none.
 
     Raises:
-        TooLarge, Unreadable: as `same_values`.
+        TooLarge: as `same_values`.
     """
     pairs = list(_at_points(answer, target))
     if not pairs or not all(found and expected for found, expected in pairs):
@@ -80,7 +79,7 @@ def has_value(formula: str) -> bool:
     """Whether a formula can be read and computed."""
     try:
         return any(found is not None for found, _ in _at_points(formula, "0"))
-    except (Unreadable, TooLarge):
+    except TooLarge:
         return False
 
 
@@ -95,7 +94,7 @@ def approximate(formula: str) -> float | None:
 
 
 def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
-    """The values of two formulas at every point where either has one and neither is too large."""
+    """The values of two formulas at every point where either has one and neither is too large; None if unreadable."""
     point, compared, too_large = Point(), False, None
     for turn in range(POINTS):
         try:
@@ -109,6 +108,9 @@ def _at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value |
                 compared = True
         except TooLarge as error:
             too_large = error
+        except Unreadable:
+            yield None, None
+            return
         if not point.letters:
             break
     if too_large and not compared:
