@@ -3,16 +3,15 @@
 The answers are the worked solutions of MATH-500 with the last box altered as models do it: the gold answer itself, the
 same written otherwise, off by one, another sign, a digit dropped, terms swapped; 20 a problem, about 1,600 distinct
 pairs. The pool is timed in a fresh process, its start and the workers' start included (the interpreter's own is not).
-lm-eval's time is measured on a seeded sample and extrapolated, or on all with --full.
+lm-eval's time is measured on a seeded sample and extrapolated.
 
-    python -m benchmarks.grading [--small] [--data MATH-500.jsonl] [--json grading.json]
+    python -m benchmarks.grading [--small] [--json grading.json]
 
 The data are those of MATH500_PATH, or the bundled set where it is unset.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,117 +23,62 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import row
+from benchmarks.runs import ROOT, run_benchmark
 from harness.experiment.problems import Problem, load_demo, load_jsonl
 
 ANSWERS = 10_000
 TARGET_S = 1.8
 SEED = 20_260
+WORKERS = 2
+DATA = os.environ.get("MATH500_PATH") or "demo"
 
 
-def main() -> None:
-    """Measure, print a Markdown table, and write the figures as JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.environ.get("MATH500_PATH", "demo"), help="MATH-500 JSONL, or demo")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sample", type=int, default=300, help="answers that lm-eval grades; extrapolated to all")
-    parser.add_argument("--full", action="store_true", help="let lm-eval grade all")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of the pool; the median is reported")
-    parser.add_argument("--small", action="store_true", help="one run, and few answers for lm-eval")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--pool-only", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.pool_only:
-        print(json.dumps(time_pool(arguments.data, arguments.workers)))
-        return
-    figures = measure(
-        arguments.data,
-        workers=arguments.workers,
-        sample=ANSWERS if arguments.full else 20 if arguments.small else arguments.sample,
-        repeats=1 if arguments.small else arguments.repeats,
-    )
-    print(table(figures))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-
-
-def measure(data: str, *, workers: int = 2, sample: int = 300, repeats: int = 3) -> dict[str, Any]:
+def measure(folder: Path, small: bool) -> dict[str, Any]:
     """All figures, JSON-ready; each run of the pool in a fresh interpreter."""
-    command = [sys.executable, __file__, "--pool-only", "--data", data, "--workers", str(workers)]
-    runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(repeats)]
-    seconds = [run["seconds"] for run in runs]
-    stock = time_lm_eval(data, sample)
-    figures = {
-        **runs[0],
-        "data": "the bundled set" if data in {"", "demo"} else "MATH-500",
-        "workers": workers,
-        "cores": len(os.sched_getaffinity(0)),
-        "seconds": round(statistics.median(seconds), 3),
-        "seconds_each": [round(one, 3) for one in seconds],
-        "target_seconds": TARGET_S,
-        "lm_eval_sample": sample,
-        "lm_eval_seconds_sample": round(stock, 2),
-        "lm_eval_seconds": round(stock / sample * ANSWERS, 1),
-    }
-    return {**report(figures), **figures}
-
-
-def report(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures as the collector takes them: title, what, rows, notes."""
-    seconds, stock, sample = figures["seconds"], figures["lm_eval_seconds"], figures["lm_eval_sample"]
-    bundled = figures["data"] == "the bundled set"
-    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(figures["verdicts"].items()))
-    none = {"target": "", "ratio": None, "met": None}
-    pool = {
-        "measure": f"{figures['answers']:,} answers through the pool, {figures['workers']} workers",
-        "target": f"at most {TARGET_S} s",
-        "measured": f"{seconds:.2f} s; runs {', '.join(f'{one:.2f}' for one in figures['seconds_each'])}",
-        "ratio": seconds / TARGET_S,
-        "met": seconds <= TARGET_S,
-    }
-    compared = {**none, "measured": f"{stock:.0f} s", "ratio": stock / seconds}
+    sample = 20 if small else 300
+    command = [sys.executable, "-c", "import benchmarks.grading as g, json; print(json.dumps(g.time_pool()))"]
+    runs = [
+        json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
+        for _ in range(1 if small else 3)
+    ]
+    pool = runs[0]
+    each = [run["seconds"] for run in runs]
+    seconds, stock = statistics.median(each), time_lm_eval(sample) / sample * ANSWERS
+    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(pool["verdicts"].items()))
+    data = "the bundled set" if DATA == "demo" else "MATH-500"
     return {
         "title": "Grading",
-        "what": f"Answers made of {figures['data']}, {figures['pairs']:,} distinct pairs of answer and gold, from "
+        "what": f"Answers made of {data}, {pool['pairs']:,} distinct pairs of answer and gold, from "
         "opening the pool to the last grade.",
-        "rows": [pool, {"measure": "lm-eval's `process_results`, one after another; ratio to ours", **compared}],
+        "rows": [
+            row(
+                f"{ANSWERS:,} answers through the pool, {WORKERS} workers",
+                f"{seconds:.2f} s; runs {', '.join(f'{one:.2f}' for one in each)}",
+                target=f"at most {TARGET_S} s",
+                ratio=seconds / TARGET_S,
+                met=seconds <= TARGET_S,
+            ),
+            row(
+                "lm-eval's `process_results`, one after another; ratio to ours", f"{stock:.0f} s", ratio=stock / seconds
+            ),
+        ],
         "notes": [
-            f"lm-eval's time: {figures['lm_eval_seconds_sample']:g} s for {sample:,} of the answers, "
-            + ("all of them." if sample == ANSWERS else "extrapolated to all."),
+            f"lm-eval's time is extrapolated from {sample:,} of the answers.",
             f"Verdicts: {verdicts}.",
-            *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] if bundled else []),
+            *(["MATH-500 was not at hand (MATH500_PATH): its answers take longer to compare."] * (DATA == "demo")),
         ],
     }
 
 
-def table(figures: dict[str, Any]) -> str:
-    """The figures as rows of a Markdown table."""
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(figures["verdicts"].items()))
-    extrapolated = (
-        "all of them"
-        if figures["lm_eval_sample"] == ANSWERS
-        else f"{figures['lm_eval_seconds_sample']:g} s for {figures['lm_eval_sample']}, extrapolated"
-    )
-    return "\n".join(
-        [
-            "| grading | seconds | note |",
-            "| --- | ---: | --- |",
-            f"| {figures['answers']} answers, {figures['pairs']} distinct pairs, {figures['workers']} workers on "
-            f"{figures['cores']} cores | {figures['seconds']:.2f} | target {TARGET_S}; runs {figures['seconds_each']}; "
-            f"{verdicts} |",
-            f"| lm-eval's `process_results`, one after another | {figures['lm_eval_seconds']:.0f} | {extrapolated} |",
-            f"| times faster | {figures['lm_eval_seconds'] / figures['seconds']:.0f} | |",
-        ]
-    )
-
-
-def time_pool(data: str, workers: int) -> dict[str, Any]:
+def time_pool() -> dict[str, Any]:
     """Seconds from opening the pool to its end, in this process."""
     from harness.grading import GradeJob, GraderPool
 
-    pairs = [(completion, problem.answer) for completion, problem in build_answers(data)]
+    pairs = [(completion, problem.answer) for completion, problem in build_answers()]
     started = time.perf_counter()
     results: dict[int, Any] = {}
-    with GraderPool(workers=workers) as pool:
+    with GraderPool(workers=WORKERS) as pool:
         for place, (completion, target) in enumerate(pairs):
             pool.submit(place, GradeJob(completion=completion, target=target))
             if place % 16 == 0:
@@ -145,18 +89,17 @@ def time_pool(data: str, workers: int) -> dict[str, Any]:
     verdicts = [grade.verdict for grade in grades]
     return {
         "seconds": seconds,
-        "answers": len(pairs),
         "pairs": len({(grade.answer, pair[1]) for grade, pair in zip(grades, pairs, strict=True)}),
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
     }
 
 
-def time_lm_eval(data: str, sample: int) -> float:
+def time_lm_eval(sample: int) -> float:
     """Seconds that lm-eval's own grading takes for a seeded sample of the answers, its imports not counted."""
     from lm_eval.tasks.minerva_math.utils import last_boxed_only_string, normalize_final_answer, process_results
     from lm_eval.tasks.minerva_math.utils import remove_boxed as unboxed
 
-    answers = random.Random(SEED).sample(build_answers(data), sample)
+    answers = random.Random(SEED).sample(build_answers(), sample)
     golds = {p: normalize_final_answer(unboxed(last_boxed_only_string(p.solution))) for _, p in answers}
     process_results({"answer": "1", "solution": "$1$"}, ["$2$"])  # its parsers load at their first use
     started = time.perf_counter()
@@ -165,9 +108,9 @@ def time_lm_eval(data: str, sample: int) -> float:
     return time.perf_counter() - started
 
 
-def build_answers(data: str) -> list[tuple[str, Problem]]:
+def build_answers() -> list[tuple[str, Problem]]:
     """The completions and their problems, seeded and shuffled."""
-    dataset = load_demo() if data in {"", "demo"} else load_jsonl(Path(data))
+    dataset = load_demo() if DATA == "demo" else load_jsonl(Path(DATA))
     source = random.Random(SEED)
     distinct: dict[Problem, list[str]] = {}
     answers = []
@@ -221,4 +164,4 @@ def _errors(gold: str, source: random.Random) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(__doc__, measure)

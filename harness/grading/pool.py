@@ -162,8 +162,10 @@ class _Worker:
         with suppress(BrokenPipeError):  # the worker has died, as its other pipe will show
             self.calls.write(b"%d\n" % len(request))
 
-    def end(self) -> tuple[str, str]:
-        """Kill and reap the process. Says how it ended, which an earlier end decides, and its last line of errors."""
+    def end(self, patience_s: float) -> tuple[str, str]:
+        """Reap the process, killed if it does not end by itself. Says how it ended, and its last line of errors."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
         self.process.kill()
         with self.process, self.requests:
             code = self.process.wait()
@@ -331,7 +333,7 @@ class GraderPool:
         Raises:
             GraderError: it is the third worker in a row that did not start.
         """
-        ended, message = self._remove(worker)
+        ended, message = self._remove(worker, patience_s=0.0 if reason else 1.0)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= GRADER_STARTS:
@@ -353,10 +355,10 @@ class GraderPool:
             self._kept[job.key] = result
         self._finished.extend((tag, result) for tag in self._waiting.pop(job.key))
 
-    def _remove(self, worker: _Worker) -> tuple[str, str]:
+    def _remove(self, worker: _Worker, *, patience_s: float = 0.0) -> tuple[str, str]:
         self._workers.remove(worker)
         self._selector.unregister(worker.replies)
-        return worker.end()
+        return worker.end(patience_s)
 
 
 def serve(memory_bytes: int, requests: int, audits: int) -> None:
@@ -381,12 +383,14 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
     for descriptor in range(3):  # until now a broken installation could report itself
         os.dup2(nowhere, descriptor)
     gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
-    with suppress(BrokenPipeError):  # the parent has gone
+    try:
         replies.write(msgspec.json.encode(_Reply(step="ready")) + b"\n")
         for length in lengths:
             request = json.loads(os.pread(requests, int(length), 0))
             for step in request.pop("steps"):
                 replies.write(msgspec.json.encode(_answer(step, request)) + b"\n")
+    except (MemoryError, BrokenPipeError) as error:  # nothing can be trusted to run now, or the parent has gone
+        os._exit(isinstance(error, MemoryError))
 
 
 def _answer(step: str, request: Mapping[str, str]) -> _Reply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,10 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import resources
 from harness.errors import GraderError
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
-from harness.grading.other_graders import authors_rule
 from tests.grading.test_labelled_answers import ATTACKS
 
 FORMULA = (r"so \boxed{x+1}", "1 + x")
@@ -102,12 +99,6 @@ def test_a_killed_worker_is_one_crash_and_the_rest_goes_on(pool):
     assert results["lost"] == Grade(verdict="crashed", answer="x+5", reason="the grader was killed by signal 9")
     assert results["next"].correct
     assert grade_many(pool, [(r"\boxed{x+5}", "5+x")])[0].correct  # a crash is not remembered
-
-
-def test_a_worker_that_dies_while_idle_is_replaced(pool):
-    children()[0].kill()
-    assert grade_many(pool, [(r"\boxed{x+8}", "8+x")])[0].verdict in {"correct", "crashed"}
-    assert grade_many(pool, [(r"\boxed{x+9}", "9+x")])[0].correct
 
 
 def test_a_hung_worker_is_killed_at_the_deadline_and_not_remembered(pool):
@@ -316,38 +307,9 @@ def test_any_program_can_hold_a_pool_wherever_it_stands(tmp_path):
     (tmp_path / "harness" / "__init__.py").write_text("raise ImportError('the wrong harness')\n")
     (tmp_path / "mpmath.py").write_text("raise ImportError('the wrong mpmath')\n")
     code = (
-        f"from harness.grading import GraderPool\nwith GraderPool() as p: print(p.grade_many([{FORMULA!r}])[0].verdict)"
+        "from harness.grading import GradeJob, GraderPool\n"
+        f"job = GradeJob(completion={FORMULA[0]!r}, target={FORMULA[1]!r})\n"
+        "with GraderPool() as pool:\n    pool.submit(1, job)\n    print([one.verdict for _, one in pool.drain()][0])"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["correct"] and done.stderr == ""
-
-
-@pytest.mark.slow
-def test_the_stock_command_grades_in_workers(lm_eval, tmp_path):
-    lm_eval(
-        *("run", "--model", "hf", "--model_args", f"pretrained={resources.demo_model()}", "--device", "cpu"),
-        *("--limit", "2", "--tasks", "math500_mless", "--include_path", str(resources.folder("tasks"))),
-        *("--gen_kwargs", "max_gen_toks=200", "--log_samples", "--output_path", str(tmp_path)),
-    ).check_returncode()
-    (log,) = tmp_path.rglob("samples_*.jsonl")
-    for line in log.read_text().splitlines():
-        sample = json.loads(line)
-        assert {"correct", "ungraded", "first_box", "authors_rule"} <= set(sample)
-        assert {"verdict", "audit_reason", "math_verify"} <= set(json.loads(sample["filtered_resps"][0][0]))
-
-
-def test_the_prompt_is_dropped_only_where_no_grader_looks_at_it():
-    def job(prompt, completion):
-        return AuditJob(prompt=prompt, completion=completion, target="5", solution="")
-
-    jobs = [
-        job(p, c) for p in ("", r"in \boxed{}", r"\boxed{{}}") for c in (r"\boxed{5}", r"\fbox{5}", "5", r"\boxed{5")
-    ]
-    with GraderPool(workers=1) as pool:
-        for place, one in enumerate(jobs):
-            pool.submit(place, one)
-        through_pool = dict(pool.drain())
-    for place, one in enumerate(jobs):
-        said = through_pool[place]
-        assert (said.authors_rule, said.authors_rule_strict) == authors_rule(one.prompt + one.completion, one.target)
-    assert job("x", r"\boxed{5}").essential().prompt == "" and job("x", r"\fbox{5}").essential().prompt == "x"

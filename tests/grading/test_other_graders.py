@@ -221,3 +221,12 @@ def test_a_record_keeps_the_reasons_of_grade_and_audit_apart():
     record = as_record(lost, Audit(math_verify=None, authors_rule=False, reason="math_verify: over 3 s"))
     assert record["reason"] == "over 3 s" and record["audit_reason"] == "math_verify: over 3 s"
     assert record["math_verify"] is None and record["authors_rule"] is False
+
+
+@pytest.mark.parametrize("prompt", ["", r"in \boxed{}", r"\boxed{{}}"])
+@pytest.mark.parametrize("completion", [r"\boxed{5}", r"\fbox{5}", "5", r"\boxed{5"])
+def test_a_prompt_that_no_grader_looks_at_makes_no_difference(prompt, completion):
+    job = AuditJob(prompt=prompt, completion=completion, target="5", solution="")
+    said = authors_rule(job.essential().prompt + completion, "5")
+    assert said == authors_rule(prompt + completion, "5")
+    assert (job.essential().prompt == "") == (prompt == "" or "\\boxed" in completion)
