@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
-from harness.constants import TRACES_FORMAT
+from harness.constants import BASELINE, TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
 from harness.runs.journal import differences
 
@@ -113,7 +113,7 @@ class TraceHeader:
     layers: tuple[int, ...]
     head_count: int
     conditions: tuple[str, ...]
-    baseline: str = "wo"
+    baseline: str = BASELINE
     layout: str = "raw"
     queries: str = "prompt"
     dtype: str = "float32"

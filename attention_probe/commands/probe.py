@@ -19,7 +19,7 @@ from harness.commands.options import (
     RightBy,
     Subject,
 )
-from harness.constants import Choice, Dtype
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 from harness.errors import ConfigError
 
 _SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
@@ -48,15 +48,15 @@ def probe(
     flip: Annotated[
         Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")
     ] = None,
-    baseline: Baseline = "wo",
-    condition: Condition = "mless",
+    baseline: Baseline = BASELINE,
+    condition: Condition = STUDIED,
     repeats: RightBy = "share",
     controls: Annotated[bool, typer.Option("--controls", help="Add a matched unflipped problem to each.")] = False,
     subject: Subject = None,
     level: Level = None,
     ids: Annotated[str | None, typer.Option(help="Only these problems, comma-separated.")] = None,
     n: DrawCount = None,
-    seed: DrawSeed = 1234,
+    seed: DrawSeed = DEFAULT_SEED,
     queries: Annotated[
         Literal["prompt", "completion"], typer.Option(help="Whose attention: the prompt's, or the recorded answer's.")
     ] = "prompt",

@@ -20,12 +20,12 @@ from attention_probe.figures.config import FigureConfig, ModelConfig
 from attention_probe.measure.activations import ACTIVATION_UNITS
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
-from harness.constants import ACTIVATION_BINS, COVERED
+from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
 from harness.display.figures import style
 from harness.display.numbers import LEVEL, number, plural, signed
 from harness.experiment.conditions import contrast_name
 
-WITHOUT, WITH = _PAIR = ("wo", "mless")
+WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
 _CHANGE = contrast_name(WITH, WITHOUT)
 _EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
 """Of the bins as they are drawn: the last, of all that is larger, has room for a name."""

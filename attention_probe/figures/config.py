@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.constants import BASELINE, NEAR_ZERO_FACTORS, Definition, Shown
+from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
 from harness.display.figures.style import Look, looks
 from harness.display.numbers import label
 from harness.errors import ConfigError
@@ -229,7 +229,7 @@ class FigureConfig(Strict):
     @property
     def conditions(self) -> tuple[str, ...]:
         """Every condition that must be measured, the baseline first."""
-        shown = [name for row in self.rows for name in row.series] or ["mless"]
+        shown = [name for row in self.rows for name in row.series] or [STUDIED]
         return tuple(dict.fromkeys((BASELINE, *shown)))
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from harness.analysis.choose_problems import Criterion, Selection, select
-from harness.constants import BASELINE, DEFAULT_SEED, Choice, Repeats
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Repeats
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import DatasetConfig, open_dataset
@@ -59,7 +59,7 @@ class PromptsConfig(Strict):
     level: int | None = None
     flip: Choice | None = None
     baseline: str = BASELINE
-    condition: str = "mless"
+    condition: str = STUDIED
     controls: bool = False
     repeats: Repeats = "share"
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import typer
 
 from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
+from harness.constants import BASELINE
 
 
 def leaderboard(
     runs: RunNames,
     form: FormatName = "text",
     by: SplitBy = None,
-    baseline: Baseline = "wo",
+    baseline: Baseline = BASELINE,
     margin: Margin = None,
     metric: Metric = None,
 ) -> None:

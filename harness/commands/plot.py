@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import Kind
+from harness.constants import BASELINE, Kind
 
 
 def plot(
     runs: RunNames,
     kind: Annotated[list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")] = None,
-    baseline: Baseline = "wo",
+    baseline: Baseline = BASELINE,
     margin: Margin = None,
     metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),

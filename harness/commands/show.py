@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
-from harness.constants import SHOWN_LETTERS, Choice
+from harness.constants import BASELINE, DEFAULT_SEED, SHOWN_LETTERS, STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
@@ -19,7 +19,7 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")],
     problem: Annotated[str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")] = None,
     changed: Annotated[bool, typer.Option("--changed", help="The problems that a condition changed.")] = False,
-    baseline: Baseline = "wo",
+    baseline: Baseline = BASELINE,
     condition: Annotated[
         str | None, typer.Option(help="Of one problem only this condition; or the one that changed it, default mless.")
     ] = None,
@@ -27,7 +27,7 @@ def show(
     subject: Subject = None,
     level: Level = None,
     n: DrawCount = None,
-    seed: DrawSeed = 1234,
+    seed: DrawSeed = DEFAULT_SEED,
     controls: Annotated[bool, typer.Option("--controls", help="Save a matched unchanged problem with each.")] = False,
     layout: LayoutName = None,
     metric: Metric = None,
@@ -53,7 +53,7 @@ def show(
         criterion = Criterion(
             flip=direction,
             baseline=baseline,
-            condition=condition or "mless",
+            condition=condition or STUDIED,
             subject=subject,
             level=level,
             n=n,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.leaderboard import join_factors, make_leaderboard
 from harness.analysis.sweeps import find_sweeps
-from harness.constants import Kind
+from harness.constants import BASELINE, Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
 from harness.display.figures.lines import draw_dose
@@ -26,7 +26,7 @@ def make_plots(
     folder: Path,
     *,
     kinds: Sequence[Kind] = (),
-    baseline: str = "wo",
+    baseline: str = BASELINE,
     margin: float | None = None,
     metric: str | None = None,
 ) -> list[Path]:

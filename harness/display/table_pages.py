@@ -17,7 +17,7 @@ from harness.analysis.leaderboard import (
 )
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference, reference_table, setup_differences
-from harness.constants import Format, Split
+from harness.constants import BASELINE, Format, Split
 from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
@@ -41,7 +41,7 @@ def make_table(
     *,
     form: Format = "text",
     by: Sequence[str] = (),
-    baseline: str = "wo",
+    baseline: str = BASELINE,
     margin: float | None = None,
     metric: str | None = None,
     parts: Parts | None = None,
@@ -105,7 +105,7 @@ def make_leaderboard_page(
     *,
     form: Format = "text",
     by: Sequence[str] = (),
-    baseline: str = "wo",
+    baseline: str = BASELINE,
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:

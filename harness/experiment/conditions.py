@@ -59,18 +59,16 @@ class Placement(StrEnum):
 
 
 class Condition(Strict):
-    """A condition as a config describes it: the filler (one of the eight keys after the name), its length and place."""
+    """The filler (one of the eight keys after the name), its length and place."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """What tables call it."""
     unit: str | None = Field(default=None, min_length=1)
-    """A text that is repeated; one token in the model's tokenizer. It may be a blank or a line break."""
+    """A text that is repeated, one token each time."""
     token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
     """The exact token ids; a shorter list is repeated."""
     sentence: StrictInt | None = Field(default=None, ge=1, le=len(SENTENCES))
-    """The number of a sentence in sentences.yaml, from 1. `sentences: 3` in its place makes three conditions, with
-    sentences drawn by the seed.
-    """
+    """The number of a sentence in sentences.yaml, from 1; or `sentences: 3`."""
     text: str | None = Field(default=None, min_length=1)
     """A text of your own."""
     file: Path | None = None
@@ -80,17 +78,17 @@ class Condition(Strict):
     random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """So many tokens, drawn from the words of the vocabulary."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
-    """How often the problem stands in the prompt in all, instead of once."""
+    """How often the problem stands in the prompt in all."""
     fresh: bool = False
-    """Draw random ids anew for each sample of each problem, instead of once for the run."""
+    """Draw random ids anew for each sample of each problem."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The tokens of a unit, token ids or a sentence. By default 55."""
     separator: str | None = None
     """The text between two units. By default a blank, and nothing between blank units."""
     placement: Placement = Placement.BETWEEN
-    """Where the filler stands: `before_system`, `between`, `end`, `random`, or in the model's own `answer`."""
+    """The filler's place: `before_system`, `between`, `end`, `random`, or the model's own `answer`."""
     seed: int = DEFAULT_SEED
-    """Draws sentences, tokens, and the place of each problem's filler if that is random."""
+    """Draws sentences, tokens, and random places."""
     label: str = ""
     """Words before the filler, such as `Filler:`."""
     instruction: str | None = Field(default=None, min_length=1)

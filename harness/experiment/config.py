@@ -33,17 +33,16 @@ from harness.yaml_settings import Strict, explain, override_values, read_values
 
 
 class ModelConfig(Strict):
-    """Which model, by which backend, with which of the backend's own arguments."""
+    """Which model, by which backend, with which arguments."""
 
     backend: str = "vllm"
     """`vllm`, or one of lm-eval's model names: `hf`, `local-completions`, `local-chat-completions`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """lm-eval's model arguments, which for vLLM are vLLM's own engine arguments. `pretrained: demo` is the bundled
-    model. `chat_template_args`, such as {enable_thinking: false}, are switches of the chat template: every prompt
-    of the layout `chat` is rendered and checked with them.
+    """lm-eval's model arguments; for vLLM its engine's. `pretrained: demo` is the bundled model. `chat_template_args`,
+    such as {enable_thinking: false}, are switches of the chat template.
     """
     label: str | None = None
-    """What tables and figures call the model. By default the last part of its name."""
+    """The model's name in tables. By default the last part of its name."""
 
     @model_validator(mode="before")
     @classmethod

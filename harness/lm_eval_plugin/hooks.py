@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import datasets
 
-from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
+from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
-from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, as_condition
+from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, as_condition, named_conditions
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout, make_document
 from harness.experiment.token_checks import build_checked_prompts
@@ -24,34 +25,39 @@ from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob,
 Documents = dict[str, datasets.Dataset]
 
 
-def wo(**metadata: Any) -> Documents:
-    """Documents of `math500_wo`."""
-    return _documents(as_condition("wo"), metadata)
+def _documents(condition: Condition, as_published: bool = False, /, **metadata: Any) -> Documents:
+    dataset = load_math500()
+    model = ModelTokenizer.from_arguments(metadata)
+    layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
+    budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
+    for layout in layouts:
+        (built,) = build_checked_prompts(dataset.problems, [condition], layout, model, max_gen_toks=budget)
+    # raw and chat prompts have the same segments and turns, so the last layout's stand for both
+    if built.prompts and built.prompts[0].prompt.answer:
+        raise ConfigError("A task of lm-eval cannot begin the answer: use another placement, or `mless run`.")
+    documents = [
+        make_document(problem, one.prompt, condition, layout)
+        for problem, one in zip(dataset.problems, built.prompts, strict=True)
+    ]
+    return {"test": datasets.Dataset.from_list(documents)}
 
 
-def mless(**metadata: Any) -> Documents:
-    """Documents of `math500_mless`."""
-    return _documents(as_condition("mless"), metadata)
+def _layouts(metadata: Mapping[str, Any], model: ModelTokenizer | None) -> tuple[Layout, ...]:
+    """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
+    if model is None:
+        return (Layout.RAW,)
+    wanted = metadata.get("layout")
+    if wanted is None:
+        return model.layouts()
+    if wanted not in ("raw", "chat"):
+        raise ConfigError(f"metadata `layout` must be raw or chat, got {wanted!r}. Leave it out to check both.")
+    return (Layout(wanted),)
 
 
-def mful(**metadata: Any) -> Documents:
-    """Documents of `math500_mful`."""
-    return _documents(as_condition("mful"), metadata)
-
-
-def random_sentence(**metadata: Any) -> Documents:
-    """Documents of `math500_random`."""
-    return _documents(as_condition("random"), metadata)
-
-
-def wo_as_published(**metadata: Any) -> Documents:
-    """Documents of `math500_wo_as_published`."""
-    return _documents(as_condition("wo"), metadata, as_published=True)
-
-
-def mless_as_published(**metadata: Any) -> Documents:
-    """Documents of `math500_mless_as_published`."""
-    return _documents(as_condition("mless"), metadata, as_published=True)
+wo, mless, mful, random_sentence = (partial(_documents, condition) for condition in named_conditions().values())
+"""Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
+wo_as_published, mless_as_published = (partial(_documents, as_condition(name), True) for name in (BASELINE, STUDIED))
+"""Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
 
 def filler(**metadata: Any) -> Documents:
@@ -61,7 +67,7 @@ def filler(**metadata: Any) -> Documents:
     if not given.keys() & {*FILLERS, *WRITTEN_TEXTS}:
         given["unit"] = "/"
     condition = as_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
-    return _documents(condition, metadata)
+    return _documents(condition, **metadata)
 
 
 def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -101,35 +107,6 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
     said = {column: [g.get(column) for g in grades] for column in COLUMNS}
     columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
     return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
-
-
-def _documents(condition: Condition, metadata: Mapping[str, Any], *, as_published: bool = False) -> Documents:
-    dataset = load_math500()
-    model = ModelTokenizer.from_arguments(metadata)
-    layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
-    budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
-    for layout in layouts:
-        (built,) = build_checked_prompts(dataset.problems, [condition], layout, model, max_gen_toks=budget)
-    # raw and chat prompts have the same segments and turns, so the last layout's stand for both
-    if built.prompts and built.prompts[0].prompt.answer:
-        raise ConfigError("A task of lm-eval cannot begin the answer: use another placement, or `mless run`.")
-    documents = [
-        make_document(problem, one.prompt, condition, layout)
-        for problem, one in zip(dataset.problems, built.prompts, strict=True)
-    ]
-    return {"test": datasets.Dataset.from_list(documents)}
-
-
-def _layouts(metadata: Mapping[str, Any], model: ModelTokenizer | None) -> tuple[Layout, ...]:
-    """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
-    if model is None:
-        return (Layout.RAW,)
-    wanted = metadata.get("layout")
-    if wanted is None:
-        return model.layouts()
-    if wanted not in ("raw", "chat"):
-        raise ConfigError(f"metadata `layout` must be raw or chat, got {wanted!r}. Leave it out to check both.")
-    return (Layout(wanted),)
 
 
 def _audit_job(completion: str, doc: Mapping[str, Any]) -> AuditJob:

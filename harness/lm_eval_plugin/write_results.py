@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -30,17 +30,16 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 
-_DATED = "20[0-9][0-9]-*"
-"""How lm-eval dates its files."""
-
-
 class Replay(LM):  # type: ignore[misc]
     """An lm-eval model that generates nothing: it returns what was recorded."""
 
-    def __init__(self, prompts: Sequence[Mapping[str, Any]], completions: Mapping[tuple[str, str, int], str]) -> None:
+    tokenizer_name = ""  # names lm-eval's cache of requests, which is off
+    loglikelihood = loglikelihood_rolling = None  # never asked for
+
+    def __init__(self, prompts: Iterable[Mapping[str, Any]], completions: Mapping[tuple[str, str, int], str]) -> None:
         super().__init__()
         self._completions = completions
-        self._chats = {(row["doc"]["system"], row["doc"]["user"]): row["prompt"] for row in prompts if _is_chat(row)}
+        self._chats = {(row["doc"]["system"], row["doc"]["user"]): row["prompt"] for row in prompts}
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The recorded completions; the n-th time that a request is asked it is the n-th sample."""
@@ -56,19 +55,6 @@ class Replay(LM):  # type: ignore[misc]
         """The prompt as it was run."""
         turns = {turn["role"]: turn["content"] for turn in chat_history}
         return str(self._chats[turns.get("system", ""), turns["user"]])
-
-    @property
-    def tokenizer_name(self) -> str:
-        """Names lm-eval's cache of requests, which is off."""
-        return ""
-
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Never asked for."""
-        raise NotImplementedError
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Never asked for."""
-        raise NotImplementedError
 
 
 def export(
@@ -101,24 +87,37 @@ def export(
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
     samples = {(s.task, s.problem_id, s.sample_index): s for s in everything if s.replicate == 0}
-    for name in (f"results_{_DATED}.json", *{f"samples_{row['task']}_{_DATED}.jsonl" for row in prompts}):
+    completions = {
+        place: Completion(one.completion, finish_reason=one.finish_reason, graded=json.dumps(scores[one.key].graded()))
+        for place, one in samples.items()
+    }
+    calls: dict[tuple[bool, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for row in prompts:
+        chat = row["layout"] == "chat"
+        # a chat whose answer has begun is in a call of its own: lm-eval knows a chat by its turns alone
+        own = row["condition"] if chat and row.get("answer_prefix") else ""
+        calls.setdefault((chat, own), {}).setdefault(row["task"], []).append(row)
+    dated = "20[0-9][0-9]-*"  # as lm-eval dates its files
+    for name in (
+        f"results_{dated}.json",
+        *(f"samples_{task}_{dated}.jsonl" for tasks in calls.values() for task in tasks),
+    ):
         for old in folder.glob(name):
             old.unlink()
-    completions = {place: _completion(sample, scores[sample.key]) for place, sample in samples.items()}
-    entries = []
-    for call in dict.fromkeys(map(_call_of, prompts)):
-        rows = [row for row in prompts if _call_of(row) == call]
-        entries += _evaluate(folder, identity, config, rows, samples, Replay(rows, completions), chat=call[0])
-    return entries
+    return [
+        entry
+        for (chat, _), tasks in calls.items()
+        for entry in _evaluate(folder, identity, config, tasks, samples, completions, chat=chat)
+    ]
 
 
 def _evaluate(
     folder: Path,
     identity: Identity,
     config: Mapping[str, Any],
-    prompts: Sequence[Mapping[str, Any]],
+    tasks: Mapping[str, Sequence[Mapping[str, Any]]],
     samples: Mapping[tuple[str, str, int], Sample],
-    replay: Replay,
+    completions: Mapping[tuple[str, str, int], str],
     *,
     chat: bool,
 ) -> list[dict[str, Any]]:
@@ -128,52 +127,54 @@ def _evaluate(
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import sanitize_model_name
 
-    rows_by_task: dict[str, list[Mapping[str, Any]]] = {}
-    for row in prompts:
-        rows_by_task.setdefault(row["task"], []).append(row)
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     manager = TaskManager(include_defaults=False)  # reading all of lm-eval's tasks would take 10 s
-    tasks = manager.load([_task(task, rows, identity.arms[task]) for task, rows in rows_by_task.items()])
+    loaded = manager.load([_task(task, rows, identity.arms[task]) for task, rows in tasks.items()])
+    replay = Replay((row for rows in tasks.values() for row in rows), completions)
     # not simple_evaluate: it seeds random, numpy and torch for the whole process, and asks git about the working folder
     with _silence():
-        results = evaluate(lm=replay, task_dict=tasks, apply_chat_template=chat, log_samples=True)
+        results = evaluate(lm=replay, task_dict=loaded, apply_chat_template=chat, log_samples=True)
     logged = results.pop("samples")
-    label = config["model"]["label"] or identity.model.name
+    model, label = config["model"], config["model"]["label"] or identity.model.name
     results |= {
         "config": {
-            "model": config["model"]["backend"],
-            "model_args": {k: str(v) for k, v in config["model"]["arguments"].items()},
+            "model": model["backend"],
+            "model_args": {name: str(value) for name, value in model["arguments"].items()},
             "random_seed": config["seed"],
         },
         "date": time.time(),
         "git_hash": receipts.git_revision(),
         "lm_eval_version": receipts.package_version("lm-eval"),
     }
-    tracker.general_config_tracker.model_source = config["model"]["backend"]
+    tracker.general_config_tracker.model_source = model["backend"]
     tracker.general_config_tracker.model_name = label
     tracker.general_config_tracker.model_name_sanitized = sanitize_model_name(label)
+    beside = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
     for task, lines in logged.items():
         for line in lines:
-            own = rows_by_task[task][line["doc_id"]].get("sample_index")
+            own = tasks[task][line["doc_id"]].get("sample_index")
             repeats = range(identity.arms[task].samples) if own is None else [own]
-            line["generations"] = [_generation(samples[task, line["doc"]["id"], index]) for index in repeats]
+            of = [samples[task, line["doc"]["id"], index] for index in repeats]
+            line["generations"] = [{name: getattr(sample, name) for name in beside} for sample in of]
     tracker.save_results_aggregated(results=results, samples=logged)
-    for task, lines in logged.items():
-        tracker.save_results_samples(task_name=task, samples=lines)
-    for task, lines in logged.items():
-        _check_whole(folder / f"samples_{task}_{tracker.date_id}.jsonl", len(lines))
-    return [
-        {
-            "task": task,
-            "condition": rows[0]["condition"],
-            "layout": rows[0]["layout"],
-            "samples": f"samples_{task}_{tracker.date_id}.jsonl",
-            "results": f"results_{tracker.date_id}.json",
-            "prompts_sha256": _hash_all([row["prompt_sha256"] for row in rows]),
-            "prompt_tokens_sha256": _hash_all([row["prompt_token_sha256"] for row in rows]),
-        }
-        for task, rows in rows_by_task.items()
-    ]
+    entries = []
+    for task, rows in tasks.items():
+        tracker.save_results_samples(task_name=task, samples=logged[task])
+        log = folder / f"samples_{task}_{tracker.date_id}.jsonl"
+        if not log.exists() or log.read_bytes().count(b"\n") != len(rows):  # lm-eval only warns when it cannot write
+            raise JournalError(f"{log} could not be written whole: free some space and run the same command again.")
+        entries.append(
+            {
+                "task": task,
+                "condition": rows[0]["condition"],
+                "layout": rows[0]["layout"],
+                "samples": log.name,
+                "results": f"results_{tracker.date_id}.json",
+                "prompts_sha256": _hash_all([row["prompt_sha256"] for row in rows]),
+                "prompt_tokens_sha256": _hash_all([row["prompt_token_sha256"] for row in rows]),
+            }
+        )
+    return entries
 
 
 @contextmanager
@@ -187,19 +188,6 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def _check_whole(log: Path, lines: int) -> None:
-    """lm-eval only warns when it cannot write."""
-    try:
-        found = [json.loads(line)["doc_id"] for line in log.read_text(encoding="utf-8").rstrip("\n").split("\n")]
-    except (OSError, ValueError):
-        found = []
-    if len(found) != lines:
-        raise JournalError(
-            f"{log} could not be written whole, probably for want of space. The journal is safe: free some space and "
-            "run the same command again."
-        )
 
 
 def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
@@ -220,29 +208,6 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
     repeats = arm.samples if prompts[0].get("sample_index") is None else 1
     asked = {"repeats": repeats, "generation_kwargs": arm.sampling.lm_eval()}
     return Recorded(config={**template, "task": name, **asked})
-
-
-def _completion(sample: Sample, score: Score) -> Completion:
-    return Completion(sample.completion, finish_reason=sample.finish_reason, graded=json.dumps(score.graded()))
-
-
-def _generation(sample: Sample) -> dict[str, Any]:
-    """What the sample log says beside the completion."""
-    names = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
-    return {name: getattr(sample, name) for name in names}
-
-
-def _call_of(row: Mapping[str, Any]) -> tuple[bool, str]:
-    """Which call of lm-eval a prompt is evaluated in.
-
-    One is for all tasks with, one for all without a chat template. A chat whose answer has begun is in one of its own:
-    lm-eval knows a chat by its turns alone.
-    """
-    return _is_chat(row), row["condition"] if _is_chat(row) and row.get("answer_prefix") else ""
-
-
-def _is_chat(row: Mapping[str, Any]) -> bool:
-    return bool(row["layout"] == "chat")
 
 
 def _hash_all(hashes: Sequence[str | None]) -> str | None:

@@ -517,7 +517,7 @@ def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
     largest = max(path.stat().st_size for path in own_run.glob("samples_*.jsonl"))
     command = [sys.executable, "-c", code, str(own_run), str(largest - 1000)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert "JournalError" in done.stderr and "could not be written whole, probably for want of space" in done.stderr
+    assert "JournalError" in done.stderr and "could not be written whole" in done.stderr
     assert not (own_run / "run.json").exists(), "it does not count as finished"
     execute(plan, output=own_run, quiet=True)
     assert len(load_run(own_run)) == 20
