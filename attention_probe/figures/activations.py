@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curves import bootstrap_band, chosen_problems
-from attention_probe.figures.attention_curves import stamp
+from attention_probe.figures.attention_curves import draw_groups, stamp
 from attention_probe.figures.config import FigureConfig, ModelConfig
 from attention_probe.measure.activations import ACTIVATION_UNITS
 from attention_probe.measure.token_classes import CLASSES
@@ -170,12 +170,7 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
         for condition in (*_PAIR, _CHANGE)
     }
     for shift, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
-        mean, low, high = read[condition]
-        lines = {"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2}
-        reach = [mean - low, high - mean]
-        above.bar(
-            places + shift, mean, 0.37, yerr=reach, color=look.colour, label=style.label(condition), error_kw=lines
-        )
+        draw_groups(above, condition, shift, read[condition], look.colour, width=0.37)
     mean, low, high = read[_CHANGE]
     look = looks[WITH]
     below.errorbar(places, mean, [mean - low, high - mean], fmt=look.marker, color=look.colour, markersize=4, capsize=2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -260,23 +261,32 @@ def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) 
         axes.annotate(said, (0.5, 1), (0, 2 + above), "axes fraction", "offset points", **look)
 
 
+def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: str, **more: Any) -> BarContainer:
+    """A condition's bars, one in each group, so far from the middle of the groups.
+
+    Args:
+        axes: What to draw on.
+        condition: Its name.
+        place: From the middle of a group.
+        values: Mean, low and high, [3, group]; NaN where there is none.
+        colour: Of the bars.
+        more: Further settings of the bars.
+    """
+    mean, low, high = np.asarray(values, dtype=float)
+    reach = None if np.isnan(low).all() else np.array([mean - low, high - mean])
+    lines = {"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2}
+    where = np.arange(len(mean)) + place
+    return axes.bar(where, mean, yerr=reach, color=colour, label=style.label(condition), error_kw=lines, **more)
+
+
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     """A group of bars for each model and layout. Published accuracies have no interval, and are shown as given."""
-    groups, measured = list(style.split_settings(table)), not table["reference"].any()
-    numbered = table.assign(group=table.groupby(["model", "layout"], sort=False, observed=True).ngroup())
+    groups, measured = style.split_settings(table), not table["reference"].any()
     for place, (condition, colour) in enumerate(BAR_COLOURS.items(), start=-1):
-        rows = numbered[numbered["condition"] == condition]
-        mean, ends = rows["accuracy"], (rows["accuracy_low"], rows["accuracy_high"])
-        bars = axes.bar(
-            rows["group"] + place * 0.27,
-            mean,
-            0.25,
-            yerr=[mean - ends[0], ends[1] - mean] if measured else None,
-            color=colour,
-            edgecolor=style.INK,
-            linewidth=0.6,
-            error_kw={"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2},
-            label=style.label(condition),
+        rows = [mine.set_index("condition").reindex([condition]) for mine in groups.values()]
+        values = pandas.concat(rows)[["accuracy", "accuracy_low", "accuracy_high"]].T
+        bars = draw_groups(
+            axes, condition, 0.27 * place, values, colour, width=0.25, edgecolor=style.INK, linewidth=0.6
         )
         axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=style.FONT - 1.5)
     low, high = limits

@@ -102,20 +102,6 @@ def test_the_histogram_that_is_drawn_is_the_one_that_the_gini_coefficient_is_of(
         assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour
     before, after = (recorded(traces, condition, "gini").mean() for condition in ("wo", "mless"))
     assert lines(numbers)[4][0] == f"{before:.3f}→{after:.3f}"
-    # of one prompt, the number below is that of the outline above
-    one = read(config, First(traces))
-    above, _, numbers = draw_activations(config, one).axes
-    ginis = [gini(outline.get_data().values) for outline in outlines(above)]
-    assert lines(numbers)[4][0] == "→".join(f"{value:.3f}" for value in ginis)
-
-
-class First:
-    """Traces of the first problem alone."""
-
-    def __init__(self, traces):
-        self.header, self.path, self.get = traces.header, traces.path, traces.get
-        self.problem_ids = traces.problem_ids[:1]
-        self.entries = lambda: [one for one in traces.entries() if one.problem_id in self.problem_ids]
 
 
 def test_the_four_numbers_and_their_changes_are_those_of_the_records(traces):

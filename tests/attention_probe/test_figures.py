@@ -241,17 +241,6 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_and_have
     assert "Dotted, without band: fewer than half" in " ".join(figure.get_supxlabel().split())
 
 
-def test_a_line_breaks_where_no_prompt_has_a_value(traces):
-    config = load("qwen-layers-1-2-3-head-22")
-    drawn = draw_of(config, traces)
-    figure = draw_figure(config, drawn, None)
-    line = named(figure.axes[0], "_")["None"]
-    curve = drawn[(drawn["column"] == 0) & (drawn["condition"] == "wo")]
-    ys = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
-    assert [x for x, y in ys.items() if np.isfinite(y)] == curve["x"].tolist()
-    assert [ys[x] for x in curve["x"]] == curve["mean"].tolist()
-
-
 def test_the_csv_holds_what_is_drawn(traces, tmp_path):
     config = load("accuracy-bars-and-head-14")
     drawn, bars = draw_of(config, traces), read_bars(config.bars)
@@ -332,7 +321,7 @@ def test_a_reference_without_a_condition_is_refused(tmp_path):
 
 
 def test_only_controls_are_refused(tmp_path):
-    config, message = load("flipped-demo"), r"c.traces holds only controls"
+    config = load("flipped-demo")
     with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=r"c.traces holds only controls"):
             read_curves(config.panels[0], config, traces, None)
