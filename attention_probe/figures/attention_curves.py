@@ -273,7 +273,7 @@ def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: s
         more: Further settings of the bars.
     """
     mean, low, high = np.asarray(values, dtype=float)
-    reach = None if np.isnan(low).all() else np.array([mean - low, high - mean])
+    reach = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
     lines = {"elinewidth": 0.9, "ecolor": style.INK, "capsize": 2}
     where = np.arange(len(mean)) + place
     return axes.bar(where, mean, yerr=reach, color=colour, label=style.label(condition), error_kw=lines, **more)
