@@ -113,7 +113,7 @@ class Selection(Strict):
     """Chosen problems, with all that is needed to check that later prompts are the same.
 
     Attributes:
-        source, kind, model, layout, metric, fingerprint, prompts_sha256: The source's.
+        source, layout: The source's name and layout.
         criterion: How they were chosen.
         on_outcome: Whether they were chosen by how they were answered.
         outcomes: How many problems had each outcome before n was drawn; empty if nothing was graded.
@@ -121,12 +121,7 @@ class Selection(Strict):
     """
 
     source: str
-    kind: str
-    model: str | None
     layout: str
-    metric: str | None
-    fingerprint: dict[str, Any]
-    prompts_sha256: str
     criterion: Criterion
     on_outcome: bool
     outcomes: dict[str, int]
@@ -197,12 +192,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
         rows += [(control, flipped.id) for control, flipped in match_controls(matching, unflipped, outcomes, draw)]
     return Selection(
         source=source.name,
-        kind=source.kind,
-        model=source.model,
         layout=source.layout,
-        metric=source.metric,
-        fingerprint=dict(source.fingerprint),
-        prompts_sha256=source.prompts_sha256,
         criterion=criterion,
         on_outcome=criterion.flip is not None,
         outcomes=counted,

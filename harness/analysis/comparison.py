@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +31,7 @@ from harness.experiment.conditions import contrast_name, read_contrast
 COLUMNS = {
     "model": "the model's label",
     "layout": "how instruction, filler and problem make a prompt",
-    "condition": "what stands between instruction and problem; or a contrast with another baseline: mless - random",
+    "condition": "what stands before the problem; or a contrast with another baseline: mless - random",
     "baseline": "the condition that it is compared with",
     "n": "problems",
     "k": "samples per problem",
@@ -39,8 +40,7 @@ COLUMNS = {
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",
-    "low": "lower end of the difference's score interval, points; with alpha shared as p_adjusted does, and holding 0 "
-    "exactly if that is not below alpha",
+    "low": "lower end of its score interval, points; with alpha shared, and holding 0 if p_adjusted is not below alpha",
     "high": "upper end",
     "wrong_to_right": "problems that the baseline gets wrong and the condition right, mean over pairs of samples",
     "right_to_wrong": "the reverse",
@@ -50,10 +50,8 @@ COLUMNS = {
     "test": "mcnemar (k = 1, exact) or sign-flip and score (k > 1, the larger p of the two)",
     "p": "its two-sided p-value",
     "primary": "whether this is the contrast that the run is about, named before it",
-    "family": "tests that p is adjusted with: registered (named before the run) or all in the table; others have none: "
-    "exploratory, or a kind of yardstick",
-    "tests": "how many tests share alpha with it: with a primary contrast the models and layouts, times the others "
-    "for those behind it",
+    "family": "tests that p is adjusted with: registered (named before the run) or all; exploratory ones have none",
+    "tests": "how many tests share alpha with it: with a primary contrast also those of other models and layouts",
     "p_adjusted": "p after Holm over these; behind the primary contrast not below the primary's",
     "equivalence_low": "lower end of the score interval that equivalence is read from, points",
     "equivalence_high": "upper end",
@@ -69,8 +67,7 @@ COLUMNS = {
     "fillers": "other fillers of the same length",
     "filler_spread": "standard deviation of the accuracy among these, points",
     "filler_difference": "accuracy less the mean of theirs, points",
-    "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive; "
-    "baseline, exploratory, the yardsticks' kinds and set apart (a rewording that breaks the format) are not judged",
+    "verdict": "better or worse (adjusted p < alpha), else equivalent (within the margin), else inconclusive",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
@@ -140,12 +137,13 @@ def compare(
     about = None if primary is None else row_name(*read_contrast(primary), baseline)
     rewordings = [name for name, kind in yardsticks.items() if kind == "rewording"]
     broken = find_broken(frame, rewordings, baseline=baseline)
+    pair = partial(_compare_pair, margin=margin, alpha=alpha, seed=seed)
     rows: list[Row] = []
     for setting, arms in settings.items():
         noise: Row = {}
         if again := arms[baseline][1:]:
-            noise = _compare_pair(arms[baseline][0], again[0], seed)
-            noise = {f"aa_{name}": noise[name] for name in _NOISE}
+            found = pair(arms[baseline][0], again[0])
+            noise = {f"aa_{name}": found[name] for name in _NOISE}
         table = []
         for name, (condition, against) in ({name: (name, baseline) for name in arms} | pairs).items():
             if condition not in arms or against not in arms:
@@ -158,8 +156,11 @@ def compare(
                 row["verdict"] = APART
             if condition != against:
                 registered = (model, name) not in unnamed
-                row |= _compare_pair(old, new, seed) | _equivalence(old, new, margin=margin, alpha=alpha)
-                row |= {"primary": name == about and registered} | ({} if registered else {"verdict": "exploratory"})
+                row |= (
+                    pair(old, new)
+                    | {"primary": name == about and registered}
+                    | ({} if registered else {"verdict": "exploratory"})
+                )
             table.append(row)
         scores = {name: one.right / one.samples for name, (one, *_) in arms.items()}
         measure_yardsticks(table, scores, yardsticks, baseline=baseline)
@@ -232,35 +233,29 @@ def judge(
                 gate = p if row["condition"] == primary else gate
 
 
-def _compare_pair(old: Outcomes, new: Outcomes, seed: int) -> Row:
+def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, alpha: float, seed: int) -> Row:
     """A condition against another. Random flips, if they are needed, depend on the seed and the new one's name."""
     refuse_unpaired(old, new)
     digest = hashlib.sha256(f"{seed}, {new.name}".encode()).digest()
-    changes = new.right - old.right
-    flips = count_flips(old.right, new.right, k=old.k)
+    changes, k = new.right - old.right, old.k
+    gained, lost = count_flips(old.right, new.right, k=k)
+    bounds = difference_bounds(changes, k)
+    low, high = score_interval(changes / k, bounds=bounds, level=1 - 2 * alpha)
+    equivalent = equivalence_p(changes / k, margin / 100, bounds=bounds)
     return {
         "changes": changes,
-        "difference": 100 * float(changes.mean()) / old.k,
-        "wrong_to_right": flips.wrong_to_right,
-        "right_to_wrong": flips.right_to_wrong,
-        "discordance": 100 * flips.discordance,
+        "difference": 100 * float(changes.mean()) / k,
+        "wrong_to_right": gained,
+        "right_to_wrong": lost,
+        "discordance": 100 * ((gained + lost) / len(changes)),
         "problems_up": int((changes > 0).sum()),
         "problems_down": int((changes < 0).sum()),
-        "test": "mcnemar" if old.k == 1 else "sign-flip and score",
-        "p": paired_test(changes, old.k, rng=np.random.default_rng(int.from_bytes(digest))),
-    }
-
-
-def _equivalence(old: Outcomes, new: Outcomes, *, margin: float, alpha: float) -> Row:
-    changes = new.right - old.right
-    means, bounds = changes / old.k, difference_bounds(changes, old.k)
-    low, high = score_interval(means, bounds=bounds, level=1 - 2 * alpha)
-    p = equivalence_p(means, margin / 100, bounds=bounds)
-    return {
+        "test": "mcnemar" if k == 1 else "sign-flip and score",
+        "p": paired_test(changes, k, rng=np.random.default_rng(int.from_bytes(digest))),
         "equivalence_low": 100 * low,
         "equivalence_high": 100 * high,
-        "equivalence_p": p,
-        "within_margin": p < alpha,
+        "equivalence_p": equivalent,
+        "within_margin": equivalent < alpha,
     }
 
 

@@ -6,7 +6,6 @@ All of them take one number for each problem, or p-values. They know of no model
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,33 +18,17 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Flips(NamedTuple):
-    """How often two conditions disagree over the same n problems, a sample of one against a sample of the other.
+def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
+    """Problems from wrong to right and from right to wrong, between counts of right samples out of k, [problem] each.
 
-    With one sample a problem these are counts of problems. With k samples they are averages over the k * k ways of
-    taking one sample of either side, so that they mean the same; `wrong_to_right` less `right_to_wrong` is always
-    n times the difference in accuracy.
-
-    Attributes:
-        wrong_to_right: Problems that the baseline gets wrong and the other condition right.
-        right_to_wrong: The reverse.
-        discordance: Both together as a share of the problems.
-    """
-
-    wrong_to_right: float
-    right_to_wrong: float
-    discordance: float
-
-
-def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> Flips:
-    """Flips between two counts of right samples out of k, [problem] each.
+    With several samples these are averages over the k * k ways of taking one sample of either side, so that they mean
+    the same. The first less the second is always n times the difference in accuracy.
 
     Source:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice of samples.
     """
     old, new = np.asarray(before) / k, np.asarray(after) / k
-    gained, lost = float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
-    return Flips(wrong_to_right=gained, right_to_wrong=lost, discordance=(gained + lost) / len(old))
+    return float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
 
 
 def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator) -> float:
