@@ -123,7 +123,7 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
     remarks = [*_remark_tests(board, compared, judged)]
-    return facts, remarks if board.by else [*remarks, *_remark_noise(board)]
+    return facts, remarks if board.by else [*remarks, *remark_noise(board)]
 
 
 def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]) -> Iterator[str]:
@@ -142,7 +142,7 @@ def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[
         yield f"{', '.join(others)}: the first condition less the second."
 
 
-def _remark_noise(board: Leaderboard) -> Iterator[str]:
+def remark_noise(board: Leaderboard) -> Iterator[str]:
     """The noise of A/A, rewordings that were set apart, and the positive control, by model and layout."""
     for row in (rows := records(board.comparison)):
         where = ", ".join(row[key] for key in ("model", "layout"))
@@ -150,16 +150,12 @@ def _remark_noise(board: Leaderboard) -> Iterator[str]:
             again = f"{signed(row['aa_difference'])}, {flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}"
             yield f"A/A, {where}: the baseline run again moves by {again}; {_NOISE[row['model'] in board.greedy]}."
         elif row["verdict"] == "positive control":
-            yield f"Positive control, {where} (an answer at once, no working): {describe_control(row)}."
+            harmed = row["p"] < ALPHA and row["difference"] < 0
+            seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
+            change = f"{difference(row['difference'], row['low'], row['high'])}, p {p_value(row['p'])}"
+            yield f"Positive control, {where} (an answer at once, no working): {change}: {seen}."
     if apart := [f"{row['condition']} ({row['model']})" for row in rows if row["verdict"] == APART]:
         yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
-
-
-def describe_control(control: Row) -> str:
-    """What the positive control, which must do harm, did to a model."""
-    harmed = control["p"] < ALPHA and control["difference"] < 0
-    seen = "this run sees harm" if harmed else "NOT SEEN: this run has not shown that it could see any effect"
-    return f"{difference(control['difference'], control['low'], control['high'])}, p {p_value(control['p'])}: {seen}"
 
 
 def show_further(board: Leaderboard) -> Table:

@@ -263,8 +263,8 @@ def test_the_card_and_the_forest_show_controls_and_noise(example_page):
     said = card(page)
     assert 'Does "w/ Mless" change the accuracy of mless-demo on demo? inconclusive w/ Mless: 0.0 points' in said
     assert "The data neither show an effect nor rule one out. 4 comparisons registered" in said
-    assert f"Positive control {signed(-72.4)} [" in said
-    assert f"harm Noise (A/A) The baseline run again moves by {signed(-0.6)} points, flips 5.8 / 7.0" in said
+    assert f"Positive control mless-demo, raw (an answer at once, no working): {signed(-72.4)} [" in said
+    assert f"harm. Noise (A/A) mless-demo, raw: the baseline run again moves by {signed(-0.6)}, 5.8 / 7.0" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/o again (A/A)") < texts.index("10 rewordings") < texts.index("w/ Mless")

@@ -28,7 +28,6 @@ from harness.display.numbers import MINUS, NONE, p_value, signed
 from harness.display.table import Cell, Column, Table, render
 from harness.display.table_pages import Parts, make_table
 from harness.errors import ComparisonError, ConfigError
-from harness.runs.frame import load_run
 from harness.runs.read import read_run
 from harness.runs.receipts import receipt_line
 from tests.make import GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
@@ -397,29 +396,6 @@ def test_lm_evals_output_gives_the_same_table(tmp_path):
         assert row == {**known, **registered}
     facts = ("model", "dataset", "task_version", "sampling", "greedy", "seed")
     assert [theirs["receipt"][0][f] for f in facts] == [ours["receipt"][0][f] for f in facts]
-
-
-def test_sample_logs_of_any_task_are_named_by_condition(tmp_path):
-    files = {}
-    for condition in ("wo", "mless"):
-        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        for line in lines:
-            for name in ("segments", "condition", "layout", "system", "user"):
-                del line["doc"][name]
-            line["filtered_resps"], line["arguments"] = (
-                ["x"],
-                {"gen_args_0": {"arg_0": [{"role": "user"}], "arg_1": {}}},
-            )
-        files[condition] = tmp_path / f"{condition}.jsonl"
-        files[condition].write_text("".join(json.dumps(line) + "\n" for line in lines))
-    named = [f"{condition}={file}" for condition, file in files.items()]
-    data = json.loads(make_table(named, form="json", metric="math_verify"))
-    theirs = audit_table(load_run(GREEDY_RUN)).set_index("condition")["math_verify"]
-    assert [row["accuracy"] for row in data["rows"]] == pytest.approx([theirs["wo"], theirs["mless"]])
-    assert data["receipt"][0]["metric"] == "math_verify,graded"
-    documented = (ROOT / "docs" / "tables.md").read_text().partition("\n`receipt`:")[2]
-    assert not [name for name in data["receipt"][0] if f"`{name}`" not in documented]
 
 
 BAD = [

@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.analysis.leaderboard import Leaderboard, records, task_name
 from harness.constants import CARD_ROWS
-from harness.display.comparison_tables import describe_control, shown_rows
-from harness.display.numbers import difference, flips, label, p_value, plural, points, signed, verdict
+from harness.display.comparison_tables import remark_noise, shown_rows
+from harness.display.numbers import difference, label, p_value, plural, points, verdict
 from harness.display.table import Row
 from harness.errors import list_first
 
@@ -72,22 +72,18 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
     bases = [row for row in rows if row["verdict"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
-    said: dict[str, list[str]] = {"positive control": [], "baseline": []}
-    for row in records(board.comparison):
-        where = f"{_where(row)}: " * (len(bases) > 1)
-        if row["verdict"] == "positive control":
-            said["positive control"].append(where + describe_control(row))
-        elif row["verdict"] == "baseline" and row["aa_difference"] is not None:
-            again = flips(row["aa_wrong_to_right"], row["aa_right_to_wrong"])
-            moved = f"The baseline run again moves by {signed(row['aa_difference'])} points, flips {again}"
-            said["baseline"].append(where + moved)
+    remarks = {title: list[str]() for title in ("Positive control", "A/A", "Set apart")}
+    for remark in remark_noise(board):
+        title, _, said = remark.partition(", ")
+        remarks[title].append(said)
     return {
         "Model": ", ".join(models),
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "Positive control": "; ".join(said["positive control"]) or "None: nothing shows what this run can see.",
-        "Noise (A/A)": "; ".join(said["baseline"])
+        "Positive control": " ".join(remarks["Positive control"]) or "None: nothing shows what this run can see.",
+        "Noise (A/A)": " ".join(remarks["A/A"])
         or "The baseline was run once, so nothing shows how far it moves by itself.",
+        "Set apart": " ".join(remarks["Set apart"]),
     }
 
 
