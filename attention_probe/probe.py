@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +13,101 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attention_probe.measure.measure_prompts import measure_group
-from attention_probe.model.load_first_layers import LoadedModel, check_indices
-from attention_probe.probe_config import ProbeSettings
+from attention_probe.measure.measure_prompts import Record, measure_group
+from attention_probe.model.load_first_layers import LoadedModel, check_indices, load_model
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import resources
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
-from harness.constants import BASELINE, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD
-from harness.errors import PromptMismatchError
+from harness.constants import BASELINE, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, Dtype
+from harness.errors import ConfigError, PromptMismatchError, list_first
+from harness.experiment.conditions import yardstick
 from harness.experiment.prompt import Layout
+from harness.experiment.tokenizer import load_tokenizer
 from harness.runs import receipts
 from harness.runs.prompts_of_run import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """What to record, and of which model.
+
+    Attributes:
+        model: Folder, hub name or `demo`; None for the model that was run.
+        tokenizer: Another tokenizer than the model's own.
+        revision: Branch, tag or commit of the model on the hub.
+        layers: Decoder layers, from 0.
+        heads: Heads that will be looked at, from 0. All heads are recorded; these are refused at once if the model
+            does not have them.
+        conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
+            recorded.
+        record: What to keep.
+        dtype: What the layers are computed in. If it is not float32, one prompt is compared with float32.
+        device: `cpu`, `cuda`, ...
+
+    Raises:
+        ConfigError: a decomposition over completions.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    layers: tuple[int, ...] = (0,)
+    heads: tuple[int, ...] | None = None
+    conditions: tuple[str, ...] = ()
+    record: Record = field(default_factory=Record)
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.record.completion and self.record.decompose:
+            raise ConfigError("--decompose compares the same queries, and those of --queries completion differ.")
+
+    def fitted(self, source: Source) -> ProbeSettings:
+        """The settings with the model and the conditions filled in from the source.
+
+        Raises:
+            ConfigError: a condition or the baseline is not in the source, or the source does not record where its
+                filler stands.
+        """
+        usual = [name for name in source.conditions if not yardstick(name)]
+        conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
+        if absent := [name for name in conditions if name not in source.conditions]:
+            raise ConfigError(
+                f"{source.name} has no condition {absent[0]!r}: expected one of {list_first(source.conditions, 6)}."
+            )
+        if hidden := [name for name in conditions if name in source.filled_answers]:
+            raise ConfigError(
+                f"{source.name} does not record where in the answer {hidden[0]!r} has its filler: leave it out of "
+                "--conditions."
+            )
+        if any(not prompt.segments for one in source.problems for prompt in one.prompts.values()):
+            raise ConfigError(
+                f"{source.name} does not record where fillers stand: expected a run, or logs of a task that "
+                "`mless tasks --wrap` wrote."
+            )
+        return replace(self, model=self.model or source.model, conditions=conditions)
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer."""
+        name = self.tokenizer or self.model
+        if name is None:
+            raise ConfigError("Nothing says which model is probed. Name the model with --model.")
+        return load_tokenizer(resources.resolve_model(name), revision=self.revision)
+
+    def load_model(self, *, dtype: Dtype | None = None) -> LoadedModel:
+        """The layers asked."""
+        return load_model(
+            resources.resolve_model(str(self.model)),
+            revision=self.revision,
+            layers=self.layers,
+            dtype=getattr(torch, dtype or self.dtype),
+            device=self.device,
+        )
 
 
 def run_probe(
@@ -77,7 +156,8 @@ def run_probe(
         check_indices("head", settings.heads, loaded.head_count, loaded.name)
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     loaded.keep_embeddings(token_ids)
-    checks = self_check(loaded, prompts, settings)
+    other_type = settings.dtype != "float32"
+    checks = self_check(loaded, prompts, settings.record, settings.load_model(dtype="float32") if other_type else None)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
         for prompt in every:
@@ -114,17 +194,12 @@ def keep_freed_memory() -> bool:
 def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, wanted: SelectedProblem) -> None:
     """Raise if the folder holds the problem with another prompt, other tokens, or chosen for another reason."""
     found = traces.get(prompt.problem_id, prompt.condition)
-    if found.prompt_sha256 != prompt.sha256:
-        what = "with another prompt"
-    elif not np.array_equal(found.token_ids, prompt.token_ids):
-        what = "with the same prompt in other token ids"
-    elif (found.outcome, found.control) != (wanted.outcome, wanted.control):
-        what = "from another selection"
-    else:
-        return
-    raise PromptMismatchError(
-        f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} {what}. Choose another --output."
-    )
+    old = found.prompt_sha256, found.token_ids.tolist(), found.outcome, found.control
+    if old != (prompt.sha256, prompt.token_ids.tolist(), wanted.outcome, wanted.control):
+        raise PromptMismatchError(
+            f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with another prompt, or from "
+            "another selection. Choose another --output."
+        )
 
 
 def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[Mapping[str, TokenizedPrompt]]]:
@@ -144,21 +219,9 @@ def _groups(problems: Iterable[Mapping[str, TokenizedPrompt]]) -> Iterator[list[
 
 
 def _trace(problem: SelectedProblem, prompt: TokenizedPrompt, found: Mapping[str, Any]) -> Trace:
-    return Trace(
-        problem_id=problem.problem_id,
-        condition=prompt.condition,
-        subject=problem.subject,
-        level=problem.level,
-        outcome=problem.outcome,
-        control=problem.control,
-        prompt_sha256=prompt.sha256,
-        tokens=prompt.tokens,
-        filler_span=prompt.filler_span,
-        token_ids=prompt.token_ids.astype(np.int32),
-        roles=prompt.roles,
-        original_pos=prompt.original_pos.astype(np.int32),
-        **found,
-    )
+    of_problem = {name: getattr(problem, name) for name in ("problem_id", "subject", "level", "outcome", "control")}
+    of_prompt = {name: getattr(prompt, name) for name in ("condition", "tokens", "filler_span", "token_ids", "roles")}
+    return Trace(**of_problem, **of_prompt, **found, prompt_sha256=prompt.sha256, original_pos=prompt.original_pos)
 
 
 def _header(loaded: LoadedModel, source: Source, selection: Selection, settings: ProbeSettings) -> TraceHeader:

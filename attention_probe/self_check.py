@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attention_probe.measure.decomposition import inserted_tokens
-from attention_probe.model.attention_statistics import Capture
-from attention_probe.model.capture import capture, takes_positions
+from attention_probe.measure.measure_prompts import Record
+from attention_probe.model.attention_function import switched_attention
+from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.probe_config import ProbeSettings
 from attention_probe.prompts.token_roles import TokenizedPrompt
 from harness.constants import CHECKED_TOKENS, SAMPLED_QUERIES
 from harness.errors import ModelError
 
 
 def self_check(
-    loaded: LoadedModel, prompts: Mapping[str, Mapping[str, TokenizedPrompt]], settings: ProbeSettings
+    loaded: LoadedModel,
+    prompts: Mapping[str, Mapping[str, TokenizedPrompt]],
+    record: Record,
+    exact: LoadedModel | None = None,
 ) -> dict[str, Any]:
     """Compute one prompt by other ways: eager attention, the first layer's identity, and float32 if that is not used.
 
@@ -33,7 +36,8 @@ def self_check(
     Args:
         loaded: The model, ready to run as it will be recorded.
         prompts: Of every problem by condition.
-        settings: What will be recorded.
+        record: What will be recorded.
+        exact: The same model in float32, if it is run in another type.
 
     Returns:
         The largest errors by name, the prompt they are of, and notices of what could not be checked.
@@ -44,12 +48,6 @@ def self_check(
     longest = [max(by_condition.values(), key=len) for by_condition in prompts.values()]
     prompt = max(longest, key=lambda p: (len(p) <= CHECKED_TOKENS, -abs(len(p) - CHECKED_TOKENS)))
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    checks: dict[str, Any] = {
-        "condition": prompt.condition,
-        "prompt_tokens": len(prompt),
-        "eager_error": eager_error(loaded, token_ids[None]),
-    }
-    record = settings.record
     tried = capture(
         loaded,
         token_ids[None, :1],
@@ -57,49 +55,42 @@ def self_check(
         output_region=0 if record.decompose else None,
         activations=record.activations,
     )
+    means = column_means(loaded, token_ids)
+    checks: dict[str, Any] = {
+        "condition": prompt.condition,
+        "prompt_tokens": len(prompt),
+        "eager_error": largest_difference(means, eager_means(loaded, token_ids)),
+    }
     notices = list(tried.notices)
     inserted = np.flatnonzero(inserted_tokens(prompt))
     span = (int(inserted[0]), int(inserted[-1]) + 1) if len(inserted) else (0, 0)
     if 0 in loaded.layers and 0 < len(inserted) == span[1] - span[0] and span[1] < len(prompt):
-        error = identity_error(loaded, token_ids, span) if takes_positions(loaded) else None
+        error = identity_error(loaded, token_ids, span)
         if error is not None:
             checks["identity_error"] = error
         else:
-            notices.append(f"Layer 1 identity not checked: {_why_unchecked(loaded)}.")
-    if settings.dtype != "float32":
-        exact = capture(settings.load_model(dtype="float32"), token_ids[None])
-        checks["dtype_error"] = largest_difference(capture(loaded, token_ids[None]), exact)
+            notices.append("Layer 1 identity not checked: the sliding window hides a token from all after the filler.")
+    if exact is not None:
+        checks["dtype_error"] = largest_difference(means, column_means(exact, token_ids))
     return checks | {"notices": notices}
 
 
-def _why_unchecked(loaded: LoadedModel) -> str:
-    if not takes_positions(loaded):
-        return f"{type(loaded.model).__name__} counts positions itself, so they cannot be shifted"
-    window = getattr(loaded.config, "sliding_window", None)
-    by = f" by the window of {window} tokens" if window else ""
-    return f"every token after the filler has an earlier one hidden from it{by}"
+def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int, Float[Tensor, "head key"]]:
+    """The probe's mean weight of each key over all later queries, by layer."""
+    found = capture(loaded, token_ids[None])
+    return {layer: found[layer].column_mean[0, 0] for layer in loaded.layers}
 
 
-def eager_error(
-    loaded: LoadedModel,
-    token_ids: Int[Tensor, "batch seq"],
-    *,
-    attention_mask: Int[Tensor, "batch seq"] | None = None,
-) -> float | None:
-    """Largest difference between captured column means and those of eager `output_attentions`, over layers and heads.
-
-    Keeps whole attention matrices for the loaded layers, so the prompt should be an ordinary one.
-
-    Returns:
-        The difference; None where the captured ones are eager's own, and would be compared with themselves.
-
-    Raises:
-        ModelError: the model gives no attention weights, or not finite ones.
-    """
-    ours = capture(loaded, token_ids, attention_mask=attention_mask)
-    if ours.eager:
-        return None
-    return largest_difference(ours, capture(loaded, token_ids, attention_mask=attention_mask, eager=True))
+def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> dict[int, Float[Tensor, "head key"]]:
+    """The same from eager `output_attentions`, whose whole matrices are kept: the prompt should be an ordinary one."""
+    model = loaded.model
+    with torch.inference_mode(), switched_attention(model, "eager"):
+        shown = model(input_ids=token_ids[None].to(model.device), use_cache=False, output_attentions=True).attentions
+    # models that mix kinds of layers show only those of softmax layers, in a row
+    places = range(len(shown)) if len(shown) == len(loaded.decoder_layers) else softmax_layers(loaded.config)
+    later = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
+    by_layer = dict(zip(places, shown, strict=False))
+    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) / later for layer in loaded.layers}
 
 
 def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: tuple[int, int]) -> float | None:
@@ -119,13 +110,10 @@ def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: 
         The error; None if a window hides an earlier token from every query after the filler.
 
     Raises:
-        ModelError: the model takes no positions.
-        ValueError: no token follows the filler.
+        ModelError: the model cannot be probed.
     """
     start, end = filler
     length = len(token_ids)
-    if not 0 <= start < end < length:
-        raise ValueError(f"The filler span {filler} must leave a token after it, among {length}.")
     original = torch.cat([torch.arange(start), torch.arange(end, length)])
     chosen = torch.linspace(end, length - 1, min(SAMPLED_QUERIES, length - end)).round().long()
     # A set of one query: its mean of a column is that query's weight.
@@ -152,17 +140,16 @@ def identity_error(loaded: LoadedModel, token_ids: Int[Tensor, " seq"], filler: 
     return float((found - expected).masked_fill(~earlier, 0)[sees_all].abs().max())
 
 
-def largest_difference(one: Capture, other: Capture) -> float:
-    """Largest difference between two captures' column means, where there are any: the last token has no later query.
+def largest_difference(one: Mapping[int, Float[Tensor, ...]], other: Mapping[int, Float[Tensor, ...]]) -> float:
+    """Largest difference between means by layer, where there are any: the last token has no later query.
 
     Raises:
-        ModelError: a mean is undefined in one capture and not in the other.
+        ModelError: a mean is undefined in one and not in the other.
     """
     errors = []
-    for layer in one.layers:
-        first, second = one[layer].column_mean, other[layer].column_mean
+    for layer, first in one.items():
         undefined = first.isnan()
-        if not torch.equal(undefined, second.isnan()):
+        if not torch.equal(undefined, other[layer].isnan()):
             raise ModelError(f"The self-check finds other tokens without a mean in two captures of layer {layer}.")
-        errors.append((first - second).masked_fill(undefined, 0).abs().max())
+        errors.append((first - other[layer]).masked_fill(undefined, 0).abs().max())
     return float(torch.stack(errors).max())

@@ -201,8 +201,7 @@ class AttentionTraces:
                 "mless_traces": TRACES_FORMAT,
                 "header": asdict(header),
                 "receipt": receipt,
-                "arrays": {name: {"axes": axes} | quantity._asdict() for name, (axes, quantity) in ARRAYS.items()}
-                | {name: {"axes": ("layer", "head")} | quantity._asdict() for name, quantity in MEASURES.items()},
+                "arrays": {name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()},
             }
             with _told(path):
                 write_whole(path / HEADER, json.dumps(about, indent=1))

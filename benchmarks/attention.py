@@ -80,7 +80,7 @@ def ours(path: Path, length: int, layers: int, device: torch.device) -> dict[str
             key_regions=regions,
             entropy_regions=[REGIONS.index("filler")],
         )
-        assert sorted(found.layers) == list(range(layers)) and not found.eager
+        assert sorted(found.layers) == list(range(layers))
         mass = found[layers - 1].region_mass[..., :5].sum(-1)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
@@ -104,24 +104,9 @@ def full_eager(path: Path, length: int, layers: int, device: torch.device) -> di
     return figures | {"logits_cpu_seconds": logits["cpu"]}
 
 
-def truncated_eager(path: Path, length: int, layers: int, device: torch.device) -> dict[str, Any]:
-    """Hugging Face with a config of no more layers than asked, without a head."""
-    from transformers import AutoModel
-
-    config = _config(path, num_hidden_layers=layers)
-    model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-    model = model.to(device)
-
-    def run(tokens: int) -> None:
-        _check(model(_ids(config, tokens).to(device), output_attentions=True, use_cache=False).attentions, tokens)
-
-    return timed(run, length, device)
-
-
 WAYS: dict[str, Callable[[Path, int, int, torch.device], dict[str, Any]]] = {
     "ours": ours,
     "full_eager": full_eager,
-    "truncated_eager": truncated_eager,
 }
 
 

@@ -1,8 +1,8 @@
 """What the probe costs, beside other ways to the same attention weights and beside bare arithmetic.
 
 A Qwen2.5-Math-1.5B with random weights and prompts of 128, 512 and 2,048 tokens; one core, each figure from a fresh
-process. Then prompts of up to 32,768 tokens, and the real command over 500 problems in four conditions for a
-Qwen2.5-Math-7B. MATH500_PATH names the problems; without it they are the bundled ones.
+process. Then the real command over 500 problems in four conditions for a Qwen2.5-Math-7B. MATH500_PATH names the
+problems; without it they are the bundled ones.
 
     python -m benchmarks.probe [--small]
 """
@@ -58,14 +58,10 @@ TINY = {
 """What --small makes of both shapes."""
 
 LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64, 128)
-GROWTH, SMALL_GROWTH = (1024, 2048, 4096, 8192, 16384, 32768), (128, 256)
 LAYERS = 3
 ROUNDS = 3
 """How often ours and bare arithmetic take turns; the least of each counts."""
-OTHERS = {
-    "full_eager": "Hugging Face `output_attentions`, whole model",
-    "truncated_eager": f"Hugging Face `output_attentions`, {LAYERS} layers",
-}
+EAGER = "Hugging Face `output_attentions`, whole model"
 
 TARGET_LIMIT = 1.25
 TARGET_CPU = 20
@@ -98,14 +94,10 @@ def measure(*, small: bool = False) -> Figures:
     lengths = SMALL_LENGTHS if small else LENGTHS
     compared: dict[int, dict[str, Any]] = {}
     for length in lengths:
-        compared[length] = {name: bench.way(name, length) for name in OTHERS}
         rounds = [_round(bench, length) for _ in range(ROUNDS)]
-        compared[length] |= {name: min((one[name] for one in rounds), key=_cpu) for name in rounds[0]}
-    grown = {
-        layers: [bench.way("ours", length, layers=layers) for length in (SMALL_GROWTH if small else GROWTH)]
-        for layers in (LAYERS, 1)
-    }
-    return _figures(compared, grown, bench.command())
+        compared[length] = {name: min((one[name] for one in rounds), key=_cpu) for name in rounds[0]}
+        compared[length]["full_eager"] = bench.way("full_eager", length)
+    return _figures(compared, bench.command())
 
 
 def _round(bench: _Bench, length: int) -> dict[str, Any]:
@@ -145,9 +137,8 @@ class _Bench:
         self.folder = work_folder(small) / "probe"
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
-        longest = (SMALL_GROWTH if small else GROWTH)[-1]
         self.config = self.folder / "config.json"
-        facts = SHAPE | {"max_position_embeddings": longest} | (TINY if small else {})
+        facts = SHAPE | {"max_position_embeddings": LENGTHS[-1]} | (TINY if small else {})
         self.config.write_text(json.dumps(facts), encoding="utf-8")
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
@@ -208,11 +199,7 @@ def _prompt_sizes(path: Path) -> list[int]:
         return [len(trace.tokens) for trace in traces]
 
 
-def _figures(
-    compared: Mapping[int, Mapping[str, Any]],
-    grown: Mapping[int, list[dict[str, Any]]],
-    command: Mapping[str, Any],
-) -> Figures:
+def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, Any]) -> Figures:
     longest = max(compared)
     ours, layer_1, eager = (compared[longest][name] for name in ("ours", "layer_1", "full_eager"))
     limit, layer_1_limit = compared[longest]["limit"], compared[longest]["layer_1_limit"]
@@ -224,7 +211,7 @@ def _figures(
             most=TARGET_LIMIT,
         ),
         _target(
-            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU of {OTHERS['full_eager']}",
+            f"{longest:,} tokens, Layers 1 to {LAYERS}: CPU of {EAGER}",
             f"{eager['cpu']:.3g} s; ours {ours['cpu']:.3g} s",
             eager["cpu"] / ours["cpu"],
             least=TARGET_CPU,
@@ -262,9 +249,7 @@ def _figures(
         ),
     ]
     for length, ways in compared.items():
-        for name, title in OTHERS.items():
-            rows.append(_comparison(f"{length:,} tokens: {title}", ways[name], ways["ours"]))
-    rows += [_growth(layers, figures) for layers, figures in grown.items()]
+        rows.append(_comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"]))
     kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
     rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
     return {
@@ -285,7 +270,6 @@ def _figures(
             "traces.",
         ],
         "compared": {str(length): ways for length, ways in compared.items()},
-        "grown": {str(layers): figures for layers, figures in grown.items()},
         "command": command,
     }
 
@@ -300,14 +284,6 @@ def _target(measure: str, measured: str, ratio: float, *, least: float | None = 
 def _comparison(measure: str, other: Mapping[str, Any], ours: Mapping[str, Any]) -> Row:
     measured = f"{other['cpu']:.3g} s, {_gb(other['peak'])}; ours {ours['cpu']:.3g} s, {_gb(ours['peak'])}"
     return row(measure, measured, ratio=other["cpu"] / ours["cpu"])
-
-
-def _growth(layers: int, figures: list[dict[str, Any]]) -> Row:
-    named = "Layer 1" if layers == 1 else f"Layers 1 to {layers}"
-    lengths = " / ".join(f"{one['length']:,}" for one in figures)
-    seconds = " / ".join(f"{one['cpu']:.3g}" for one in figures)
-    memory = " / ".join(f"{one['peak'] / 1e9:.2f}" for one in figures)
-    return row(f"ours, {named}, {lengths} tokens", f"{seconds} s; {memory} GB")
 
 
 def _gb(size: float) -> str:

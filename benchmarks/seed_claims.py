@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.figures.config import PromptsConfig
-from attention_probe.probe import run_probe
-from attention_probe.probe_config import ProbeSettings
+from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import choose, open_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
@@ -131,11 +130,6 @@ def spread(full: Curves, condition: str) -> Floats:
     return np.asarray(full.at(condition, "filler").std(axis=1) / full.at(condition, "filler").mean(axis=1))
 
 
-def greatest(curves: Curves) -> Floats:
-    """A head's greatest ratio, with Mless over without, at any position of the problem; the table has the greatest."""
-    return np.asarray((curves.at("mless", "problem") / curves.at("wo", "problem")).max(axis=1))
-
-
 def stretches(full: Curves) -> list[Floats]:
     """A head's mean with Mless over positions 1 to 10, over the filler's, and over those behind it."""
     inside = full.x[full.roles == ROLES.index("filler")]
@@ -153,47 +147,38 @@ def count(ratios: Floats) -> str:
     return f"{(ratios > 1).sum()} of {len(ratios)}"
 
 
-def rows(one: Traces, definition: Definition) -> Iterator[tuple[str, str, str]]:
-    """Every number of a model: its table, its name, and its value."""
+def rows(one: Traces, definition: Definition) -> Iterator[tuple[str, str]]:
+    """Every number of the page with its name; the first five are those of its first table."""
     curves, full = one.curves(definition), one.curves(definition, "full")
     layers = [one.curves(definition, layer=layer) for layer in LAYERS]
-    left, more = remains(curves, "mless"), taken(full, "mful", "mless")
+    left = remains(curves, "mless")
     shares = (median(higher(curves, role), percent=True) for role in ("instruction", "problem"))
-    yield "First, d, e", "heads whose highest peak is higher with Mless", count(peak(curves, "mless"))
-    yield "First", "positions of the instruction, of the problem, where it is higher", ", ".join(shares)
-    yield "First", "mean with Mless / without", f"{median(left)} ({left.min():.2f} to {left.max():.2f})"
+    yield "heads whose highest peak is higher with Mless", count(peak(curves, "mless"))
+    yield "positions of the instruction, of the problem, where it is higher", ", ".join(shares)
+    yield "mean with Mless / without", f"{median(left)} ({left.min():.2f} to {left.max():.2f})"
+    for role in ("instruction", "problem"):
+        yield f"correlation over the {role}, by layer", ", ".join(median(alike(c, role)) for c in layers)
     filler = full.x[full.roles == ROLES.index("filler")]
-    yield "a", "positions of the filler", f"{filler[0]} to {filler[-1]}"
-    yield "a", "places at which heads have their highest peak", str(len({*curves.means["mless"].argmax(axis=1)}))
-    yield "a, d", "weight in the filler / outside", median(filler_weight(full))
-    yield "b", "highest point with Mless, full", median(full.means["mless"].max(axis=1), places=3)
+    yield "a: positions of the filler", f"{filler[0]} to {filler[-1]}"
+    yield "a, d: weight in the filler / outside", median(filler_weight(full))
     for role in ("problem", "filler"):
         above = higher(full, role, than="random")
-        yield "b", f"positions of the {role} where Mless is above the sentence", median(above, percent=True)
-    yield "b", "weight in the filler, Mless / sentence", median(taken(full, "mless", "random"))
+        yield f"b: positions of the {role} where Mless is above the sentence", median(above, percent=True)
+    yield "b: weight in the filler, Mless / sentence", median(taken(full, "mless", "random"))
     spreads = ", ".join(median(spread(full, name)) for name in ("mless", "random"))
-    yield "b", "standard deviation / mean in the filler: Mless, sentence", spreads
-    yield "c", "mean with Mless / without, by layer", ", ".join(median(remains(c, "mless")) for c in layers)
-    for role in ("instruction", "problem"):
-        yield "First, c, e", f"correlation over the {role}, by layer", ", ".join(median(alike(c, role)) for c in layers)
-    yield "d", "greatest with / without of a token of the problem", f"{greatest(curves).max():.2f}"
+    yield "b, d: standard deviation / mean in the filler: Mless, sentence", spreads
+    yield "c: mean with Mless / without, by layer", ", ".join(median(remains(c, "mless")) for c in layers)
     stretch = ", ".join(median(part, places=3) for part in stretches(full))
-    yield "d", "mean at positions 1 to 10, in the filler, behind it", stretch
-    yield "e", "mean with Mful / without", median(remains(curves, "mful"))
-    yield "e", "heads whose highest peak is higher with Mful", count(peak(curves, "mful"))
-    yield "e", "weight in the filler, Mful / Mless (heads with more)", f"{median(more)} ({count(more)})"
+    yield "d, e: mean at positions 1 to 10, in the filler, behind it", stretch
 
 
 def page(measured: Traces) -> Iterator[str]:
-    """The tables in Markdown, one for each figure, with a line for each number and a column for each definition."""
+    """The page's first table in Markdown, and one of all other numbers, with a column for each definition."""
     columns = [list(rows(measured, definition)) for definition in DEFINITIONS]
-    for figure in ("First", "a", "b", "c", "d", "e"):
-        lines = [["number", *DEFINITIONS], ["---"] * (1 + len(DEFINITIONS))]
-        for same in zip(*columns, strict=True):
-            figures, name, _ = same[0]
-            if figure in figures.split(", "):
-                lines.append([name, *(value for *_, value in same)])
-        yield "\n".join([f"## {figure}", "", *(f"| {' | '.join(line)} |" for line in lines)])
+    lines = [[same[0][0], *(value for _, value in same)] for same in zip(*columns, strict=True)]
+    for chosen in (lines[:5], lines[5:]):
+        table = [["number", *DEFINITIONS], ["---"] * (1 + len(DEFINITIONS)), *chosen]
+        yield "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
 def main() -> None:

@@ -59,15 +59,12 @@ ARCHITECTURES = {
     },
 }
 OTHERS = {
-    "bloom": {},
     "deepseek_v3": {
         **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
         **{"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         "num_key_value_heads": 6,
         "first_k_dense_replace": 1,
     },
-    "falcon": {"head_dim": None},  # computed from the others
-    "mpt": {},
     "opt": {"ffn_dim": 80, "word_embed_proj_dim": 48},
     "qwen3_next": {
         **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
@@ -178,7 +175,6 @@ def errors(model_type: str, padding: str) -> dict[str, float]:
     """Largest error of each measure over layers 0 to 2, all heads, queries and keys."""
     whole = build_whole(model_type)
     found = ask(build(model_type), padding)
-    assert not found.eager, "compared with itself"
     worst: dict[str, float] = {}
     for layer, weights in eager(whole, padding).items():
         for name, expected in reference(weights, padding, window_of(whole, layer)).items():

@@ -26,14 +26,10 @@ def split_words(text: str | None) -> tuple[str, ...]:
 def parse_indices(text: str, option: str) -> tuple[int, ...]:
     """Indices such as 0,2 or 11-13."""
     found: list[int] = []
-    for part in split_words(text):
+    for part in split_words(text) or [text]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None:
-            raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
-        low, high = int(match[1]), int(match[2] or match[1])
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         if low > high:
-            raise ConfigError(f"{option} {text}: expected ranges from low to high such as 11-13, got {part!r}.")
+            raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
         found += range(low, high + 1)
-    if not found:
-        raise ConfigError(f"{option} {text!r}: expected at least one index, such as 0.")
     return tuple(dict.fromkeys(found))

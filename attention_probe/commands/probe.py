@@ -22,12 +22,8 @@ from harness.commands.options import (
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 from harness.errors import ConfigError
 
-_SELECTING = ("flip", "baseline", "condition", "repeats", "controls", "subject", "level", "ids", "n", "seed")
-"""Options that select problems. They cannot be given together with a saved selection."""
-
 
 def probe(
-    context: typer.Context,
     source: Annotated[
         Path | None, typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file.")
     ] = None,
@@ -41,10 +37,6 @@ def probe(
     heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
     layout: LayoutName = None,
-    select: Annotated[
-        Path | None,
-        typer.Option(help="A selection of `mless show --changed -o`, instead of the options below."),
-    ] = None,
     flip: Annotated[
         Choice | None, typer.Option(help="Only problems with this outcome; `changed`: either direction.")
     ] = None,
@@ -74,23 +66,27 @@ def probe(
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.analysis.print_traces import describe_checks, summary
     from attention_probe.measure.measure_prompts import Record
-    from attention_probe.probe import run_probe
-    from attention_probe.probe_config import ProbeSettings
+    from attention_probe.probe import ProbeSettings, run_probe
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
     from attention_probe.traces import AttentionTraces
-    from harness.analysis.choose_problems import Selection
     from harness.display.progress import progress_bar
 
-    selecting = [f"--{name}" for name in _SELECTING if _is_given(context, name)]
-    if select is not None and selecting:
-        raise ConfigError(f"--select {select} names the problems: leave out {', '.join(selecting)}.")
     prompts = prompts_config(
         run=source,
         logs=_by_condition(logs),
         metric=metric,
         dataset={"path": dataset} if dataset not in (None, "math500", "demo") else dataset,
         layout=layout,
-        **{name: context.params[name] for name in _SELECTING} | {"ids": split_words(ids)},
+        flip=flip,
+        baseline=baseline,
+        condition=condition,
+        repeats=repeats,
+        controls=controls,
+        subject=subject,
+        level=level,
+        ids=split_words(ids),
+        n=n,
+        seed=seed,
     )
     settings = ProbeSettings(
         model=model,
@@ -105,11 +101,8 @@ def probe(
         dtype=dtype,
         device=device,
     )
-    saved = None if select is None else Selection.load(select)
-    # a selection is of prompts under the conditions of its source, which are all proven to be the same ones
-    selected = () if saved is None else (name for problem in saved.problems for name in problem.prompts)
-    opened = open_source(prompts, tuple(dict.fromkeys((*settings.conditions, *selected))), settings.load_tokenizer)
-    selection = saved or choose(prompts, opened)
+    opened = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    selection = choose(prompts, opened)
     with progress_bar(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
@@ -124,9 +117,3 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
         if not condition or not path:
             raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
     return {condition: path for condition, _, path in pairs} or None
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the option stands on the command line, even with its default value."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"

@@ -21,8 +21,7 @@ from attention_probe.figures.attention_curves import (
 )
 from attention_probe.figures.config import FigureConfig
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import run_probe
-from attention_probe.probe_config import ProbeSettings
+from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.choose_prompts import PromptsConfig, choose, open_source
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.style import write_figure

@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 
 class Quantity(NamedTuple):
-    """How a recorded number is to be read."""
+    """How a recorded number is to be read. `layer` runs over the header's layers, `head` over all query heads."""
 
     unit: str
     definition: str
+    axes: tuple[str, ...] = ("layer", "head")
 
 
 SHARE = "share of one query's attention"
+_OF_OUTPUT = "share of |o_wo|"
 
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(SHARE, "Mean attention on the very first token of the sequence, be it a filler's."),
@@ -24,22 +26,13 @@ MEASURES: dict[str, Quantity] = {
     "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
     "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
     "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),
-    "position_shift": Quantity(
-        "share of |o_wo|", "Mean |o_gap - o_wo| / |o_wo|: how far moving the positions alone moves the head's output."
-    ),
-    "scale": Quantity("share of |o_wo|", "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
-    "bias": Quantity("share of |o_wo|", "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
-    "bias_cosine": Quantity(
-        "cosine",
-        "Mean cosine of b with o_gap: 1 lengthens the output, 0 turns it. Every query that gives the inserted tokens "
-        "any attention counts alike, however short its b.",
-    ),
+    "position_shift": Quantity(_OF_OUTPUT, "Mean |o_gap - o_wo| / |o_wo|: how far moved positions move the output."),
+    "scale": Quantity(_OF_OUTPUT, "Mean |m o_gap| / |o_wo|: how far the scaling by 1 - m moves the output."),
+    "bias": Quantity(_OF_OUTPUT, "Mean |b| / |o_wo|, b = what the inserted tokens add to the output."),
+    "bias_cosine": Quantity("cosine", "Mean cosine of b with o_gap, each query alike, however short its b."),
     "bias_relative_norm": Quantity("share of |o_gap|", "Mean |b| / |o_gap|."),
     "filler_value_cosine": Quantity("cosine", "Mean cosine of two filler tokens' value vectors, over all pairs."),
-    "filler_value_rank": Quantity(
-        "dimensions",
-        "Effective rank of the filler's value vectors: exp of the entropy of their singular values' shares.",
-    ),
+    "filler_value_rank": Quantity("dimensions", "Effective rank of the filler's value vectors."),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition, the problem's tokens; with
 `--queries completion` over the completion's, which are others in every condition. A filler within or behind the problem
@@ -50,42 +43,23 @@ output, b for the inserted tokens' part of it, and the gap for the prompt withou
 by their number, o_with - o_wo = (o_gap - o_wo) + (-m o_gap) + b, exactly so in the first layer.
 """
 
-ARRAYS: dict[str, tuple[tuple[str, ...], Quantity]] = {
-    "token_ids": (("position",), Quantity("vocabulary id", "The prompt, as the model got it.")),
-    "roles": (("position",), Quantity("index into token_roles.ROLES", "What each token belongs to.")),
-    "original_pos": (
-        ("position",),
-        Quantity("position", "Where the same token stands in the prompt without filler; -1 for inserted tokens."),
-    ),
-    "mean_all": (
-        ("layer", "head", "position"),
-        Quantity(SHARE, "Average attention weight of a key token over all later queries: the published definition."),
-    ),
-    "mean_common": (
-        ("layer", "head", "position"),
-        Quantity(SHARE, "The same over those later queries that the prompt without filler has too."),
-    ),
-    "count_all": (
-        ("layer", "position"),
-        Quantity("queries", "How many later queries mean_all is over."),
-    ),
-    "count_common": (("layer", "position"), Quantity("queries", "How many later queries mean_common is over.")),
-    "value_norm": (
-        ("layer", "head", "position"),
-        Quantity("model units", "Length of a key token's value vector; NaN where a model shows its weights alone."),
-    ),
-    "activation_histogram": (
-        ("bin",),
-        Quantity(
-            "activations",
-            "Histogram of |a|, the first MLP's activations over the problem's tokens: 100 equal bins from 0 to "
-            "histogram_top, which is the prompt's without filler, and a last one for what is larger. Empty without "
-            "`--activations`.",
-        ),
+_TOKEN, _CURVE = ("position",), ("layer", "head", "position")
+_COUNT = ("layer", "position")
+
+ARRAYS: dict[str, Quantity] = {
+    "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN),
+    "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN),
+    "original_pos": Quantity("position", "The same token's place without filler; -1 for inserted tokens.", _TOKEN),
+    "mean_all": Quantity(SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE),
+    "mean_common": Quantity(SHARE, "The same over those later queries that the prompt without filler has.", _CURVE),
+    "count_all": Quantity("queries", "How many later queries mean_all is over.", _COUNT),
+    "count_common": Quantity("queries", "How many later queries mean_common is over.", _COUNT),
+    "value_norm": Quantity("model units", "Length of a key token's value vector.", _CURVE),
+    "activation_histogram": Quantity(
+        "activations", "See activations.measure_activations; empty unless asked.", ("bin",)
     ),
 }
-"""Axes, unit and meaning of every array of a trace. Where a count is 0 the mean is NaN. `layer` runs over the header's
-layers in their order, `head` over all query heads, both from 0; labels for people count from 1."""
+"""Every array of a trace. Where a count is 0 the mean is NaN."""
 
 GUARANTEED = frozenset(
     {

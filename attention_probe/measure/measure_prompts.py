@@ -164,14 +164,12 @@ class _Passed:
 
         means = kept([found.column_mean for found in captures], np.float32)
         counts = kept([found.column_count for found in captures], np.int32)
-        unknown = [found.region_mass[..., 0] * torch.nan for found in captures]  # where only weights are known
-        norms = [other if c.value_norm is None else c.value_norm for c, other in zip(captures, unknown, strict=True)]
         return {
             "mean_all": means[:, 0],
             "mean_common": means[:, 1],
             "count_all": counts[:, 0],
             "count_common": counts[:, 1],
-            "value_norm": kept(norms, np.float32),
+            "value_norm": kept([found.value_norm for found in captures], np.float32),
         }
 
 

@@ -37,10 +37,6 @@ ATTENTION = "mless_capture"
 """Our name in both registries."""
 
 
-class OutOfReach(Exception):
-    """The architecture calls our function without what it needs; leads to the eager fallback."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalMask:
     """Which keys each query may see, as a rule: a stored mask would be a square.
@@ -106,7 +102,7 @@ def attend(
     """The registered attention function: the normal output, reduced on the way if its layer is asked."""
     layer = getattr(module, "layer_idx", None)
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
-        raise OutOfReach
+        raise ModelError(f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed.")
     batch, heads, length, head_dim = query.shape
     asked = capture.asked
     reduction = Reduction(asked, heads, value) if layer in asked.layers else None

@@ -56,7 +56,7 @@ class LayerCapture:
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
             padding, and for regions whose entropy was not asked.
-        value_norm: Length of the value vector that each head reads at a key; NaN at padding. None from weights alone.
+        value_norm: Length of the value vector that each head reads at a key; NaN at padding.
         region_output: Sum over the keys of `output_region` of weight times value; None unless asked.
         output: The whole attention output of each head, before the output projection; None unless asked.
         values: The value vectors; None unless asked.
@@ -67,7 +67,7 @@ class LayerCapture:
     visible_count: Int[Tensor, "batch query_set key"]
     region_mass: Float[Tensor, "batch head query region"]
     region_entropy: Float[Tensor, "batch head query region"]
-    value_norm: Float[Tensor, "batch head key"] | None
+    value_norm: Float[Tensor, "batch head key"]
     region_output: Float[Tensor, "batch head query head_dim"] | None
     output: Float[Tensor, "batch head query head_dim"] | None
     values: Float[Tensor, "batch kv_head key head_dim"] | None
@@ -80,8 +80,7 @@ class LayerCapture:
         """
         due = (self.column_count > 0)[:, :, None]
         broken = (~self.column_mean.isfinite() & due).flatten(3).any(-1).any(1)
-        lengths = None if self.value_norm is None else self.value_norm[..., None]
-        for part in (self.region_mass, self.region_output, self.output, lengths):
+        for part in (self.region_mass, self.region_output, self.output, self.value_norm[..., None]):
             if part is not None:
                 broken |= (~part.isfinite() & real[:, None, :, None]).flatten(2).any(-1)
         return [int(head) for head in broken.any(0).nonzero()]
@@ -96,14 +95,12 @@ class Capture:
         layers: Every layer asked, by its index.
         activations: The first MLP's activations, after the non-linearity and before the product with `up_proj`; None
             unless asked.
-        eager: Whether the weights came from `output_attentions`, because the architecture never called our function.
         notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
     """
 
     asked: Readout
     layers: dict[int, LayerCapture] = field(default_factory=dict)
     activations: Float[Tensor, "batch seq width"] | None = None
-    eager: bool = False
     notices: tuple[str, ...] = ()
 
     def __getitem__(self, layer: int) -> LayerCapture:
@@ -126,22 +123,18 @@ class Reduction:
     Args:
         asked: What to keep.
         heads: Query heads of the layer.
-        values: Its value vectors; None where only weights can be had.
+        values: Its value vectors.
     """
 
-    def __init__(
-        self, asked: Readout, heads: int, values: Float[Tensor, "batch kv_head key head_dim"] | None = None
-    ) -> None:
+    def __init__(self, asked: Readout, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]) -> None:
         batch, length = asked.real.shape
         self._asked = asked
         self._sets = (asked.query_sets & asked.real[:, None]).float()
         self._regions = asked.key_regions.float()
         self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
         self._values = values if asked.output_region is not None else None
-        self._value_norm = None
-        if values is not None:
-            norms = values.float().square().sum(-1).sqrt()
-            self._value_norm = norms.repeat_interleave(heads // norms.shape[1], dim=1)
+        norms = values.float().square().sum(-1).sqrt()
+        self._value_norm = norms.repeat_interleave(heads // norms.shape[1], dim=1)
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, device=asked.real.device)
@@ -216,7 +209,7 @@ class Reduction:
             visible_count=visible.long(),
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_entropy=self._entropy.masked_fill(padding, torch.nan),
-            value_norm=None if self._value_norm is None else self._value_norm.masked_fill(~real[:, None], torch.nan),
+            value_norm=self._value_norm.masked_fill(~real[:, None], torch.nan),
             region_output=None if self._output is None else self._output.masked_fill(padding, torch.nan),
             output=None if self._output is None else output,
             values=self._values,

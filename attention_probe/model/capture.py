@@ -1,25 +1,20 @@
-"""Run the first layers once, and reduce their attention to column means and masses while they run.
-
-Where the architecture calls our attention function (`attention_function`), it does the reducing. Elsewhere whole
-matrices from `output_attentions` are reduced, as Hugging Face's eager attention shows them, and a notice says so.
-"""
+"""Run the first layers once, and reduce their attention to column means and masses while they run."""
 
 from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from attention_probe.model.attention_function import ATTENTION, OutOfReach, switched_attention
-from attention_probe.model.attention_statistics import Capture, Done, Readout, Reduction
-from harness.constants import EAGER_QUERIES
+from attention_probe.model.attention_function import ATTENTION, switched_attention
+from attention_probe.model.attention_statistics import Capture, Done, Readout
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
@@ -45,7 +40,6 @@ def capture(
     entropy_regions: Iterable[int] | None = None,
     output_region: int | None = None,
     activations: bool = False,
-    eager: bool = False,
     chunk: int | None = None,
 ) -> Capture:
     """Run the prompts through the layers asked and keep what is asked of their attention.
@@ -61,12 +55,11 @@ def capture(
         entropy_regions: Regions whose entropy is taken; None for all.
         output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
         activations: Keep the first MLP's activations.
-        eager: Use `output_attentions` even where our function is called, for comparison; nothing is looked up then.
         chunk: Queries in one block; None for as many as fit the caches.
 
     Raises:
-        ModelError: the model gives no attention weights, or not finite ones; is not causal; takes no positions; or has
-            no activations to give.
+        ModelError: the model does not call the attention function of the registry, takes no positions, gives weights
+            that are not finite, is not causal, or has no activations to give.
     """
     model = loaded.model
     token_ids = token_ids.to(model.device)
@@ -75,8 +68,9 @@ def capture(
     real = real.bool()
     usual = (real.long().cumsum(-1) - 1).clamp_min(0)
     positions = usual if position_ids is None else position_ids.to(model.device)
-    if not takes_positions(loaded) and not torch.equal(positions[real], usual[real]):
-        raise ModelError(f"{_name(model)} counts positions itself: leave out --decompose for this model.")
+    accepted = inspect.signature(model.forward).parameters
+    if "position_ids" not in accepted or not any(one.kind is one.VAR_KEYWORD for one in accepted.values()):
+        raise ModelError(f"{_name(model)} takes no positions, or no further arguments: it cannot be probed.")
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
     regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
     asked = Readout(
@@ -99,12 +93,11 @@ def capture(
         "use_cache": False,
     }
     found = Capture(asked=asked)
-    with torch.inference_mode(), _recorded_activations(loaded, found):
-        found.eager = eager or not _run_registered(model, inputs, found)
-        if found.eager:
-            _run_eager(loaded, inputs, found)
+    with torch.inference_mode(), _recorded_activations(loaded, found), switched_attention(model, ATTENTION):
+        with suppress(Done):
+            model(**inputs, capture=found)
     if missing := [layer for layer in asked.layers if layer not in found.layers]:
-        known = _softmax_layers(loaded.config) or "none known"
+        known = softmax_layers(loaded.config) or "none known"
         raise ModelError(f"{_name(model)} gave no attention weights for layers {missing}; layers that have: {known}.")
     for layer in asked.layers:
         if heads := found[layer].not_finite(real):  # a mean over some heads or prompts would hide it, or spread it
@@ -112,82 +105,15 @@ def capture(
                 f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head "
                 f"index {heads}, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
             )
-    found.notices = _notices(model, fell_back=found.eager and not eager)
+    if model.config.model_type not in TESTED:
+        found.notices = (
+            f"{model.config.model_type} is not among the tested architectures: only its self-check against eager "
+            "attention vouches for it.",
+        )
     return found
 
 
-def takes_positions(loaded: LoadedModel) -> bool:
-    """Whether the model can be told other positions than the usual ones: ALiBi counts them from the mask."""
-    accepted = inspect.signature(loaded.model.forward).parameters
-    return "position_ids" in accepted and not getattr(loaded.model.config, "alibi", False)
-
-
-def _run_registered(model: Any, inputs: dict[str, Any], found: Capture) -> bool:
-    """One pass with our functions; False if the architecture does not call them, or not with what they need."""
-    if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()):
-        return False
-    with switched_attention(model, ATTENTION) as granted:
-        if not granted:
-            return False
-        try:
-            model(**inputs, capture=found)
-        except Done:
-            return True
-        except OutOfReach:
-            return False
-    return False
-
-
-def _run_eager(loaded: LoadedModel, inputs: dict[str, Any], found: Capture) -> None:
-    """Fill `found` by one pass that keeps whole attention matrices, as every Hugging Face model can that shows them.
-
-    Raises:
-        ModelError: outputs or values are asked, the model does not take eager attention, or a token sees later ones.
-    """
-    model, asked = loaded.model, found.asked
-    if asked.output_region is not None:
-        raise ModelError(
-            f"{_name(model)} does not call the registered attention function, and eager attention shows weights alone: "
-            "leave out --decompose."
-        )
-    found.layers.clear()
-    accepted = inspect.signature(model.forward).parameters
-    known = {name: value for name, value in inputs.items() if name in accepted}
-    with switched_attention(model, "eager") as taken:
-        if not taken:
-            # Falcon under sdpa shows matrices whose mask was added as 0 and 1, so that tokens see later ones.
-            raise ModelError(
-                f"{_name(model)} stays with {model.config._attn_implementation} attention when it is told to use eager."
-            )
-        shown = getattr(model(**known, output_attentions=True), "attentions", None) or ()
-    length = inputs["input_ids"].shape[1]
-    by_layer = _by_layer(loaded, shown)
-    for layer in asked.layers:
-        weights = by_layer.get(layer)
-        if weights is None or weights.shape[-2:] != (length, length):
-            continue
-        weights = weights.float()
-        reduction = Reduction(asked, weights.shape[1])
-        for start in range(0, length, EAGER_QUERIES):
-            end = min(start + EAGER_QUERIES, length)
-            queries, keys = slice(start, end), slice(0, end)
-            later = weights[:, :, queries].triu(start + 1) > 0
-            if bool((later.any(-1).any(1) & asked.real[:, queries]).any()):
-                raise ModelError(f"{_name(model)} is not causal: layer {layer} gives weight to later tokens.")
-            block = weights[:, :, queries, keys].clone()
-            # A hidden key's weight underflows to exactly 0 in every head.
-            reduction.add(block, queries, keys, visible=(block > 0).any(1, keepdim=True))
-        found.layers[layer] = reduction.finish()
-
-
-def _by_layer(loaded: LoadedModel, shown: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
-    """The matrices by layer index. Models that mix kinds of layers show only those of softmax layers, in a row."""
-    count = len(loaded.decoder_layers)
-    places = list(range(count)) if len(shown) == count else [i for i in _softmax_layers(loaded.config) if i < count]
-    return dict(zip(places, shown, strict=True)) if len(places) == len(shown) else {}
-
-
-def _softmax_layers(config: PretrainedConfig) -> list[int]:
+def softmax_layers(config: PretrainedConfig) -> list[int]:
     """Indices of the layers with softmax attention; empty where the config does not tell kinds of layers apart."""
     kinds = getattr(config, "layer_types", None) or ()
     return [i for i, kind in enumerate(kinds) if kind.endswith("attention") and kind != "linear_attention"]
@@ -229,20 +155,6 @@ def _activation(loaded: LoadedModel) -> nn.Module:
             f"The first MLP of {loaded.name} has no single activation but {what}: leave out --activations."
         )
     return found[0]
-
-
-def _notices(model: Any, *, fell_back: bool) -> tuple[str, ...]:
-    """What a reader must know about how the numbers were made."""
-    said = []
-    if model.config.model_type not in TESTED:
-        vouching = "nothing" if fell_back else "only its self-check against eager attention"
-        said.append(f"{model.config.model_type} is not among the tested architectures: {vouching} vouches for it.")
-    if fell_back:
-        said.append(
-            f"{_name(model)} does not call the registered attention function: weights are from output_attentions on "
-            "the truncated model, and memory grows with the square of the prompt."
-        )
-    return tuple(said)
 
 
 def _name(model: Any) -> str:

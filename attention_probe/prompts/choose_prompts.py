@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from harness.analysis.choose_problems import Criterion, Selection, select
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Repeats
+from harness.constants import BASELINE
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompts_of_run import Source, build_source
 from harness.runs.read import read_source
-from harness.yaml_settings import Strict, explain
+from harness.yaml_settings import explain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class PromptsConfig(Strict):
+class PromptsConfig(Criterion):
     """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
 
     One of `run`, `logs` and `dataset` says where they come from.
@@ -52,28 +52,14 @@ class PromptsConfig(Strict):
     metric: str | None = None
     layout: Layout | None = None
     instruction: str | None = None
-    n: int | None = Field(default=None, ge=1)
-    seed: int = DEFAULT_SEED
-    ids: tuple[str, ...] = ()
-    subject: str | None = None
-    level: int | None = None
-    flip: Choice | None = None
-    baseline: str = BASELINE
-    condition: str = STUDIED
-    controls: bool = False
-    repeats: Repeats = "share"
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _one_source(self) -> Self:
         given = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
                 f"expected exactly one of `run`, `logs` and `dataset`, got {' and '.join(given) or 'none'}"
             )
-        if self.flip and self.dataset is not None:
-            raise ValueError("`flip` selects by what a model answered: it needs `run` or `logs`, not `dataset`")
-        if self.controls and not self.flip:
-            raise ValueError("`controls` are matched to problems that flipped: they need `flip`")
         return self
 
     def check_conditions(self, conditions: Sequence[str]) -> None:

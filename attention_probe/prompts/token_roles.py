@@ -68,7 +68,6 @@ def tokenize(
     tokenizer: PreTrainedTokenizerBase,
     *,
     conditions: Sequence[str],
-    baseline: str = BASELINE,
     completion: bool = False,
 ) -> dict[str, TokenizedPrompt]:
     """The problem's prompts as tokens, aligned to the baseline's.
@@ -77,17 +76,16 @@ def tokenize(
         problem: With a prompt under the baseline and every condition.
         tokenizer: The model's.
         conditions: Which to return; the baseline may be among them.
-        baseline: The condition that positions refer to.
         completion: Append the tokens of what the model wrote.
 
     Raises:
         RunError: a prompt is missing, or a completion was asked for and none is recorded.
         PromptMismatchError: the token ids are not those that the run recorded, or a segment is not in the text.
     """
-    laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((baseline, *conditions))}
+    laid = {name: _lay(_prompt(problem, name), tokenizer) for name in dict.fromkeys((BASELINE, *conditions))}
     found = {}
     for name in dict.fromkeys(conditions):
-        aligned = replace(laid[name], original_pos=_align(laid[baseline], laid[name]))
+        aligned = replace(laid[name], original_pos=_align(laid[BASELINE], laid[name]))
         found[name] = _append_completion(aligned, problem.prompts[name], tokenizer) if completion else aligned
     return found
 

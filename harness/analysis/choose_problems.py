@@ -10,17 +10,15 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip, Repeats
 from harness.errors import ConfigError, PromptMismatchError, list_first
 from harness.experiment.conditions import yardstick
-from harness.runs.folder import write_output
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source
-from harness.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
@@ -126,28 +124,6 @@ class Selection(Strict):
     on_outcome: bool
     outcomes: dict[str, int]
     problems: tuple[SelectedProblem, ...]
-
-    def save(self, path: Path) -> None:
-        """Write the selection as indented JSON.
-
-        Raises:
-            ConfigError: the file cannot be written.
-        """
-        write_output(path, self.model_dump_json(indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Selection:
-        """Read a selection that `save` wrote.
-
-        Raises:
-            ConfigError: the file is missing or is not a selection.
-        """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}. Expected a saved selection.") from None
-        except ValidationError as error:
-            raise ConfigError(explain(error, f"{path} is not a selection")) from None
 
 
 def select(source: Source, criterion: Criterion) -> Selection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,10 +31,6 @@ def show(
     layout: LayoutName = None,
     metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write what changed here, for `mless probe RUN --select FILE`."),
-    ] = None,
 ) -> None:
     """Show what a run is and holds; the problems that changed; or one problem with every prompt and completion."""
     from rich.console import Console
@@ -60,14 +55,12 @@ def show(
             seed=seed,
             controls=controls,
         )
-        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS, output=output)
+        _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS)
     else:
         typer.echo(describe_run(read))
 
 
-def _show_changes(
-    console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None, output: Path | None
-) -> None:
+def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None) -> None:
     from harness.analysis.choose_problems import require_verdicts, select
     from harness.analysis.comparison import compare
     from harness.analysis.leaderboard import records
@@ -78,7 +71,7 @@ def _show_changes(
     require_verdicts(source, criterion)
     every = select(source, criterion.model_copy(update={"flip": None, "n": None, "controls": False}))
     nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
-    selection = every if nothing and output is None and criterion.n is None else select(source, criterion)
+    selection = every if nothing and criterion.n is None else select(source, criterion)
     listed = [one for one in selection.problems if criterion.wants(one.outcome) and not one.control]
     frame = run.frame[run.frame["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
@@ -87,6 +80,3 @@ def _show_changes(
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
     typer.echo(describe_changes(row, criterion, every.outcomes, len(listed)))
     print_changes(console, source, selection.model_copy(update={"criterion": criterion}), limit=limit)
-    if output is not None:
-        selection.save(output)
-        typer.echo(f"\nselection  {output}")

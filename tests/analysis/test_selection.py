@@ -11,7 +11,7 @@ import pytest
 
 from harness import load_run, resources
 from harness.analysis import compare
-from harness.analysis.choose_problems import CHANGES, FLIPS, Criterion, Selection, select, selected_problems
+from harness.analysis.choose_problems import CHANGES, FLIPS, Criterion, select, selected_problems
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import Condition, named_conditions
@@ -472,19 +472,6 @@ def test_without_verdicts_no_flip_is_told(demo_tokenizer):
     assert [p.outcome for p in select(built, Criterion()).problems] == [None, None]
 
 
-def test_a_saved_selection_reads_back_and_names_every_prompt(demo, tmp_path):
-    chosen = select(demo, Criterion(flip="wrong_to_right", controls=True))
-    chosen.save(tmp_path / "flips.json")
-    assert Selection.load(tmp_path / "flips.json") == chosen
-    saved = json.loads((tmp_path / "flips.json").read_text())
-    first = saved["problems"][0]
-    assert first["prompts"]["mless"] == hash_text(demo_prompt(demo, first["problem_id"], "mless").text)
-    assert saved["on_outcome"] is True and saved["criterion"]["repeats"] == "share"
-    found = selected_problems(chosen, demo)
-    assert [p.id for p in found] == [p.problem_id for p in chosen.problems]
-    assert found[0].prompts == next(p for p in demo.problems if p.id == found[0].id).prompts
-
-
 def demo_prompt(source, problem_id, condition):
     return next(p for p in source.problems if p.id == problem_id).prompts[condition]
 
@@ -509,16 +496,3 @@ def test_a_selection_holds_for_its_own_prompts_only(demo, repeated):
         with pytest.raises(PromptMismatchError, match=message):
             selected_problems(selection, source)
     assert selected_problems(chosen, read_source(repeated, layout="raw"))[0].id == problem.problem_id
-
-
-def test_files_that_are_no_selection_are_refused(demo, tmp_path):
-    path = tmp_path / "selection.json"
-    whole = json.loads(select(demo, Criterion(n=1)).model_dump_json())
-    whole["criterion"]["colour"] = "red"
-    for text, message in ((None, "No such file"), ("{", "Invalid JSON"), (json.dumps(whole), "criterion.colour")):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(ConfigError, match=f"selection.json.*{message}"):
-            Selection.load(path)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        select(demo, Criterion(n=1)).save(tmp_path)

@@ -19,8 +19,7 @@ from attention_probe.figures.config import load_figure_config
 from attention_probe.measure.activations import gini
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.measure.token_classes import CLASSES
-from attention_probe.probe import run_probe
-from attention_probe.probe_config import ProbeSettings
+from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.analysis.choose_problems import Criterion, select

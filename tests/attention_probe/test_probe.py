@@ -13,19 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.probe import run_probe
-from attention_probe.probe_config import ProbeSettings
+from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces
 from harness import cli, resources
 from harness.analysis.choose_problems import Criterion, select
-from harness.errors import ConfigError, HarnessError, JournalError, ModelError, PromptMismatchError
+from harness.errors import ConfigError, HarnessError, ModelError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import open_dataset
 from harness.runs.prompts_of_run import build_source
@@ -267,13 +265,6 @@ def test_another_dtype_reports_its_difference_from_float32(source, selection, tm
     assert "dtype" in describe_checks(receipt["self_check"])
 
 
-def test_traces_of_another_model_are_not_mixed(source, selection, model_of, tmp_path):
-    path = tmp_path / "t.traces"
-    run_probe(source, selection, ProbeSettings(conditions=("mless",)), path)
-    with pytest.raises(JournalError, match=r"traces of another kind, nothing was added\. Changed: "):
-        run_probe(source, selection, ProbeSettings(model=str(model_of("qwen2")), conditions=("mless",)), path)
-
-
 def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, tmp_path):
     path, settings = tmp_path / "t.traces", ProbeSettings(model="demo", conditions=("mless",))
     conditions, tokenizer = [as_condition(name) for name in ("wo", "mless")], settings.load_tokenizer()
@@ -282,10 +273,10 @@ def test_a_file_of_other_prompts_or_another_selection_is_not_continued(source, t
         for instruction in (None, "Solve it.")
     ]
     run_probe(built[0], select(built[0], Criterion(n=2)), settings, path)
-    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt"):
+    with pytest.raises(PromptMismatchError, match=r"holds problem demo/\S+ under wo with another prompt, or from"):
         run_probe(built[1], select(built[1], Criterion(n=4)), settings, path)
     judged = tuple(problem.problem_id for problem in select(built[0], Criterion(n=2)).problems)
-    with pytest.raises(PromptMismatchError, match=r"from another selection"):
+    with pytest.raises(PromptMismatchError, match="or from another selection"):
         run_probe(source, select(source, Criterion(ids=judged)), settings, path)
     with AttentionTraces.open(path) as traces:
         assert len(traces) == 4
@@ -301,9 +292,6 @@ def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tm
 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])"
 IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]\n"
-UNTESTED = "is not among the tested architectures .* capture was attempted, and"
-ITSELF = "there is no second attention to compare it with"
-UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so they cannot be shifted."
 
 
 @pytest.mark.parametrize(
@@ -313,21 +301,12 @@ UNSHIFTED = "note: Layer 1 identity not checked: {} counts positions itself, so 
             "olmo2",
             {},
             (),
-            [f"{EAGER}, {IDENTITY}", f"note: olmo2 {UNTESTED} only its self-check against eager attention"],
+            [f"{EAGER}, {IDENTITY}", "note: olmo2 is not among the tested architectures: only its self-"],
         ),
-        ("falcon", {}, ("--activations",), [rf"error\): {IDENTITY}", f"note: falcon {UNTESTED} {ITSELF}"]),
-        (
-            "falcon",
-            {"alibi": True},
-            (),
-            [r"error\): nothing to compare with\n", ITSELF, UNSHIFTED.format("FalconModel")],
-        ),
-        ("bloom", {}, ("--activations",), [r"error\): nothing to compare with\n", UNSHIFTED.format("BloomModel")]),
-        ("mpt", {}, (), [r"error\): nothing to compare with\n", UNSHIFTED.format("MptModel")]),
         ("opt", {}, ("--activations", "--decompose"), [f"{EAGER}, {IDENTITY}"]),
         ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
         ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}\n"]),
-        ("mistral", {}, (), [f"{EAGER}\n", r"not checked: every token .* hidden from it by the window of 16 tokens\."]),
+        ("mistral", {}, (), [f"{EAGER}\n", "not checked: the sliding window hides a token from all after the filler"]),
         ("mistral", {"sliding_window": 400}, (), [f"{EAGER}, {IDENTITY}"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -338,14 +317,12 @@ def test_an_architecture_is_probed_and_what_was_not_checked_is_said(
     model = model_of(model_type, **changes)
     said = command(*BUILT, "--model", model, "--n", 1, "--conditions", "mless", *options, "-o", tmp_path / "t.traces")
     assert all(re.search(pattern, said, re.DOTALL) for pattern in printed), said
-    assert said.count("identity") == 1 or model_type == "qwen3_next", said
-    assert "NaN" not in said
+    assert "nan" not in said.lower()
 
 
 @pytest.mark.parametrize(
     ("model_type", "options", "message"),
     [
-        ("bloom", ("--decompose",), "BloomModel does not call the registered .* leave out --decompose"),
         ("gpt_oss", ("--activations",), "a mixture of experts: leave out --activations"),
         ("qwen3_next", ("--layers", "0"), "layers that have: .*3"),
     ],
@@ -358,22 +335,12 @@ def test_what_an_architecture_cannot_give_is_refused_before_a_file_is_begun(
     assert not (tmp_path / "t.traces").exists()
 
 
-def test_a_checkpoint_with_nan_is_refused(command, model_of, tmp_path):
-    model = model_of("qwen2")
-    tensors = load_file(model / "model.safetensors")
-    tensors["layers.0.self_attn.q_proj.weight"][8:16] = np.nan
-    save_file(tensors, model / "model.safetensors", metadata={"format": "np"})
-    with pytest.raises(ModelError, match=r"layer 0 \(labelled Layer 1\), head index \[1\]"):
-        command(*BUILT, "--model", model, "--n", 1, "-o", tmp_path / "t.traces")
-    assert not (tmp_path / "t.traces").exists()
-
-
 def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
     masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
     broken = {name: values.copy() for name, values in masses.items()}
     broken["mass_filler"][0, 1] = np.nan
     nothing = {name: np.full_like(values, np.nan) for name, values in masses.items()}  # as of an empty completion
-    for name, other, shown in (("a", broken, "NaN"), ("b", nothing, "0.2000")):
+    for name, other, shown in (("a", broken, "nan"), ("b", nothing, "0.2000")):
         traces = [make_trace("p0", "mless", measures=masses), make_trace("p1", "mless", measures=other)]
         with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
             (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
@@ -388,7 +355,7 @@ def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
     run_probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
-        assert "NaN" in summary(traces, heads=(0,))
+        assert "nan" in summary(traces, heads=(0,))
 
 
 @pytest.mark.parametrize(
@@ -405,12 +372,6 @@ def test_what_the_model_or_the_run_lacks_is_refused(source, selection, tmp_path,
     with pytest.raises(error, match=message):
         run_probe(source, selection, ProbeSettings(**chosen), tmp_path / "t.traces")
     assert not (tmp_path / "t.traces").exists()
-
-
-def test_a_source_without_the_baseline_is_refused(source, selection, tmp_path):
-    without = replace(source, conditions=("mless", "mful"))
-    with pytest.raises(ConfigError, match=r"has mless, mful and not 'wo'"):
-        run_probe(without, selection, ProbeSettings(), tmp_path / "t.traces")
 
 
 def test_a_problem_over_the_context_is_named_before_anything_is_measured(source, tmp_path):
@@ -433,41 +394,12 @@ def test_another_tokenizer_is_refused(source, selection, tmp_path):
 
 
 def test_probe_and_heads_from_the_command_line(command, tmp_path):
-    traces, chosen = tmp_path / "t.traces", tmp_path / "chosen.json"
+    traces = tmp_path / "t.traces"
     flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5")
-    select(read_source(GREEDY_RUN), Criterion(flip="both_right", n=3)).save(chosen)
     printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
     assert "selected on outcome" in printed and "Head 6" in printed
-    assert command("probe", GREEDY_RUN, "--select", chosen, "--heads", "0,5", "-o", traces) == printed
+    assert command("probe", GREEDY_RUN, *flags, "-o", traces) == printed
     assert "p_adjusted" in command("heads", traces)
-
-
-def test_a_saved_selection_is_read_with_fewer_conditions_and_no_other_choice(command, tmp_path):
-    chosen = tmp_path / "chosen.json"
-    selection = select(read_source(GREEDY_RUN), Criterion(n=2))
-    selection.save(chosen)
-    command("probe", GREEDY_RUN, "--select", chosen, "--conditions", "mless", "-o", tmp_path / "t.traces")
-    with AttentionTraces.open(tmp_path / "t.traces") as traces:
-        assert traces.conditions == ("wo", "mless")
-        assert set(traces.problem_ids) == {one.problem_id for one in selection.problems}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"--flip": "changed"},
-        {"--baseline": "wo"},
-        {"--condition": "random"},
-        {"--repeats": "any"},
-        {"--subject": "Algebra", "--level": 1},
-        {"--ids": "x"},
-        {"--n": 1, "--seed": 1234},
-    ],
-)
-def test_options_that_select_are_refused_beside_a_saved_selection_by_name(command, options):
-    flags = [part for pair in options.items() for part in pair]
-    with pytest.raises(ConfigError, match=rf"--select s.json names the problems: leave out {', '.join(options)}\."):
-        command("probe", GREEDY_RUN, "--select", "s.json", *flags)
 
 
 def test_controls_are_averaged_with_nothing(command, tmp_path):
@@ -483,18 +415,6 @@ def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
     assert "selected on outcome" in printed and "mless" in printed and "random" not in printed
 
 
-def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_path):
-    traces = tmp_path / "t.traces"
-    printed = command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "-o", traces)
-    assert [line.split()[3] for line in printed.splitlines() if line.startswith("Layer 1")] == [
-        "wo",
-        "mless",
-        "mful",
-        "random",
-    ]
-    command("probe", "--dataset", "demo", "--model", "demo", "--n", 2, "--conditions", "random", "-o", traces)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -505,7 +425,7 @@ def test_prompts_are_built_from_a_dataset_where_nothing_was_run(command, tmp_pat
         (["probe", GREEDY_RUN, "--layers", "x"], r"--layers x: expected indices from 0 such as 0,2 or 11-13"),
         (
             ["probe", GREEDY_RUN, "--layers", "0,3-1"],
-            r"--layers 0,3-1: expected ranges from low to high such as 11-13, got '3-1'",
+            r"--layers 0,3-1: expected indices from 0 such as 0,2 or 11-13, got '3-1'",
         ),
         (["heads", "none.traces"], "none.traces.header.json cannot be read"),
         (["probe", "nowhere"], "nowhere"),

@@ -12,14 +12,13 @@ from rich.console import Console
 
 from harness import load_run, read_run
 from harness.analysis import compare
-from harness.analysis.choose_problems import Criterion, Selection, select, selected_problems
+from harness.analysis.choose_problems import Criterion, select
 from harness.analysis.leaderboard import records
 from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, spell_out
 from harness.display.table_pages import make_table
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source
-from harness.runs.read import read_source
 from tests.commands.test_cli import here, refused
 from tests.make import REGISTERED, ROOT, passing_folder, small_run
 
@@ -131,22 +130,6 @@ def test_that_nothing_changed_is_a_result(show, frame, tmp_path):
     arguments = ("--condition", "mless", "--subject", subject, "--level", str(level))
     done = show(*arguments)
     assert done.returncode == 0 and re.search(r"^listed      0 of \d+ problems \(subject", done.stdout, re.M)
-    saved = tmp_path / "selection.json"
-    refused(show(*arguments, "-o", str(saved)), "expected at least one with changed, got 0")
-    assert not saved.exists()
-
-
-def test_what_is_saved_is_a_selection_that_says_it_was_made_on_outcome(show, frame, tmp_path):
-    path = tmp_path / "selection.json"
-    done = show("--condition", "random", "--controls", "-o", str(path))
-    assert done.stdout.endswith(f"\nselection  {path}\n")
-    source, selection = read_source(RUN), Selection.load(path)
-    assert selection.on_outcome and selection.criterion.flip == "changed"
-    assert selection == select(source, Criterion(flip="changed", condition="random", controls=True))
-    flipped = [one.problem_id for one in selection.problems if not one.control]
-    assert sorted(flipped) == sorted(one for way in FLIPS for one in changed(frame, "random", way))
-    assert len(selected_problems(selection, source)) == 2 * len(flipped)
-    assert not any(one.problem_id in done.stdout for one in selection.problems if one.control)
 
 
 def test_a_terminal_obeys_nothing_that_a_model_wrote(show, tmp_path):

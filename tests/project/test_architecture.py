@@ -22,7 +22,7 @@ FOLDERS = {
         "constants errors resources yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
-    "attention_probe": ("prompts model measure probe_config self_check traces probe analysis figures commands").split(),
+    "attention_probe": ("prompts model measure self_check traces probe analysis figures commands").split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
@@ -32,7 +32,6 @@ NEED_HEAVY = {
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
     "attention_probe.probe",
-    "attention_probe.probe_config",
     "attention_probe.self_check",
     "harness.engines.mless_vllm",
     "harness.lm_eval_plugin.write_results",
