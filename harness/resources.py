@@ -25,16 +25,6 @@ def task_version() -> float:
     return float(yaml.load(text, Loader)["metadata"]["version"])
 
 
-def rewordings() -> Path:
-    """The file of harmless edits of the prompt."""
-    return _PACKAGE / "experiment" / "rewordings.yaml"
-
-
-def sentences() -> Path:
-    """The file of unrelated sentences."""
-    return _PACKAGE / "experiment" / "sentences.yaml"
-
-
 def demo_folder() -> Path:
     """The bundled problem set and, in `model/`, the bundled model."""
     return _PACKAGE / "demo"

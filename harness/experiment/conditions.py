@@ -25,12 +25,12 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
-from harness import resources
 from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, SEEDS_APART, STUDIED, STUDY_COUNT
 from harness.errors import ConfigError
 from harness.yaml_settings import Strict, explain
 
-SENTENCES: tuple[str, ...] = tuple(yaml.safe_load(resources.sentences().read_text(encoding="utf-8")))
+_HERE = Path(__file__).parent
+SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").read_text(encoding="utf-8")))
 """Unrelated sentences. The filler of the condition `random` is cut from one of them."""
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """What a sentence is filled up with where no cut of it has its count of tokens."""
@@ -440,7 +440,8 @@ def read_contrast(text: str) -> tuple[str, str]:
 def all_edits() -> tuple[Condition, ...]:
     """Every edit of the prompt null as a condition: `edit-01`, `edit-02`, ... in the order of rewordings.yaml."""
     edits = []
-    for number, entry in enumerate(yaml.safe_load(resources.rewordings().read_text(encoding="utf-8")), start=1):
+    entries = yaml.safe_load((_HERE / "rewordings.yaml").read_text(encoding="utf-8"))
+    for number, entry in enumerate(entries, start=1):
         edit = Condition(name=f"edit-{number:02}", instruction=entry["instruction"])
         edit._gap = entry.get("separator")
         edits.append(edit)

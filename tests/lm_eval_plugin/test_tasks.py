@@ -53,10 +53,6 @@ def test_every_task_loads_builds_and_renders(name):
     assert task.config.num_fewshot == 0 and task.instances[0].request_type == "generate_until"
 
 
-def test_the_group_has_the_four_conditions():
-    assert list(load("math500_conditions")) == [f"math500_{name}" for name in NAMES[:4]]
-
-
 def test_prompts_differ_only_by_the_filler():
     (wo,), (mless,) = load("math500_wo").values(), load("math500_mless").values()
     for plain, filled in zip(prompts(wo), prompts(mless), strict=True):
@@ -94,10 +90,6 @@ def test_filler_takes_its_condition_from_metadata():
 def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):
     with pytest.raises(error, match=message):
         load("math500_filler", **metadata)
-
-
-def test_a_shorter_budget_can_be_stated():
-    load("math500_mless", pretrained=DEMO, max_model_len=1024, max_gen_toks=256)
 
 
 def test_the_random_sentence_has_its_exact_length_when_the_model_is_known(demo_tokenizer):
