@@ -96,8 +96,6 @@ MOST_SIGNS = 4
 """Signs with two values in one answer of a list: each doubles the values to compare."""
 DEEPEST = 40
 """Brackets within brackets that are read."""
-MOST_DIGITS = 2000
-"""Of one number."""
 PRECISION_BITS = 1000
 """Of every step of a formula."""
 EXACT_BITS = 2**16

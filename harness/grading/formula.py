@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from harness.constants import DEEPEST, MOST_DIGITS
+from harness.constants import DEEPEST
 
 Value = Any
 """A Fraction, or mpmath's mpf or mpc once it was rounded."""
@@ -49,7 +49,7 @@ class Unreadable(Exception):
 
 def as_number(plain: str) -> Fraction | None:
     """The number that digits, decimals or a fraction of integers say, which most answers are. None: another text."""
-    match = _SIMPLE.fullmatch(plain) if len(plain) <= MOST_DIGITS else None
+    match = _SIMPLE.fullmatch(plain)
     if match is None:
         return None
     sign, number, *integers = match.groups()
@@ -156,8 +156,6 @@ class _Reader:
         if self.next() == "_":
             raise Unreadable("a number in a base")
         whole, decimals, repeating = (match[name] or "" for name in ("whole", "decimals", "repeating"))
-        if len(whole) + len(decimals) + len(repeating) > MOST_DIGITS:
-            raise TooLarge("too many digits")
         value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))

@@ -43,35 +43,44 @@ _SIZES = frozenset(
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
-_FRAME = re.compile(  # a colour, a box, or a font around more than letters, digits or a unit
-    r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
-    rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})"
-)
-_ROW_END = re.compile(r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?")
-_BLANK = re.compile(
-    r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +"
-)
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
-_ELLIPSIS = re.compile(r"\. ?\. ?\.")
-_SIGNS = (
-    ("\\$ ", "\\$"), ("\\$", "\\dollar "), ("$", ""), ("\\%", "%"), ("\\(", ""), ("\\)", ""), ("\\[", "["),
-    ("\\]", "]"), ("\\|", "|"), ("**", "^"), (">=", "\\ge "), ("<=", "\\le "), ("\\not=", "\\ne "),
-    ("\\not\\in", "\\notin"),
-)  # fmt: skip
-_TIMES = re.compile(r"(?<=\d) ?x ?(?=10 ?\^)")  # 6 x 10^2
-_CHOOSE = re.compile(r"\{?(\w+) ?\\choose ?(\w+)\}?")
-_UNEQUAL = re.compile(r"(?<![\d)}\]]) ?!=")  # after a number it is a factorial and an equals sign
-_DEGREE = re.compile(
-    r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
-    r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])"
+_RULES = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
+        (r"\\\Z", r"\\ "),  # the blank of a last `\ ` was stripped
+        (r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +", " "),
+        (r"\. ?\. ?\.", r"\\ldots "),
+        (r"\\\$ ?", r"\\dollar "),
+        (r"\$|\\[()]", ""),
+        (r"\\([%|\[\]])", r"\1"),
+        (r"\*\*", "^"),
+        (r">=", r"\\ge "),
+        (r"<=", r"\\le "),
+        (r"\\not=|(?<![\d)}\]]) ?!=", r"\\ne "),  # after a number `!=` is a factorial and an equals sign
+        (r"\\not\\in", r"\\notin"),
+        (
+            r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
+            r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",  # a typed letter o
+            r"\\degree ",
+        ),
+        (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
+        (r"(?<=\d) ?x ?(?=10 ?\^)", "*"),  # 6 x 10^2
+        (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
+        (
+            r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
+            rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
+            "",  # a colour, a box, or a font around more than letters, digits or a unit
+        ),
+    )
 )
+"""What is written in its place, in this order."""
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
-_TYPED_POWER = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)")
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")  # group 1 is a blank that parts two things
@@ -96,14 +105,9 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     text = _FULL_STOP.sub("", text.strip(" $"))
     if (number := number_word(text)) != text:
         return number  # before `five thousand` loses its blank
-    text = _ROW_END.sub(ROW_END, text)
-    text = f"{text} " if text.endswith("\\") else text  # the blank of a last `\ ` was stripped
-    text = _ELLIPSIS.sub(r"\\ldots ", _BLANK.sub(" ", text))
-    for sign, same in _SIGNS:
-        text = text.replace(sign, same)
-    text = _DEGREE.sub(r"\\degree ", _UNEQUAL.sub(r"\\ne ", text))
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _TIMES.sub("*", _TYPED_POWER.sub(r"\1*10^{\2}", text)))
-    text = without_words(_COMMAND.sub(_one_name, _FRAME.sub("", text)))
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = without_words(_COMMAND.sub(_one_name, text))
     text = (_GROUPED if commas_group else _GROUPED_NOT_BY_COMMA).sub(_joined_group, text)
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, which keeps its blanks
     pieces[::2] = [_without_blanks(piece) for piece in pieces[::2]]
