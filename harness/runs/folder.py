@@ -35,11 +35,9 @@ from harness.runs.records import (
     TIMING,
     Identity,
     Prompt,
-    Receipt,
     Sample,
     Score,
     ScoredBy,
-    Session,
     as_json,
     fit,
     refuse_other_format,
@@ -203,11 +201,10 @@ def read_receipt(folder: Path) -> dict[str, Any]:
             raise RunError(f"{folder} holds no finished run: the command that began it continues it.")
         raise RunError(f"{folder} holds no finished run: expected {RECEIPT} in it, or lm-eval's samples_*.jsonl.")
     try:
-        receipt: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        receipt = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is torn or damaged: {error}. The command that made it makes it again.") from None
     refuse_other_format(receipt, path)
-    fit(Receipt, receipt, path)
     return receipt
 
 
@@ -238,7 +235,6 @@ def read_config(path: Path) -> dict[str, Any]:
     sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
-    fit(Session, sessions[-1], path / JOURNAL)
     return dict(sessions[-1]["config"])
 
 

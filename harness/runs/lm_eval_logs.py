@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import find_yardsticks, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
-from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompt import Layout, Role, Segment, document_prompt, is_ours
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
@@ -78,9 +77,8 @@ class TaskConfig(Struct):
 
 
 class Counts(Struct):
-    """Documents that a task has, and how many were asked."""
+    """How many documents of a task were asked."""
 
-    original: int
     effective: int
 
 
@@ -194,7 +192,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "run": name,
         "model": first.label,
         "model_sha256": None,
-        "dataset": _dataset_hash(every),
+        "dataset": None,
         "dataset_name": None,
         "problems": len(problems),
         "task_version": versions.pop() if len(versions) == 1 else None,
@@ -467,18 +465,6 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
         if others := [name for name, sha256 in hashes.items() if found.setdefault(name, sha256) != sha256]:
             raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
     return found
-
-
-def _dataset_hash(logs: Sequence[SampleLog]) -> str | None:
-    """`Dataset.sha256` of the documents, where they are ours and all that there are."""
-    counts = [log.results.n_samples.get(log.task or "") for log in logs]
-    names = [one.name for one in fields(Problem)]
-    docs = {one.prompt.problem_id: one.prompt.doc for log in logs for one in log.samples}
-    whole = all(count is not None and count.original == count.effective for count in counts)
-    if not whole or not all(set(names) <= doc.keys() for doc in docs.values()):
-        return None
-    problems = tuple(Problem(**{name: doc[name] for name in names}) for doc in docs.values())
-    return Dataset(name="", source="", problems=problems).sha256
 
 
 def _frame(arms: Arms, order: list[str], *, texts: bool = False) -> pandas.DataFrame:

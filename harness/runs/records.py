@@ -152,30 +152,6 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
         return {name: getattr(self, name) for name in COLUMNS if name in Score.__struct_fields__}
 
 
-class Model(Struct):
-    """A config's `model`."""
-
-    label: str | None
-    backend: str
-    arguments: dict[str, Any]
-
-
-class Config(Struct):
-    """A run config, all defaults spelled out."""
-
-    name: str
-    model: Model
-    samples_per_problem: Annotated[int, Meta(ge=1)]
-    replicates: Annotated[int, Meta(ge=1)] = 1
-    primary: str | None = None
-
-
-class Session(Keyed):
-    """Who wrote the journal from here on."""
-
-    config: Config
-
-
 class Arm(Struct, kw_only=True):
     """One condition in one layout, a task for lm-eval: what all its samples have in common.
 
@@ -280,28 +256,6 @@ class ScoredBy(Struct, kw_only=True):
     scorer: str = "mless"
     grader_version: int = GRADER_VERSION
     task_version: float
-
-
-class TaskFiles(Struct):
-    """lm-eval's files of one task."""
-
-    samples: str
-
-
-class Receipt(Identity, kw_only=True):
-    """`run.json`: how a finished run was made."""
-
-    run: str
-    created: str
-    config: Config  # type: ignore[assignment]  # the whole config as it was last used
-    problems: int
-    files: dict[str, str]
-    task_version: float
-    grader_version: int
-    seed: int
-    tasks: Annotated[list[TaskFiles], Meta(min_length=1)]
-    versions: dict[str, str | None]
-    git_revision: str | None
 
 
 def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
