@@ -79,7 +79,7 @@ BAD = [
     (RECEIPT, 1, b'{"tasks":\xff}', "run.json is torn or damaged"),
     (RECEIPT, 1, b'{"tasks": [', "run.json is torn or damaged"),
     (RECEIPT, 1, b"[" * 100_000, "run.json is torn or damaged"),
-    (RECEIPT, 1, b"[]", "run.json: .*got `array`"),
+    (RECEIPT, 1, b"[]", "run.json is torn or damaged: .*got `array`"),
     (RECEIPT, 1, {"task_version": float("nan")}, "run.json is torn or damaged"),
 ]
 
