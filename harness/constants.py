@@ -168,6 +168,8 @@ BREAKS_FORMAT = 0.01
 """A rewording that changes by this share of the samples how many can be graded is set apart."""
 
 # Display: tables, figures, report, progress
+INCHES, FONT = 7.0, 7.5
+"""The width of a figure, for a page of text, and the size of its letters in points."""
 NAME_LETTERS = 17
 """The most letters that a figure shows of a condition's name."""
 ROW_HEIGHT, ROW_NAMES = 0.19, 1.2

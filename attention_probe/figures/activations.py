@@ -20,7 +20,7 @@ from attention_probe.figures.config import FigureConfig, ModelConfig
 from attention_probe.measure.activations import ACTIVATION_UNITS
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
-from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
+from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, FONT, STUDIED
 from harness.display.figures import style
 from harness.display.numbers import LEVEL, number, plural, signed
 from harness.experiment.conditions import contrast_name
@@ -152,8 +152,8 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
         change = f"{mean} [{low.removeprefix('+')}, {high.removeprefix('+')}]"
         lines.append((name, "\N{RIGHTWARDS ARROW}".join(levels), change))
     for line, (_, level, change) in enumerate(lines):
-        numbers.text(0, line, level, ha="left", va="center_baseline", size=style.FONT - 1.5)
-        numbers.text(1, line, change, ha="right", va="center_baseline", size=style.FONT - 1.5)
+        numbers.text(0, line, level, ha="left", va="center_baseline", size=FONT - 1.5)
+        numbers.text(1, line, change, ha="right", va="center_baseline", size=FONT - 1.5)
     numbers.set(ylim=(len(lines) - 0.5, -0.5), xticks=[])
     numbers.set_yticks(range(len(lines)), [name for name, _, _ in lines])
     numbers.tick_params(length=0)

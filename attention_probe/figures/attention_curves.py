@@ -21,7 +21,7 @@ from attention_probe.figures.config import BarsConfig, FigureConfig, Limits, Pan
 from attention_probe.traces import AttentionTraces
 from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference
-from harness.constants import LETTER
+from harness.constants import FONT, INCHES, LETTER
 from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
 from harness.display.numbers import label
@@ -157,8 +157,8 @@ def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Dat
     meant = {(panel.name(one), look.colour) for panel in config.panels for one, look in panel.looks.items()}
     one_meaning = len(dict(meant)) == len(meant) == len({colour for _, colour in meant})
     together = one_meaning and bars is None
-    letters = 72 * style.INCHES / (heads * (1 + beside)) / (LETTER * style.FONT)  # that fit above a panel
-    above = 0 if together else 1.6 * style.FONT
+    letters = 72 * INCHES / (heads * (1 + beside)) / (LETTER * FONT)  # that fit above a panel
+    above = 0 if together else 1.6 * FONT
     with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=together) as figure:
         grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*[heads] * beside, *[1] * heads])
         for panel in config.panels:
@@ -255,9 +255,9 @@ def stamp(axes: Axes, title: str, table: pandas.DataFrame, *, above: float = 0) 
     """
     words = {"on_outcome": "selected on outcome", "reference": "reference numbers"}  # no table has both
     stamps = [said for column, said in words.items() if column in table and table[column].any()]
-    axes.set_title(title, pad=3 + above + len(stamps) * (style.FONT + 0.5))
+    axes.set_title(title, pad=3 + above + len(stamps) * (FONT + 0.5))
     for said in stamps:
-        look: Any = {"ha": "center", "fontsize": style.FONT - 0.5, "fontweight": "bold", "color": "#b00020"}
+        look: Any = {"ha": "center", "fontsize": FONT - 0.5, "fontweight": "bold", "color": "#b00020"}
         axes.annotate(said, (0.5, 1), (0, 2 + above), "axes fraction", "offset points", **look)
 
 
@@ -288,11 +288,11 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
         bars = draw_groups(
             axes, condition, 0.27 * place, values, colour, width=0.25, edgecolor=style.INK, linewidth=0.6
         )
-        axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=style.FONT - 1.5)
+        axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=FONT - 1.5)
     low, high = limits
     low = low if low < table["accuracy"].min() else 0
     axes.set_ylim(low, max(high, table["accuracy_high"].fillna(table["accuracy"]).max() + 3))
-    letters = int(28 * style.INCHES / (LETTER * style.FONT) / len(groups))
+    letters = int(28 * INCHES / (LETTER * FONT) / len(groups))
     axes.set_xticks(range(len(groups)), [textwrap.fill(name, letters) for name in groups])
     interval = ", 95 % score interval" if measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {low:g}")

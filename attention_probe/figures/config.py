@@ -15,7 +15,7 @@ from harness.display.numbers import label
 from harness.errors import ConfigError
 from harness.yaml_settings import Strict, explain, read_values
 
-COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
+STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
 """The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
 
 Limits = tuple[float, float]
@@ -248,7 +248,7 @@ class FigureConfig(Strict):
 
 def _look(own: Look, colour: str | None) -> Look:
     """A solid line in one of the study's colours, or in the condition's own colour with its marker."""
-    return Look(COLOURS[colour], "", "-") if colour else own._replace(dashes="-")
+    return Look(STUDY_COLOURS[colour], "", "-") if colour else own._replace(dashes="-")
 
 
 def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfig:

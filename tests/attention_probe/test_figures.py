@@ -18,7 +18,7 @@ from attention_probe.figures.attention_curves import (
     read_bars,
     read_curves,
 )
-from attention_probe.figures.config import COLOURS, load_figure_config
+from attention_probe.figures.config import STUDY_COLOURS, load_figure_config
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import load_run
 from harness.analysis import compare
@@ -190,8 +190,8 @@ def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_co
     top, bottom, bars = figure.axes
     shown = [{name: to_hex(line.get_color()) for name, line in named(axes).items()} for axes in (top, bottom)]
     assert shown == [
-        {"None": COLOURS["blue"], "Mless": COLOURS["red"], "Mful": COLOURS["green"]},
-        {"Mless": COLOURS["blue"], "Mful": COLOURS["red"]},
+        {"None": STUDY_COLOURS["blue"], "Mless": STUDY_COLOURS["red"], "Mful": STUDY_COLOURS["green"]},
+        {"Mless": STUDY_COLOURS["blue"], "Mful": STUDY_COLOURS["red"]},
     ]
     assert not figure.legends
     for axes, names in zip((top, bottom), shown, strict=True):

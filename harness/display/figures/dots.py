@@ -10,7 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import ROW_HEIGHT, ROW_NAMES
+from harness.constants import FONT, INCHES, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
 from harness.display.numbers import LEVEL, PASSED, interval, number, p_value, plural, points, signed
 from harness.display.visible import visible
@@ -144,8 +144,8 @@ def draw_rows(
         note: What the marks mean.
         title: Above the rows, to the left.
     """
-    inches = style.INCHES
-    below = 0.42 + 1.35 * (style.FONT - 1) / 72 * (style.wrap(note).count("\n") + 1)
+    inches = INCHES
+    below = 0.42 + 1.35 * (FONT - 1) / 72 * (style.wrap(note).count("\n") + 1)
     height = below + ROW_HEIGHT * len(rows) + 0.2
     with style.drawing(height, note, managed=False) as figure:
         across = (ROW_NAMES / inches, 1 - (ROW_NAMES + right) / inches)
@@ -170,7 +170,7 @@ def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> Non
             textcoords="offset points",
             ha=ha,
             va="center",
-            fontsize=style.FONT - 0.5,
+            fontsize=FONT - 0.5,
             color=style.MUTED if y < 0 and edge else style.INK,
         )
 
@@ -195,7 +195,7 @@ def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> Non
         return
     if row.low == row.low:
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
-    size = style.FONT * (1 if row.look.marker == "|" else 0.62)
+    size = FONT * (1 if row.look.marker == "|" else 0.62)
     values = np.asarray(row.values)
     within = {row.look.marker: abs(values) <= row.edge, "<": values < -row.edge, ">": values > row.edge}
     for marker, chosen in ((marker, chosen) for marker, chosen in within.items() if chosen.any()):

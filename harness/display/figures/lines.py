@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.analysis.sweeps import find_sweeps
+from harness.constants import FONT
 from harness.display.figures import style
 from harness.display.numbers import LEVEL, PASSED
 from harness.display.visible import name_character, visible
@@ -95,7 +96,7 @@ def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
 def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:
     """The line of one filler through its lengths, with the interval and the mark of each but the baseline."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
-    size = 0.6 * style.FONT
+    size = 0.6 * FONT
     panel.plot(rows["x"], rows["difference"], **line)
     shown = rows[rows["verdict"] != "baseline"]
     panel.vlines(shown["x"], shown["low"], shown["high"], color=look.colour, linewidth=0.9)

@@ -19,13 +19,10 @@ from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
 
 from harness.analysis.controls import APART
-from harness.constants import LETTER, NAME_LETTERS
+from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
 from harness.display.numbers import label as whole_label
 from harness.display.visible import visible
 from harness.errors import ConfigError
-
-INCHES, FONT = 7.0, 7.5
-"""The width of a figure, and the size of its letters in points."""
 
 
 class Look(NamedTuple):
