@@ -35,9 +35,6 @@ PLUGIN = "mless"
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
 
-TOLD_BY_WORKERS = ("compute_capability", "cuda", "attention_backends", "triton_f32_default", "batch_invariant")
-"""The facts of `WorkerFacts` other than the device's name."""
-
 CONTINUE = "Everything finished is in the journal: run the same command again to continue."
 """The end of an error in the middle of a run."""
 

@@ -201,7 +201,7 @@ class VLLMEngine:
             "engines": 1,
             **{name: lifetime.known(fact) for name, fact in facts.items()},
             **{name: lifetime.known(partial(attrgetter(path), config)) for name, path in ENGINE_FACTS.items()},
-            **{name: first.get(name) for name in lifetime.TOLD_BY_WORKERS},
+            **{name: value for name, value in first.items() if name != "device_name"},
         }
 
     def close(self) -> None:
