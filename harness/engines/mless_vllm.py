@@ -73,13 +73,13 @@ class MlessVLLM(LM):  # type: ignore[misc]
         from tqdm import tqdm
 
         ours = self._requests(requests)
-        completions: dict[tuple[str, str, int], str] = {}
+        completions: dict[int, str] = {}  # the very requests come back
         with tqdm(total=len(ours), disable=disable_tqdm, desc="mless-vllm") as bar:
             for finished in self._engine.stream(ours):
                 for request, done in finished:
-                    completions[_identify(request)] = Completion(done.text, finish_reason=done.finish_reason)
+                    completions[id(request)] = Completion(done.text, finish_reason=done.finish_reason)
                 bar.update(len(finished))
-        return [completions[_identify(request)] for request in ours]
+        return [completions[id(request)] for request in ours]
 
     def _requests(self, instances: list[Instance]) -> list[Request]:
         seen: Counter[tuple[str, str]] = Counter()
@@ -129,7 +129,3 @@ class MlessVLLM(LM):  # type: ignore[misc]
         raise ConfigError("mless-vllm only generates. For likelihood tasks use `--model vllm`.")
 
     loglikelihood_rolling = loglikelihood
-
-
-def _identify(request: Request) -> tuple[str, str, int]:
-    return request.task, request.problem_id, request.sample_index
