@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas
-from scipy.stats import multivariate_normal
 
 from harness.analysis.outcomes import Outcomes, by_setting
 from harness.analysis.tests import Floats, difference_bounds, holm, score_interval, score_statistic
@@ -127,6 +126,8 @@ def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:
     """The chance that the larger of two normal statistics, correlated as these values are, lies so far from 0."""
     if not first.any() or not math.isfinite(statistic):
         return 1.0 if not first.any() else 0.0
+
+    from scipy.stats import multivariate_normal  # longer to load than the rest of a table
 
     together = float(np.corrcoef(first, second)[0, 1])
     joint = multivariate_normal(cov=[[1, together], [together, 1]], allow_singular=True)
