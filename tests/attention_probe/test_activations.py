@@ -86,15 +86,6 @@ def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(r
     assert after["l2"] == pytest.approx(1.5 * before["l2"])
 
 
-def test_token_classes_split_the_near_zero_share(real):
-    without, with_filler, tokens = real
-    found = numbers_of(with_filler, Reference.of(without), tokens)
-    counts = np.array([found[f"tokens_{name}"] for name in CLASSES])
-    assert counts.sum() == len(tokens)
-    shares = np.array([found[f"near_zero_{name}_c0.1"] for name in CLASSES])
-    assert np.nansum(shares * counts) / len(tokens) == pytest.approx(found["near_zero_c0.1"])
-
-
 def test_every_number_has_a_unit(real):
     without, _, tokens = real
     assert set(numbers_of(without, Reference.of(without), tokens)) == set(ACTIVATION_UNITS)
@@ -162,12 +153,6 @@ def test_characters_are_classed_in_their_text(text, classes):
 def test_a_token_of_several_kinds_counts_as_the_first():
     found = [CLASSES[c] for c in classify(["^2", " $-", "$\\", "frac", "}{", "", " and", " x"])]
     assert found == ["digits", "operators", "other", "operators", "other", "other", "conjunctions", "other"]
-
-
-def test_a_word_or_command_split_into_tokens_keeps_its_class():
-    assert [CLASSES[c] for c in classify(["I", "f", " $x", " \\", "ge", "q", " ", "0"])] == [
-        *("conjunctions", "conjunctions", "other", "other", "operators", "operators", "other", "digits")
-    ]
 
 
 def test_a_real_tokenizer_gives_the_classes_of_its_text(problem):

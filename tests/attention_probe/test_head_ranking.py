@@ -155,13 +155,6 @@ def test_under_the_null_hardly_more_than_one_in_twenty_families_has_a_find(corre
     assert found >= 2  # and it is not merely never
 
 
-def test_controls_are_not_ranked_and_the_selection_is_told(tmp_path):
-    records = [make_trace(f"p{n}", name, seed=n, control=n > 3) for n in range(6) for name in ("mless", "random")]
-    with AttentionTraces.open(write_traces(tmp_path / "x.traces", records, on_outcome=True)) as traces:
-        frame = rank_heads(traces, "mass_filler", "random", "mless")
-    assert set(frame["n"]) == {4} and frame.attrs["note"].endswith("selected on outcome")
-
-
 def write_strings(path, strings, *, prompts=6, shift=0.0, seed=0):
     """So many strings of either kind; those called `b` differ in layer 2, head 1 by `shift` from those called `a`."""
     random = np.random.default_rng(seed)

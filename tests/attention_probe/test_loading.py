@@ -185,27 +185,6 @@ def test_every_kept_layer_gives_what_it_gives_in_the_whole_model(checkpoint, nam
         assert loaded.config.num_hidden_layers == 5
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama", "gemma2", "gemma3", "phi3", "gpt-oss"])
-def test_computed_buffers_are_those_of_the_whole_model(checkpoint, name):
-    model, _ = whole(checkpoint(name))
-    expected = dict(model.model.named_buffers())
-    got = dict(load_model(str(checkpoint(name)), layers=[0]).model.named_buffers())
-    assert got and set(got) <= set(expected)  # a kind of layer that was cut off needs no rotary frequencies
-    for buffer in got:
-        assert torch.equal(got[buffer], expected[buffer]), buffer
-
-
-def test_the_model_is_ready_to_run(checkpoint):
-    loaded = load_model(str(checkpoint("gemma3")), layers=[1])
-    assert not loaded.model.training
-    assert not any(p.requires_grad or p.is_meta for p in loaded.model.parameters())
-    assert loaded.head_count == 4
-    loaded.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        attentions = loaded.model(TOKENS, output_attentions=True).attentions
-    assert [a.shape for a in attentions] == [(1, 4, 14, 14)] * 2
-
-
 def test_a_bfloat16_checkpoint_is_computed_in_float32(tmp_path_factory):
     folder = save(tmp_path_factory, "qwen2", dtype=torch.bfloat16)
     model, layers = whole(folder)
