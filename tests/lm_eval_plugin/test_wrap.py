@@ -196,7 +196,7 @@ def test_the_table_reads_the_logs_and_their_conditions(tmp_path):
     for name in ("gsm8k", "gsm8k_wo", "gsm8k_mless"):
         tracker.save_results_samples(task_name=name, samples=samples[name])
     logs = {path.name.split("_2")[0]: path for path in (tmp_path / "results").rglob("samples_*.jsonl")}
-    with pytest.raises(RunError, match="its documents name no condition"):
+    with pytest.raises(RunError, match="names no condition"):
         make_table([str(tmp_path / "results")])
     logs["samples_gsm8k"].unlink()
     page = make_table([str(tmp_path / "results")], metric="exact_match,flexible-extract")
