@@ -165,7 +165,7 @@ def next_free_folder(path: Path, identity: Identity) -> Path:
         found = path.with_name(f"{path.name}-{number}")
         if not found.exists():
             break
-        if is_stored(found / JOURNAL) and read_header(found / JOURNAL) == as_json(identity):
+        if is_stored(found / JOURNAL) and not differences(read_header(found / JOURNAL), as_json(identity)):
             break  # another run may be loading its model in a folder that has no sample yet
     return found
 
