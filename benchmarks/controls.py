@@ -28,7 +28,7 @@ from harness.execution.regrade import regrade
 from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, read_prompts, read_scores
 from harness.runs.journal import expand
-from harness.runs.read import read_run
+from harness.runs.read import Run
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
@@ -139,7 +139,7 @@ def plant(control: Control, folder: Path) -> int:
 
 def find(folder: Path) -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """What the tables say of the condition: verdict, parts, states and graders, as in `Control`."""
-    board = make_leaderboard([read_run(folder)])
+    board = make_leaderboard([Run.load(folder)])
     row = board.comparison.set_index("condition").loc[CONDITION]
     mediators = board.mediators.set_index("condition")
     audit = board.audit.set_index("condition").loc[CONDITION]

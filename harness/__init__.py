@@ -9,7 +9,7 @@ PLACES = {
     "make_plan": "experiment.plan",
     "grade": "grading",
     "load_run": "runs.frame",
-    "read_run": "runs.read",
+    "Run": "runs.read",
     "compare": "analysis.comparison",
     "execute": "execution.run",
     "run": "execution.run_in_subprocess",

@@ -159,9 +159,8 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
     }
     return Run(
         name=f"results/{model}",
-        facts={**known, **facts},
-        read_frame=lambda: frame,
-        read_texts=lambda: frame,
+        about={**known, **facts},
+        read=lambda texts=False: frame,
         read_prompts=lambda: (),
     )
 

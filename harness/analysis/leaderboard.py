@@ -95,18 +95,18 @@ def make_leaderboard(
     split; then all tests are the family, and none is primary.
 
     Args:
-        runs: From `read_run.read_run`.
+        runs: From `Run.load`.
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
 
     Raises:
-        ComparisonError: the runs cannot be compared; see `comparable.join` and `analysis.compare`.
+        ComparisonError: the runs cannot be compared; see `same_settings.join` and `analysis.compare`.
     """
     frame = join(runs)
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    named = {name: kind for one in runs for name, kind in (one.facts.get("yardsticks") or {}).items()}
+    named = {name: kind for one in runs for name, kind in (one.about.get("yardsticks") or {}).items()}
     there = set().union(*map(_conditions, runs))
     yardsticks = {name: kind for name, kind in named.items() if name in there and name != baseline}
     if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
@@ -152,13 +152,13 @@ def make_leaderboard(
         primary=primary,
         yardsticks=yardsticks,
         by=tuple(by),
-        receipt=tuple({"name": one.name, **one.facts} for one in runs),
+        receipt=tuple({"name": one.name, **one.about} for one in runs),
     )
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """What can be swept of the conditions of all runs of ours, as of `Condition.factors`; of logs nothing is known."""
-    configs = [one.receipt["config"] for one in runs if one.facts.get("source") == "run"]
+    configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
 
@@ -177,7 +177,7 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
 
     Both are None if no run registered anything.
     """
-    registered = [one.facts for one in runs if one.facts.get("contrasts") is not None]
+    registered = [one.about for one in runs if one.about.get("contrasts") is not None]
     if not registered:
         return None, None
     every = dict.fromkeys(str(name) for facts in registered for name in facts["contrasts"])
@@ -190,25 +190,25 @@ def _left_out(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, s
     """Models with contrasts that a run of theirs could have registered and did not, such as every one of a log."""
     pairs = {name: read_contrast(name) for name in contrasts}
     return {
-        (str(one.facts["model"]), name)
+        (str(one.about["model"]), name)
         for one in runs
         for name, (condition, against) in pairs.items()
-        if name not in (one.facts.get("contrasts") or ())
+        if name not in (one.about.get("contrasts") or ())
         and condition in _conditions(one)
         and against in {*_conditions(one), BASELINE}
     }
 
 
 def _conditions(one: Run) -> set[str]:
-    return {str(name) for name in one.frame["condition"].unique()}
+    return {str(name) for name in one.samples["condition"].unique()}
 
 
 def _study(runs: Sequence[Run]) -> Study | None:
     """The one study that all runs are of; None if there is no such study."""
-    studies = [study for one in runs if (study := one.facts.get("study"))]
+    studies = [study for one in runs if (study := one.about.get("study"))]
     if len(studies) < len(runs) or len({(study["name"], frozenset(study["models"])) for study in studies}) > 1:
         return None
-    there = {one.facts["model"] for one in runs}
+    there = {one.about["model"] for one in runs}
     return Study(name=studies[0]["name"], missing=tuple(name for name in studies[0]["models"] if name not in there))
 
 

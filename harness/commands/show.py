@@ -38,9 +38,9 @@ def show(
     from harness.analysis.choose_problems import Criterion
     from harness.display.show import describe_run, print_problem
     from harness.runs.paths import locate_one
-    from harness.runs.read import read_run
+    from harness.runs.read import Run
 
-    read = read_run(locate_one([run]), metric=metric)
+    read = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     if problem is not None:
         print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
@@ -73,7 +73,7 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
     nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
     selection = every if nothing and criterion.n is None else select(source, criterion)
     listed = [one for one in selection.problems if criterion.wants(one.outcome) and not one.control]
-    frame = run.frame[run.frame["layout"] == source.layout]
+    frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)

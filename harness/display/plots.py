@@ -17,7 +17,7 @@ from harness.display.figures.lines import draw_dose
 from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
 from harness.errors import ComparisonError
 from harness.runs.paths import locate
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from harness.runs.same_settings import join
 
 
@@ -44,7 +44,7 @@ def make_plots(
         ConfigError: the files cannot be written.
         HarnessError: the runs cannot be read or compared.
     """
-    read = [read_run(run, metric=metric) for run in locate(runs)]
+    read = [Run.load(run, metric=metric) for run in locate(runs)]
     whole = make_leaderboard(read, baseline=baseline, margin=margin)
     table, factors = whole.comparison, join_factors(read)
     plain = without_yardsticks(table)
@@ -52,7 +52,7 @@ def make_plots(
         raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {baseline}.")
 
     def accuracy() -> tuple[Figure, pandas.DataFrame]:
-        names = dict.fromkeys(str(one.facts.get("dataset_name") or "the problems") for one in read)
+        names = dict.fromkeys(str(one.about.get("dataset_name") or "the problems") for one in read)
         return draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain
 
     def forest() -> tuple[Figure, pandas.DataFrame]:

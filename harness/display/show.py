@@ -33,9 +33,9 @@ def describe_run(run: Run) -> str:
 
     What others are held against (rewordings, other fillers, the positive control) is named and not counted.
     """
-    frame = run.frame
+    frame = run.samples
     first = frame[frame["replicate"] == 0]
-    asked = first[~first["condition"].isin(run.facts.get("yardsticks") or {})]
+    asked = first[~first["condition"].isin(run.about.get("yardsticks") or {})]
     groups = Counter(group_name(name) for name in first["condition"].unique())
     conditions = ", ".join(name if number == 1 else f"{number} {name}" for name, number in groups.items())
     rows = [{"verdict": name, "samples": count} for name, count in asked["verdict"].value_counts().items() if count]
@@ -47,7 +47,7 @@ def describe_run(run: Run) -> str:
     title = f"Verdicts on the samples of {list_first(list(asked['condition'].unique()), 6)}:"
     return "\n".join(
         [
-            fold([receipt_line({"name": run.name, **run.facts}).removeprefix("receipt: ")]),
+            fold([receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")]),
             "",
             fold([f"{first['problem_id'].nunique()} problems, {', '.join(first['layout'].unique())}: {conditions}"]),
             "",
@@ -130,11 +130,11 @@ def print_problem(
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
-    asked = run.read_prompts()
+    asked = run.prompts
     known = list(dict.fromkeys(one.problem_id for one in asked))
     if problem not in known:
         raise RunError(f"{run.name} has no problem {problem}: expected one of its {len(known)}: {list_first(known)}.")
-    kinds = run.facts.get("yardsticks") or {}
+    kinds = run.about.get("yardsticks") or {}
     here = [one for one in asked if one.problem_id == problem]
     shown = [
         one

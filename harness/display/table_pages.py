@@ -22,7 +22,7 @@ from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
 from harness.runs.paths import locate
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
 from harness.runs.same_settings import by_table, join
 
@@ -64,9 +64,9 @@ def make_table(
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
     by, parts = list(dict.fromkeys(Split(name).value for name in by)), parts or Parts()
-    read = [read_run(run, metric=metric) for run in locate(runs)]
-    if lenient and not all((one.frame["condition"] == baseline).any() for one in read):
-        return render([shown.show_accuracies(accuracy_table(read[0].frame))])
+    read = [Run.load(run, metric=metric) for run in locate(runs)]
+    if lenient and not all((one.samples["condition"] == baseline).any() for one in read):
+        return render([shown.show_accuracies(accuracy_table(read[0].samples))])
     options = [f"--{name}" for name in ("mediators", "audit", "reference") if getattr(parts, name)]
     if form == "csv" and len(options) > 1:
         raise ConfigError(f"CSV holds one table: expected one option at most, got {' and '.join(options)}.")
@@ -114,7 +114,7 @@ def make_leaderboard_page(
     Args and Raises: see `make_table`.
     """
     by = list(dict.fromkeys(Split(name).value for name in by))
-    groups = by_table([read_run(run, metric=metric) for run in locate(runs)])
+    groups = by_table([Run.load(run, metric=metric) for run in locate(runs)])
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
     names = _titles(boards)
     if form == "csv" and len(boards) > 1:

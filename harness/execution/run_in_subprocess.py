@@ -11,7 +11,7 @@ import yaml
 
 from harness.errors import RunError, RunInterrupted
 from harness.experiment.config import RunConfig, load_config
-from harness.runs.read import Run, read_run
+from harness.runs.read import Run
 
 
 def run(
@@ -50,4 +50,4 @@ def run(
     if process.returncode:
         error = RunInterrupted if process.returncode == 130 else RunError
         raise error(said.removeprefix("mless: "))
-    return read_run(folder)
+    return Run.load(folder)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
     sampling = settings.pop("generation_kwargs", None)
     versions = {log.results.versions.get(log.task or "") for log in every} - {None}
     first = every[0].results
-    facts = {
+    about = {
         "source": "lm-eval",
         "run": name,
         "model": first.label,
@@ -217,13 +218,11 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
     }
     return {
         "name": name,
-        "facts": facts,
+        "about": about,
         "problems": problems,
         "model": next((log.results.model for log in every if log.results.model), None),
-        "receipt": facts,
-        "metric": facts["metric"] or None,
-        "read_frame": lambda: _frame(arms, order),
-        "read_texts": lambda: _frame(arms, order, texts=True),
+        "metric": about["metric"] or None,
+        "read": partial(_frame, arms, order),
         "read_prompts": lambda: [
             replace(one.prompt, condition=condition) for (condition, _), (_, asked) in arms.items() for one in asked
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,78 +38,81 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """One run. Facts and the samples' outcomes are cheap; texts are read when they are asked for.
+    """One run. What it is about and its outcomes are cheap; texts are read when they are asked for.
 
     Attributes:
         name: The path that it was read from.
-        facts: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
+        about: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
             not known is None, and then agrees with anything.
         problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
         model: The name or folder that the model was loaded from; None where it is not known.
-        receipt: All that is known of how it was made.
+        receipt: A run folder's receipt, whole.
         metric: What the verdicts were read from; None where there are none.
-        read_frame: Makes `frame`.
-        read_texts: Makes a frame with the columns of `harness.load_run`, replicates and rewordings included.
-        read_prompts: Every prompt with what came back; of replicates only the first.
+        read: Makes `samples`; with `texts=True` the columns of `harness.load_run`, replicates and rewordings included.
+        read_prompts: Makes `prompts`.
     """
 
     name: str
-    facts: Mapping[str, Any]
+    about: Mapping[str, Any]
     problems: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     receipt: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
-    read_frame: Callable[[], pandas.DataFrame]
-    read_texts: Callable[[], pandas.DataFrame]
+    read: Callable[..., pandas.DataFrame]
     read_prompts: Callable[[], Sequence[RunPrompt]]
 
+    @classmethod
+    def load(cls, path: Path | str | Mapping[str, Path], *, metric: str | None = None) -> Run:
+        """Read a run.
+
+        Args:
+            path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for
+                any task a mapping of condition to sample log.
+            metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
+
+        Raises:
+            ConfigError: a metric for a run folder of ours.
+            RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
+            ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
+        """
+        if isinstance(path, Mapping):
+            name = " ".join(f"{condition}={file}" for condition, file in path.items())
+            return cls(**read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric))
+        path = Path(path)
+        files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
+        if files and not any(is_stored(path / name) for name in (RECEIPT, JOURNAL)):
+            return cls(**read_logs(str(path), [(None, file) for file in files], metric=metric))
+        run = _read_folder(path)  # whose refusal says what was expected
+        if metric not in (None, run.metric):
+            raise ConfigError(f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's.")
+        return run
+
     @cached_property
-    def frame(self) -> pandas.DataFrame:
+    def samples(self) -> pandas.DataFrame:
         """One row per sample, with the columns of `frame.read_frame` without texts.
 
         Raises:
             RunError: a file is missing or damaged, or a sample is missing, doubled or without a verdict.
         """
-        return self.read_frame()
+        return self.read()
+
+    @cached_property
+    def prompts(self) -> Sequence[RunPrompt]:
+        """Every prompt with what came back; of replicates only the first."""
+        return self.read_prompts()
 
     @property
     def is_logs(self) -> bool:
         """Whether it is lm-eval's logs."""
-        return bool(self.facts["source"] == "lm-eval")
-
-
-def read_run(path: Path | str | Mapping[str, Path], *, metric: str | None = None) -> Run:
-    """Read a run.
-
-    Args:
-        path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for any
-            task a mapping of condition to sample log.
-        metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
-
-    Raises:
-        ConfigError: a metric for a run folder of ours.
-        RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
-        ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
-    """
-    if isinstance(path, Mapping):
-        name = " ".join(f"{condition}={file}" for condition, file in path.items())
-        return Run(**read_logs(name, [(condition, Path(file)) for condition, file in path.items()], metric=metric))
-    path = Path(path)
-    files = find_logs(path) if path.is_dir() else [path] if path.exists() or path.suffix == ".jsonl" else []
-    if files and not any(is_stored(path / name) for name in (RECEIPT, JOURNAL)):
-        return Run(**read_logs(str(path), [(None, file) for file in files], metric=metric))
-    run = _read_folder(path)  # whose refusal says what was expected
-    if metric not in (None, run.metric):
-        raise ConfigError(f"--metric {metric}: {path} is a run of mless, whose verdicts are its own grader's.")
-    return run
+        return bool(self.about["source"] == "lm-eval")
 
 
 def read_source(
     path: str | Path | Mapping[str, str | Path], *, layout: str | None = None, metric: str | None = None
 ) -> Source:
-    """The prompts of a run, exactly as they were run: `source_of` what `read_run` reads."""
+    """The prompts of a run, exactly as they were run: `source_of` what `Run.load` reads."""
     named = {name: Path(log) for name, log in path.items()} if isinstance(path, Mapping) else Path(path)
-    return source_of(read_run(named, metric=metric), layout=layout)
+    return source_of(Run.load(named, metric=metric), layout=layout)
 
 
 def source_of(run: Run, *, layout: str | None = None) -> Source:
@@ -123,12 +126,12 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         RunError: a file of the run is damaged, or does not hold the text that the model got.
         PromptMismatchError: a prompt is not the one that was hashed.
     """
-    asked = run.read_prompts()
+    asked = run.prompts
     for one in asked:
         _refuse_unknown_text(one)
     chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
     # of the yardsticks, rewordings and the control's prefix could not be aligned
-    kinds = run.facts.get("yardsticks") or {}
+    kinds = run.about.get("yardsticks") or {}
     asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
     conditions = list(dict.fromkeys(one.condition for one in asked))
     facts: dict[str, Any] = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
@@ -181,7 +184,7 @@ def _read_folder(path: Path) -> Run:
     arguments = receipt["config"]["model"]["arguments"]
     identity, engine = read_identity(path), receipt["engine"]
     sampling = next(iter(identity.arms.values())).sampling  # a config has one for all its conditions
-    facts = {
+    about = {
         "source": "run",
         "run": receipt["run"],
         "model": receipt["config"]["model"]["label"] or receipt["model"]["name"],
@@ -213,13 +216,12 @@ def _read_folder(path: Path) -> Run:
     problems = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     return Run(
         name=str(path),
-        facts=facts,
+        about=about,
         problems=problems,
         model=next((arguments[name] for name in ("pretrained", "model", "tokenizer") if arguments.get(name)), None),
         receipt=receipt,
         metric="verdict",
-        read_frame=lambda: read_frame(path, receipt, prompts),
-        read_texts=lambda: read_frame(path, receipt, prompts, texts=True),
+        read=partial(read_frame, path, receipt, prompts),
         read_prompts=lambda: _asked(path, prompts),
     )
 

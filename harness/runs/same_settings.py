@@ -35,10 +35,10 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
             if how := _disagreement(other, one):
                 raise ComparisonError(_refusal(other, one, how))
     if len(runs) == 1:
-        return runs[0].frame
+        return runs[0].samples
     columns: dict[str, Any] = {}
-    for name in runs[0].frame.columns:
-        parts = [one.frame[name] for one in runs]
+    for name in runs[0].samples.columns:
+        parts = [one.samples[name] for one in runs]
         if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
             columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
         else:
@@ -70,11 +70,11 @@ def other_settings(one: Run, other: Run) -> str:
 
     What one of them does not know agrees with anything.
     """
-    same_model = one.facts["model"] == other.facts["model"]
+    same_model = one.about["model"] == other.about["model"]
     names = _ALL + (_ONE_MODEL if same_model else ())
     ours, theirs = (
-        {name: run.facts[name] for name in names if run.facts.get(name) is not None}
-        | ((run.facts.get("settings") or {}) if same_model else {})
+        {name: run.about[name] for name in names if run.about.get(name) is not None}
+        | ((run.about.get("settings") or {}) if same_model else {})
         for run in (one, other)
     )
     return differing(ours, theirs)
@@ -88,7 +88,7 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
 
 def _samples(one: Run) -> set[tuple[str, ...]]:
     """Which problems it asked of which model, and how."""
-    keys = one.frame[["model", "layout", "condition", "problem_id"]].drop_duplicates()
+    keys = one.samples[["model", "layout", "condition", "problem_id"]].drop_duplicates()
     return set(keys.astype(str).itertuples(index=False, name=None))
 
 
@@ -103,7 +103,7 @@ def _refusal(one: Run, other: Run, how: str) -> str:
 
 def _other_problems(one: Run, other: Run) -> str:
     """In what their problems differ, in words; empty if they are the same, as far as is known."""
-    ours, theirs = one.facts.get("dataset"), other.facts.get("dataset")
+    ours, theirs = one.about.get("dataset"), other.about.get("dataset")
     if ours is not None and theirs is not None:
         return "" if ours == theirs else f"another dataset: {ours[:12]} -> {theirs[:12]}"
     if not one.problems or not other.problems:

@@ -12,13 +12,13 @@ from harness.analysis.controls import MEDIATORS, find_broken, mediator_table
 from harness.analysis.leaderboard import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.experiment.conditions import find_yardsticks
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from tests.make import GREEDY_RUN, drawn, evaluation, small_run
 
 
 def test_a_condition_is_held_against_the_mean_of_wordings_and_of_fillers():
     names = [f"{kind}-{i:02}" for kind in ("edit", "filler") for i in range(1, 5)]
-    run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).frame
+    run = evaluation(drawn(2, 80, 4, {"wo": 0.5, "mless": 0.6, **dict.fromkeys(names, 0.5)})).samples
     table = compare(run, yardsticks=find_yardsticks(run["condition"].unique())).set_index("condition")
     row, accuracy = table.loc["mless"], run.groupby("condition")["correct"].mean() * 100
     edits, fillers = (accuracy[[name for name in names if kind in name]] for kind in ("edit", "filler"))
@@ -44,7 +44,7 @@ def boxless(frame, name, share):
 def test_a_rewording_is_set_apart_for_its_format_and_never_for_its_result():
     names = [f"edit-{i:02}" for i in range(1, 7)]
     same = [["correct"] * 2, ["incorrect"] * 2] * 100
-    run = evaluation({name: same for name in ("wo", "mless", *names)}).frame
+    run = evaluation({name: same for name in ("wo", "mless", *names)}).samples
     wrong = run["condition"] == "edit-02"
     run.loc[wrong, ["verdict", "correct"]] = ["incorrect", False]
     run = boxless(boxless(run, "edit-01", 0.1), "edit-03", 0.01)
@@ -63,7 +63,7 @@ def test_a_rewording_is_set_apart_for_its_format_and_never_for_its_result():
 def test_by_chance_alone_hardly_any_rewording_is_set_apart():
     names, found = [f"edit-{i:02}" for i in range(1, 11)], 0
     for seed in range(40):
-        run = evaluation(drawn(seed, 60, 1, dict.fromkeys(["wo", *names], 0.5))).frame
+        run = evaluation(drawn(seed, 60, 1, dict.fromkeys(["wo", *names], 0.5))).samples
         found += bool(find_broken(run, names, baseline="wo"))
     assert found <= 6
     assert find_broken(run, [], baseline="wo") == {}
@@ -72,7 +72,7 @@ def test_by_chance_alone_hardly_any_rewording_is_set_apart():
 def test_a_rewording_that_is_set_apart_is_always_named():
     same = [["correct"] * 2, ["incorrect"] * 2] * 100
     run = evaluation({name: same for name in ("wo", "mless", "edit-01", "edit-02")})
-    broken = boxless(run.frame, "edit-01", 0.1)
+    broken = boxless(run.samples, "edit-01", 0.1)
     object.__setattr__(run, "read_frame", lambda: broken)
     run.__dict__.pop("frame", None)
     notes = show_comparison(make_leaderboard([run])).notes
@@ -82,13 +82,13 @@ def test_a_rewording_that_is_set_apart_is_always_named():
 def test_what_a_user_calls_control_is_no_yardstick(tmp_path):
     run = small_run(tmp_path / "run")
     logs = {name: next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless")}
-    board = make_leaderboard([read_run({"wo": logs["wo"], "control": logs["mless"]})])
+    board = make_leaderboard([Run.load({"wo": logs["wo"], "control": logs["mless"]})])
     assert board.yardsticks == {} and board.comparison["condition"].tolist() == ["wo", "control"]
-    assert read_run(run).facts["yardsticks"] == {}
+    assert Run.load(run).about["yardsticks"] == {}
 
 
 def table(verdicts, **options):
-    return mediator_table(evaluation(verdicts).frame, **options).set_index("condition")
+    return mediator_table(evaluation(verdicts).samples, **options).set_index("condition")
 
 
 def test_shares_and_the_split_by_hand():
@@ -111,15 +111,15 @@ def test_shares_and_the_split_by_hand():
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 4), chances=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_the_two_parts_are_the_difference(seed, k, chances):
     one = evaluation(drawn(seed, 12, k, {"wo": chances[0], "mless": chances[1]}))
-    parts = mediator_table(one.frame).set_index("condition").loc["mless"]
-    difference = compare(one.frame).set_index("condition").loc["mless", "difference"]
+    parts = mediator_table(one.samples).set_index("condition").loc["mless"]
+    difference = compare(one.samples).set_index("condition").loc["mless", "difference"]
     assert parts["format_difference"] + parts["answer_difference"] == pytest.approx(difference, abs=1e-9)
 
 
 def test_replicates_are_left_out_and_splits_have_their_own_rows():
     verdicts = drawn(1, 20, 2, {"wo": 0.5, "mless": 0.5})
     assert table(verdicts).equals(table({**verdicts, "wo again": verdicts["mless"]}))
-    by = mediator_table(evaluation(verdicts).frame, by=["subject"])
+    by = mediator_table(evaluation(verdicts).samples, by=["subject"])
     assert by["samples"].tolist() == [20, 20, 20, 20] and set(by["subject"]) == {"Algebra", "Geometry"}
 
 

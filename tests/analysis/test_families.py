@@ -11,7 +11,7 @@ from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.table_pages import make_table
 from harness.errors import RunError
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation, right, write_run
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -126,15 +126,15 @@ def test_against_another_baseline_there_is_no_prompt_null():
 
 def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     run = write_run(tmp_path / "made", right, contrasts=["mless - wo"], limit=2, audit=False)
-    assert [read_run(run).facts[name] for name in ("primary", "contrasts")] == ["mless - wo", ["mless - wo"]]
+    assert [Run.load(run).about[name] for name in ("primary", "contrasts")] == ["mless - wo", ["mless - wo"]]
     receipt = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**receipt, "config": {**receipt["config"], "contrasts": ["mful - wo"]}}))
-    assert read_run(run).facts["contrasts"] == ["mless - wo"]
+    assert Run.load(run).about["contrasts"] == ["mless - wo"]
     first, *rest = (run / "journal.jsonl").read_text().splitlines()
     header = {**json.loads(first), "contrasts": [["mless", 7]]}
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
     with pytest.raises(RunError, match=r"journal.jsonl: .*\$.contrasts\[0\]\[1\]"):
-        read_run(run)
+        Run.load(run)
 
 
 def test_the_noise_floor_is_explained_for_each_model():

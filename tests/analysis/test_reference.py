@@ -131,7 +131,7 @@ def test_one_sample_a_problem_says_nothing_of_the_dice():
     ours = evaluation({"wo": [["correct"], ["incorrect"]]}, model="Qwen2.5-Math-7B")
     made = make_leaderboard([ours])
     reference = read_reference("study-table-1")
-    found = reference_table(made.comparison, made.audit, reference, ours.frame, receipts=made.receipt)
+    found = reference_table(made.comparison, made.audit, reference, ours.samples, receipts=made.receipt)
     assert found["accuracy"].notna().sum() == 1 and found[["agrees", "low", "high"]].isna().all().all()
 
 

@@ -21,7 +21,7 @@ from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
 from harness.runs.folder import RunFolder, read_prompts, read_samples
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source, build_source
-from harness.runs.read import read_run, read_source
+from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
 from harness.runs.records import Sample
 from tests.make import GREEDY_RUN, drawn, evaluation
@@ -219,7 +219,7 @@ def test_a_log_of_another_task_does_not_name_its_condition(foreign):
 )
 def test_the_receipt_names_the_filters_that_were_not_read(foreign, metric, said):
     files = logs(foreign / "raw", "samples_{}_*.jsonl", ("plain", "slashes"))
-    facts = read_run({"wo": files["plain"], "mless": files["slashes"]}, metric=metric).facts
+    facts = Run.load({"wo": files["plain"], "mless": files["slashes"]}, metric=metric).about
     assert f", grader exact_match,{said}, sampling greedy" in receipt_line({"name": "logs", **facts})
 
 
@@ -388,7 +388,7 @@ def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
 
 def test_flips_are_those_that_the_table_counts():
     verdicts = drawn(3, 40, 1, {"wo": 0.5, "mless": 0.5})
-    (row,) = compare(evaluation(verdicts).frame).iloc[1:].to_dict("records")
+    (row,) = compare(evaluation(verdicts).samples).iloc[1:].to_dict("records")
     problems = [
         made(str(i), *map(tuple, both)) for i, both in enumerate(zip(verdicts["wo"], verdicts["mless"], strict=True))
     ]

@@ -289,11 +289,10 @@ def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
     facts = {"yardsticks": {}, "source": "run"}
     run = Run(
         name="RUN",
-        facts=facts,
+        about=facts,
         model="demo",
         receipt={"config": {"conditions": asked}},
-        read_frame=pytest.fail,
-        read_texts=pytest.fail,
+        read=pytest.fail,
         read_prompts=lambda: prompts,
     )
     assert built.filled_answers == source_of(run).filled_answers == ("dots", "bare")

@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from harness import resources
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from tests.make import GREEDY_RUN, make_trace, write_traces
 
 CONFIG = {
@@ -101,17 +101,15 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
     run = str(GREEDY_RUN)
     done = here(capsys, monkeypatch, "show", run)
     assert done.returncode == 0 and "500 problems, raw: wo, mless, mful, random" in done.stdout
-    right = int(read_run(GREEDY_RUN).frame["correct"].sum())
+    right = int(Run.load(GREEDY_RUN).samples["correct"].sum())
     said = " ".join(done.stdout.split())
     assert f"correct {right:,} {right / 2000:.1%}" in said and f"mless show {run} --changed" in said
     assert max(map(len, done.stdout.split("\n\n")[0].splitlines())) <= 80
-    problem = read_run(GREEDY_RUN).read_prompts()[0]
+    problem = Run.load(GREEDY_RUN).prompts[0]
     done = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "mless")
     shown = " ".join(done.stdout.split())
     mine = next(
-        one
-        for one in read_run(GREEDY_RUN).read_prompts()
-        if (one.problem_id, one.condition) == (problem.problem_id, "mless")
+        one for one in Run.load(GREEDY_RUN).prompts if (one.problem_id, one.condition) == (problem.problem_id, "mless")
     )
     assert " ".join(mine.text.split()) in shown and " ".join(mine.completions[0].split()) in shown
     assert f"-> completion: {mine.verdicts[0]}, answer {mine.answers[0]}" in shown and f"answer {mine.target}" in shown

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from rich.console import Console
 
-from harness import load_run, read_run
+from harness import Run, load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import Criterion, select
 from harness.analysis.leaderboard import records
@@ -240,5 +240,5 @@ def test_harmless_edits_of_the_prompt_are_no_conditions(show):
 
 
 def test_a_second_run_of_the_baseline_does_not_change_what_is_read():
-    prompts = [one for one in read_run(EXAMPLE).read_prompts() if one.condition == "wo"]
+    prompts = [one for one in Run.load(EXAMPLE).prompts if one.condition == "wo"]
     assert {len(one.verdicts) for one in prompts} == {5}, "its five samples, and not those of the second run"

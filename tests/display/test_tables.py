@@ -28,7 +28,7 @@ from harness.display.numbers import MINUS, NONE, p_value, signed
 from harness.display.table import Cell, Column, Table, render
 from harness.display.table_pages import Parts, make_table
 from harness.errors import ComparisonError, ConfigError
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
 from tests.make import GREEDY_RUN, REGISTERED, ROOT, drawn, evaluation, right, write_run
 
@@ -66,7 +66,7 @@ def edited(folder, name, **changes):
 
 
 def test_accuracies_alone_have_errors_over_problems():
-    frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).frame
+    frame = evaluation({"wo": [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]}).samples
     (wo,) = accuracy_table(frame).to_dict("records")
     assert (wo["n"], wo["accuracy"], wo["correct"], wo["math_verify"]) == (10, 60.0, 6, 60.0)
     assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
@@ -374,7 +374,7 @@ def test_json_has_no_nan():
 
 
 def test_the_audit_has_each_graders_difference():
-    frame = evaluation({"wo": [["correct"], ["incorrect"], ["timeout"]], "mless": [["correct"]] * 3}).frame
+    frame = evaluation({"wo": [["correct"], ["incorrect"], ["timeout"]], "mless": [["correct"]] * 3}).samples
     frame.loc[1, ["math_verify", "first_box"]] = [True, None]
     found = audit_table(frame).set_index("condition")
     assert found.loc["wo", ["ours", "math_verify", "first_box"]].tolist() == pytest.approx([100 / 3, 200 / 3, 50])
@@ -463,7 +463,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     order = [call[1:3] for call in first if call[0] == "demo_wo"]
     assert sorted(call[1:3] for call in again) == sorted(order) != [call[1:3] for call in again] != order
     assert {call[4] for call in again}.isdisjoint({call[4] for call in first}), "other seeds"
-    board = make_leaderboard([read_run(run)])
+    board = make_leaderboard([Run.load(run)])
     table = board.comparison.set_index("condition")
     assert board.primary == "unrelated-1 - wo" and list(board.yardsticks) == ["edit-01", "edit-02", "edit-03"]
     assert table["accuracy"].tolist() == [100] * 6

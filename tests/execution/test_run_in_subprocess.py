@@ -19,7 +19,7 @@ from harness.experiment.config import load_config
 config = load_config(Path(sys.argv[1]), [f"model.backend={sys.argv[3]}"])
 engines = {"engines": 1} if sys.argv[3] == "vllm" else {}
 run = harness.run(config, limit=2, output=sys.argv[2], **engines)
-print(run.facts["model"], len(run.frame))
+print(run.about["model"], len(run.samples))
 """
 CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
 

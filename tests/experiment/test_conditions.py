@@ -30,7 +30,7 @@ from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import AS_PRINTED_INSTRUCTION, INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "conditions.md").read_text()
@@ -146,13 +146,13 @@ def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     assert [arm.task for arm in plan.arms if len(arm.drawn) > 1] == ["demo_anew", "demo_anew_chat"]
     assert plan.size == 2 * 2 * 4 * 3
     folder = execute(plan, output=tmp_path / "run", quiet=True)
-    run = read_run(folder)
-    frame = run.read_texts()
+    run = Run.load(folder)
+    frame = run.read(texts=True)
     assert len(frame) == plan.size
     asked = frame.groupby(["layout", "condition", "problem_id"], observed=True)["prompt_sha256"].nunique()
     assert (asked.xs("anew", level="condition") == 3).all() and (asked.drop("anew", level="condition") == 1).all()
-    shown = {(one.layout, one.condition, one.problem_id): one for one in run.read_prompts()}
-    assert len(shown) == len(run.read_prompts()) == 16 and all(len(one.completions) == 3 for one in shown.values())
+    shown = {(one.layout, one.condition, one.problem_id): one for one in run.prompts}
+    assert len(shown) == len(run.prompts) == 16 and all(len(one.completions) == 3 for one in shown.values())
     for log in folder.glob("samples_demo_*.jsonl"):
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         prompts = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
@@ -248,7 +248,7 @@ def test_a_filler_that_states_no_tokens_has_no_length():
 
 def test_a_runs_samples_have_what_was_swept(tmp_path):
     plan = planned(sweep={"unit": ["/", "he"], "count": [2, 5, 9], "placement": ["between"]}, prompt_null=2, limit=3)
-    frame = read_run(execute(plan, output=tmp_path / "run", quiet=True)).read_texts()
+    frame = Run.load(execute(plan, output=tmp_path / "run", quiet=True)).read(texts=True)
     found = frame[["condition", "filler", "filler_tokens", "placement"]].drop_duplicates().set_index("condition")
     assert found.loc["he-5-between"].tolist() == ["he", 5, "between"]
     assert found.loc["wo", "filler_tokens"] == 0 and found.loc["wo", ["filler", "placement"]].isna().all()

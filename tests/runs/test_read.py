@@ -11,7 +11,7 @@ from harness.errors import ComparisonError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.folder import read_prompts
 from harness.runs.lm_eval_logs import find_logs
-from harness.runs.read import read_run
+from harness.runs.read import Run
 from harness.runs.same_settings import by_table, join
 from tests.commands.test_cli import here, refused
 from tests.make import DATE, GREEDY_RUN, add_stop, evaluation, log_line, right, write_log, write_run
@@ -27,11 +27,11 @@ def both(tmp_path, lines=None, **results):
 
 
 def test_logs_of_the_same_problems_are_one_run(tmp_path):
-    found = read_run(both(tmp_path))
-    assert len(found.frame) == 40 and len(found.problems) == 20
-    assert found.facts["sampling"] == {"do_sample": False} and found.facts["greedy"]
-    assert found.facts["task_version"] == 3
-    assert found.facts["settings"] == {
+    found = Run.load(both(tmp_path))
+    assert len(found.samples) == 40 and len(found.problems) == 20
+    assert found.about["sampling"] == {"do_sample": False} and found.about["greedy"]
+    assert found.about["task_version"] == 3
+    assert found.about["settings"] == {
         "backend": "hf",
         "model": "some/model",
         "model_args": {"dtype": "float32"},
@@ -41,9 +41,9 @@ def test_logs_of_the_same_problems_are_one_run(tmp_path):
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    run = read_run(GREEDY_RUN)
+    run = Run.load(GREEDY_RUN)
     (log,) = GREEDY_RUN.glob("samples_demo_random_*")
-    assert read_run(log).problems == run.problems and len(run.problems) == 500
+    assert Run.load(log).problems == run.problems and len(run.problems) == 500
     docs = {row["condition"]: row["doc"] for row in read_prompts(GREEDY_RUN) if row["doc"]["id"].endswith("/7.json")}
     hashes = {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}
     assert len(hashes) == 4 and len({*hashes.values()}) == 1, "the condition is no part of the problem"
@@ -55,7 +55,7 @@ def test_a_run_and_its_logs_have_the_same_problems():
 def test_a_log_of_ours_is_of_the_layout_that_was_run(tmp_path):
     layouts = {"raw", "chat", "as_published"}
     run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=sorted(layouts), audit=False, limit=2)
-    assert {one.layout for log in find_logs(run) for one in read_run(log).read_prompts()} == layouts
+    assert {one.layout for log in find_logs(run) for one in Run.load(log).prompts} == layouts
 
 
 OTHER = [
@@ -84,18 +84,18 @@ OTHER = [
 @pytest.mark.parametrize(("changes", "message"), OTHER)
 def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, changes, message):
     with pytest.raises(ComparisonError, match=f"2026-01-02.*{message}"):
-        read_run(both(tmp_path, **changes))
+        Run.load(both(tmp_path, **changes))
 
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
     arguments = {"pretrained": "some/model", "dtype": "float32", "gpu_memory_utilization": 0.5}
-    assert read_run(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
+    assert Run.load(both(tmp_path, config={"model": "hf", "model_args": arguments, "random_seed": 0}))
     logs = both(tmp_path, configs={"task": {"num_fewshot": 8}})
     logs["mless"] = logs["mless"].rename(tmp_path / "renamed.jsonl")
-    assert read_run(logs), "what is not known is not compared"
+    assert Run.load(logs), "what is not known is not compared"
     logs = both(tmp_path, versions={"other": 4})
     logs["mless"] = logs["mless"].rename(tmp_path / logs["mless"].name.replace("samples_task", "samples_other"))
-    assert read_run(logs).facts["task_version"] is None, "another task has versions of its own"
+    assert Run.load(logs).about["task_version"] is None, "another task has versions of its own"
 
 
 def test_our_tasks_have_one_version(tmp_path):
@@ -105,17 +105,17 @@ def test_our_tasks_have_one_version(tmp_path):
     results = json.loads(file.read_text())
     file.write_text(json.dumps({**results, "versions": {**results["versions"], "demo_mless": 1.0}}))
     with pytest.raises(ComparisonError, match=r"task_version: (4.0 -> 1.0|1.0 -> 4.0)"):
-        read_run(tmp_path)
+        Run.load(tmp_path)
 
 
 def test_a_log_is_given_once_and_is_whole(tmp_path):
     logs = both(tmp_path)
     with pytest.raises(ComparisonError, match="is given twice"):
-        read_run({**logs, "mless": logs["wo"]})
+        Run.load({**logs, "mless": logs["wo"]})
     with pytest.raises(RunError, match="samples are missing: its results file says 20, got 19"):
-        read_run(both(tmp_path, [log_line(i) for i in range(19)]))
+        Run.load(both(tmp_path, [log_line(i) for i in range(19)]))
     with pytest.raises(RunError, match="line 2: problem 0 again"):
-        read_run({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})
+        Run.load({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})
 
 
 BAD_LINES = [
@@ -143,7 +143,7 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, text, message):
     path = write_log(tmp_path, [log_line(0)])
     path.write_text(path.read_text() + text + "\n", errors="surrogateescape")
     with pytest.raises(RunError, match=f"line 2: .*{message}"):
-        read_run({"wo": path})
+        Run.load({"wo": path})
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_results_file_that_is_none_is_named(tmp_path, text, message):
     logs = both(tmp_path)
     (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
     with pytest.raises(RunError, match=rf"results_2026-01-02\S+ .*{message}|results_2026-01-02\S+: .*{message}"):
-        read_run(logs)
+        Run.load(logs)
 
 
 @pytest.mark.parametrize("changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}])
@@ -175,20 +175,20 @@ def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
     path = tmp_path / "ours.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
     with pytest.raises(RunError, match=rf"line 2: its grade: .*\$.{next(iter(changes))}"):
-        read_run(path)
+        Run.load(path)
 
 
 def test_a_model_of_another_task_cannot_grade_itself(tmp_path):
     boast = json.dumps({"verdict": "correct", "answer": "x"})
     path = write_log(tmp_path, [log_line(i, filtered_resps=[boast], exact_match=0.0) for i in range(20)])
-    assert read_run({"wo": path}).frame["correct"].sum() == 0
+    assert Run.load({"wo": path}).samples["correct"].sum() == 0
     other = write_log(tmp_path, [log_line(i, doc={"segments": 3, "condition": 3}) for i in range(20)])
-    assert len(read_run({"wo": other}).frame) == 20, "another task's fields of the same names"
+    assert len(Run.load({"wo": other}).samples) == 20, "another task's fields of the same names"
 
 
 def test_runs_of_one_label_agree_in_their_settings(tmp_path):
-    ours = read_run(GREEDY_RUN)
-    assert ours.facts["settings"] == {
+    ours = Run.load(GREEDY_RUN)
+    assert ours.about["settings"] == {
         "backend": "vllm",
         "model_args": {"dtype": "float32", "max_model_len": "4096", "enforce_eager": "True"},
         "instruction": None,
@@ -202,7 +202,7 @@ def test_runs_of_one_label_agree_in_their_settings(tmp_path):
     def second(config=None, model=None, **changes):
         changed = {**receipt["config"], **(config or {}), "model": {**receipt["config"]["model"], **(model or {})}}
         path.write_text(json.dumps({**receipt, "config": changed, **changes}))
-        return read_run(path.parent)
+        return Run.load(path.parent)
 
     for change, message in (
         ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
@@ -259,4 +259,4 @@ def test_every_command_refuses_in_one_line(tmp_path, command, capsys, monkeypatc
     named = [f"{name}={path}" for name, path in logs.items()]
     if command != "show":  # which takes one
         refused(here(capsys, monkeypatch, command, *named, *options), "under the same ids")
-    assert read_run(GREEDY_RUN, metric="verdict").metric == "verdict"
+    assert Run.load(GREEDY_RUN, metric="verdict").metric == "verdict"

@@ -31,7 +31,7 @@ from harness.display.table import Row, Table
 from harness.display.visible import visible
 from harness.errors import RunError
 from harness.runs.journal import clear_messages, write_whole
-from harness.runs.read import Run, read_run
+from harness.runs.read import Run
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.same_settings import join
 
@@ -97,7 +97,7 @@ def write_report(
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     if not runs:
         raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/example.")
-    read = [read_run(run, metric=metric) for run in runs]
+    read = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
     page = _fill(_parts(read, samples, attention, make_leaderboard(read, baseline=baseline, margin=margin)))
@@ -195,7 +195,7 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
 def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequence[AttentionFile]) -> None:
     """Raise RunError if curves are of another model or of prompts that no run has."""
     known = {row["prompt"].sha256 for row in samples}
-    models = [str(one.facts["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
+    models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
         if one.model not in models:
             raise RunError(

@@ -29,8 +29,8 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     """
     samples = list[Row]()
     for run in runs:
-        texts = records(run.read_texts())  # first, since it says more of what is missing
-        prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.read_prompts()}
+        texts = records(run.read(texts=True))  # first, since it says more of what is missing
+        prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.prompts}
         keys = ("layout", "condition", "problem_id")
         samples += [{**row, "prompt": prompts[tuple(row[key] for key in keys)]} for row in texts]
     return samples
