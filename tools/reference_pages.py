@@ -41,8 +41,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
 }
 INTRODUCTION = """# Configs
 
-Written by `python -m tools.reference_pages` from the schema; a test compares. `--set KEY=VALUE` changes any key from
-the command line, with dots for nested ones: `--set model.arguments.dtype=bfloat16`. An unknown key is refused by name.
+Written by `python -m tools.reference_pages` from the schema. Defaults stand in brackets. On the command line,
+`--set model.arguments.dtype=bfloat16` changes a key.
 """
 
 TABLES: dict[str, dict[str, str]] = {
@@ -54,10 +54,10 @@ TABLES: dict[str, dict[str, str]] = {
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 
-Written by `python -m tools.reference_pages`; a test compares. A column that means what it means in an earlier table is
-not listed again. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has for `ours` and
-each grader the percent right and `GRADER_difference`: points from the baseline over the problems that the grader judged
-under both. `boxes_after_first` counts samples with a further box. [grading.md](grading.md) says what each grader reads.
+Written by `python -m tools.reference_pages`. A column is listed once, in the first table that has it. Intervals have
+level 1 - alpha / tests, those of equivalence 1 - 2 alpha. `audit` has, for `ours` and each [grader](grading.md), the
+percent right and `GRADER_difference`: points from the baseline, over the problems that it judged under both.
+`boxes_after_first` counts samples with a further box.
 """
 
 
@@ -69,11 +69,8 @@ def config_page() -> str:
         for name, model in models.items():
             about, meanings = _read(model)
             parts += [f"### {name[0].upper()}{name[1:]}\n"] if name else []
-            rows = [
-                f"| `{key}` | {_default(field)} | {meanings.get(key, '')} |"
-                for key, field in model.model_fields.items()
-            ]
-            parts.append("\n".join([about, "", "| key | default | meaning |", "| --- | --- | --- |", *rows, ""]))
+            rows = [f"- `{key}`{_default(field)}: {meanings[key]}" for key, field in model.model_fields.items()]
+            parts.append("\n".join([about, "", *rows, ""]))
     return "\n".join(parts)
 
 
@@ -92,18 +89,16 @@ def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
     found = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
     described = [(name, field.description) for name, field in model.model_fields.items() if field.description]
-    return " ".join(text.split()), {
-        name: " ".join(said.split()).replace("|", "\\|") for name, said in [*found, *described]
-    }
+    return " ".join(text.split()), {name: " ".join(said.split()) for name, said in [*found, *described]}
 
 
 def _default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
-        return "needed"
+        return ", needed"
     if isinstance(value, tuple):
         value = [str(one) for one in value]
-    return f"`{value}`" if value not in (None, [], {}) else "none"
+    return f" (`{value}`)" if value not in (None, [], {}, "") else ""
 
 
 if __name__ == "__main__":

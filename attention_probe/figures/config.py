@@ -22,11 +22,11 @@ Limits = tuple[float, float]
 
 
 class SeriesConfig(Strict):
-    """One line of a panel; what is left out is as in every figure.
+    """One line of a panel.
 
     Attributes:
         label: What the legend calls it.
-        colour: `blue`, `red`, `green` or `orange`: the study's colours.
+        colour: `blue`, `red`, `green` or `orange`.
     """
 
     label: str | None = Field(default=None, min_length=1)
@@ -37,11 +37,10 @@ class RowConfig(Strict):
     """What the panels of one row compare.
 
     Attributes:
-        view: `full` shows every token of prompts with a filler, `aligned` only those that the prompts have in common,
-            `difference` the aligned ones of each condition less those of `wo`.
-        series: A line for each condition, in the order written.
-        y_limits: The ends of the axis: one pair for the row or one for each head. Without them the row has one scale.
-        region: The name of the inserted tokens, which full views shade.
+        view: `full` (every token), `aligned` (tokens of all prompts), `difference` (aligned, less `wo`).
+        series: A line for each condition.
+        y_limits: The ends of the axis, for the row or for each head.
+        region: The name of the inserted tokens.
         fill: Whether the area under the lines is shaded.
     """
 
@@ -74,9 +73,9 @@ class HeadConfig(Strict):
     Attributes:
         layer: Index of the layer, from 0.
         head: Index of the head, from 0.
-        label: The same for people, counting from 1: `Layer 1 Head 12`. Written down, it is checked.
-        title: The panel's title. By default name and label.
-        name: The model's name in the title. By default the figure's.
+        label: A check, counting from 1: `Layer 1 Head 12`.
+        title: The panel's title.
+        name: The model's name in the title.
         model: Another model than the figure's.
     """
 
@@ -100,13 +99,13 @@ class HeadConfig(Strict):
 
 
 class BarsConfig(Strict):
-    """Accuracy bars of `wo`, `mless` and `mful` beside the panels: of finished runs, or of reference numbers.
+    """Accuracy bars of `wo`, `mless` and `mful`: of finished runs, or of reference numbers.
 
     Attributes:
         title: The title above them.
         runs: Run folders. Either these or a reference.
         reference: A file of reference numbers.
-        y_limits: The ends of the axis, in percent; 0 to 100 by default.
+        y_limits: The ends of the axis, in percent.
     """
 
     title: str
@@ -127,7 +126,7 @@ class ModelConfig(Strict):
     Attributes:
         name: The panel's title.
         model: A hub id, a folder or `demo`.
-        c: What is near zero: |a| below 1.4826 MAD c. The study's values are 0.1, 0.13 and 0.32.
+        c: Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32.
     """
 
     name: str = Field(min_length=1)
@@ -170,23 +169,20 @@ class FigureConfig(Strict):
     """One figure.
 
     Attributes:
-        name: The figure's, and that of its files.
-        kind: `curves` of heads, with `heads` and `rows`; of the first MLP's activations without and with Mless, with
-            `models`, a `histogram` with four numbers, or the near-zero share of `token_classes`.
-        seed_document: The figure of the study that it reproduces.
+        name: The figure's name, also that of its files.
+        kind: `curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`.
+        seed_document: The figure of the study that is reproduced.
         model: A hub id, a folder or `demo`.
         model_name: What titles call it.
         prompts: Which prompts are averaged.
-        definition: Whose attention is averaged: of the tokens that the prompt without filler has too (`common`), or of
-            all later ones, filler included (`published`).
+        definition: Whose queries are averaged: `common` or `published`.
         y_label: The label of the vertical axis.
-        exclude_first_token: Whether the first token, which takes most of the weight in many heads, is left out. By
-            default it is for Llama and Gemma, as in the study.
+        exclude_first_token: Whether the first token is left out. By default for Llama and Gemma.
         heads: The columns of panels.
         rows: The rows of panels.
         models: A panel of activations for each.
-        bars: Accuracies beside the panels.
-        one_prompt: Draw a single prompt, too, as NAME-one-prompt: that which ends nearest to the first row's x axis.
+        bars: Accuracies as bars.
+        one_prompt: Whether a single prompt is drawn too, as NAME-one-prompt.
         note: A line below the figure.
     """
 

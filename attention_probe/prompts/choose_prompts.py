@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 
 
 class PromptsConfig(Criterion):
-    """Which prompts are averaged: those of a run, or built from a dataset; all, some by seed, or by id.
-
-    One of `run`, `logs` and `dataset` says where they come from.
+    """Which prompts are averaged. They come from one of `run`, `logs` and `dataset`.
 
     Attributes:
-        run: A run folder of ours, an lm-eval output folder, or a sample log.
+        run: A run, an lm-eval output folder, or a sample log.
         logs: Sample logs of any task, by condition.
-        dataset: Problems to build the prompts from, as in a run config.
-        metric: The metric in the logs that says right or wrong.
+        dataset: Problems to build prompts from, as in a run config.
+        metric: The logs' metric of right and wrong.
         layout: Which of a run's layouts.
-        instruction: Of prompts built from a dataset.
+        instruction: That of prompts built from a dataset.
         n: Draw so many of them.
         seed: Draws them.
         ids: Only these problems.
         subject: Only this subject.
         level: Only this level.
-        flip: Only problems with this outcome between `baseline` and `condition`. The figure then says so.
+        flip: Only problems with this outcome between `baseline` and `condition`.
         baseline: The condition to flip from.
         condition: The condition to flip to.
-        controls: Add matched problems that did not flip.
+        controls: Whether matched problems that did not flip are added.
         repeats: How repeated samples decide whether a problem is right.
     """
 

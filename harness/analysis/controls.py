@@ -29,10 +29,9 @@ MEDIATORS = {
     "completion_tokens": "mean tokens of a completion",
     "characters": "mean characters of a completion",
     "looping": "percent that end in a loop: the last 100 characters occur at least 4 times",
-    "format_changed": "percent of pairs of samples, condition against baseline, of which only one has a graded answer, "
-    "or which lack it for different reasons",
-    "format_difference": "points of the accuracy difference that come from pairs of which only one has a graded answer",
-    "answer_difference": "points that come from pairs that both have one; the two add up to the difference",
+    "format_changed": "percent of pairs of samples with one graded answer, or without for different reasons",
+    "format_difference": "points of the difference from pairs with one graded answer",
+    "answer_difference": "points from pairs with two; both add up to the difference",
 }
 """Meaning of each column of `mediator_table`."""
 

@@ -32,11 +32,10 @@ COLUMNS = {
     "low": "lower end of its score interval: these models, new problems",
     "high": "upper end",
     "p": "two-sided p-value of the same, problems being the unit",
-    "registered": "whether the study was named before its runs, and all its models are there with the same problems",
-    "p_adjusted": "of what was registered: p times the layouts, which share alpha; what single models wait behind",
-    "verdict": "better or worse if registered and p_adjusted is below alpha, else inconclusive; else exploratory",
-    "new_low": "lower end of the interval for new models: crossed random effects of models and problems; never "
-    "shorter than that for these models",
+    "registered": "whether the study was registered, and all its models are there with the same problems",
+    "p_adjusted": "p times the layouts, which share alpha",
+    "verdict": "better, worse or inconclusive if registered, else exploratory",
+    "new_low": "lower end of the interval for new models; never shorter than that for these models",
     "new_high": "upper end",
     "new_p": "its p-value",
 }

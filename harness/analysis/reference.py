@@ -18,20 +18,19 @@ from harness.yaml_settings import Strict, explain, read_values
 
 COLUMNS = {
     "model": "the reference's name of the model",
-    "layout": "ours; missing where we have not run it",
-    "condition": "which",
-    "accuracy": "ours, percent",
-    "low": "lower end of where theirs lies in 95 of 100 cases, if only the dice differ; missing with one sample a "
-    "problem",
+    "layout": "the run's; missing where there is none",
+    "condition": "the condition",
+    "accuracy": "the run's, percent",
+    "low": "lower end of where the reference lies in 95 of 100 cases, if only the dice differ; missing if k is 1",
     "high": "upper end",
-    "authors_rule": "ours, as the study's own grading rule has it",
+    "authors_rule": "the run's, by the study's own grading rule",
     "reference": "the reference's accuracy, percent",
-    "agrees": "whether it lies there, give or take its own rounding or reading error; missing on other data",
-    "difference": "ours from the baseline, points",
-    "difference_low": "lower end of where theirs lies in 95 of 100 cases, likewise",
+    "agrees": "whether it lies there, give or take its uncertainty; missing on other data",
+    "difference": "the run's from the baseline, points",
+    "difference_low": "lower end of where the reference's lies, likewise",
     "difference_high": "upper end",
     "reference_difference": "the reference's difference from its baseline",
-    "difference_agrees": "whether that lies there, give or take twice that error; missing on other data",
+    "difference_agrees": "whether that lies there, give or take twice that uncertainty; missing on other data",
 }
 """Meaning of each column of `reference_table`."""
 

@@ -59,16 +59,16 @@ class Placement(StrEnum):
 
 
 class Condition(Strict):
-    """The filler (one of the eight keys after the name), its length and place."""
+    """One filler (`unit` to `repeat_problem`), its length and its place."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """What tables call it."""
     unit: str | None = Field(default=None, min_length=1)
-    """A text that is repeated, one token each time."""
+    """A text of one token that is repeated."""
     token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
     """The exact token ids; a shorter list is repeated."""
     sentence: StrictInt | None = Field(default=None, ge=1, le=len(SENTENCES))
-    """The number of a sentence in sentences.yaml, from 1; or `sentences: 3`."""
+    """A sentence's number in sentences.yaml, from 1; or `sentences: 3`."""
     text: str | None = Field(default=None, min_length=1)
     """A text of your own."""
     file: Path | None = None
@@ -76,19 +76,19 @@ class Condition(Strict):
     count_to: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The numbers from 1 to this one."""
     random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """So many tokens, drawn from the words of the vocabulary."""
+    """So many tokens, drawn from the vocabulary's words."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
-    """How often the problem stands in the prompt in all."""
+    """How often the problem stands in the prompt."""
     fresh: bool = False
-    """Draw random ids anew for each sample of each problem."""
+    """Whether random ids are drawn anew for each sample."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The tokens of a unit, token ids or a sentence. By default 55."""
+    """The filler's tokens. By default 55."""
     separator: str | None = None
-    """The text between two units. By default a blank, and nothing between blank units."""
+    """The text between two units: a blank, and nothing between blank units."""
     placement: Placement = Placement.BETWEEN
-    """The filler's place: `before_system`, `between`, `end`, `random`, or the model's own `answer`."""
+    """`before_system`, `between`, `end`, `random`, or the model's own `answer`."""
     seed: int = DEFAULT_SEED
-    """Draws sentences, tokens, and random places."""
+    """Draws sentences, tokens and places."""
     label: str = ""
     """Words before the filler, such as `Filler:`."""
     instruction: str | None = Field(default=None, min_length=1)
@@ -96,7 +96,7 @@ class Condition(Strict):
     cue: str = ""
     """Words after the question, such as `Answer:`."""
     answer_prefix: str = ""
-    """The beginning of the model's answer, which it continues."""
+    """The beginning of the model's answer."""
 
     _draw: int = PrivateAttr(default=0)
     """Added to the seed of random ids: other samples and other fillers have other tokens at the same places."""

@@ -36,13 +36,11 @@ class ModelConfig(Strict):
     """Which model, by which backend, with which arguments."""
 
     backend: str = "vllm"
-    """`vllm`, or one of lm-eval's model names: `hf`, `local-completions`, `local-chat-completions`."""
+    """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """lm-eval's model arguments; for vLLM its engine's. `pretrained: demo` is the bundled model. `chat_template_args`,
-    such as {enable_thinking: false}, are switches of the chat template.
-    """
+    """The backend's arguments. `pretrained: demo` is the bundled model."""
     label: str | None = None
-    """The model's name in tables. By default the last part of its name."""
+    """Its name in tables. By default the last part of its path."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,61 +121,61 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class StudyConfig(Strict):
-    """Several runs that are one study: one for each model. Their primary contrasts are pooled into one."""
+    """Runs of several models whose primary contrasts are pooled."""
 
     name: str = Field(min_length=1)
     """The study's name."""
     models: tuple[str, ...] = Field(min_length=2)
-    """The labels (`model.label`) of all its models, named before any run."""
+    """The labels of all its models, named before any run."""
 
 
 class RunConfig(Strict):
     """One experiment."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
-    """The run's name, and that of its folder in `output`."""
+    """The run's name, also that of its folder."""
     model: ModelConfig
     """Which model, and who runs it."""
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
-    """`math500`, `demo` (500 bundled problems), or a JSONL file of your own."""
+    """`math500`, `demo` (500 bundled problems), or a mapping."""
     conditions: Annotated[
         tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
     ] = Field(min_length=1)
-    """`wo`, `mless`, `mful`, `random`, or fillers described by mappings."""
+    """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
-    """Further conditions, one for each combination: {unit: ["/", "."], count: [10, 25]}."""
+    """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     contrasts: tuple[str, ...] | None = None
-    """The tested differences, such as `mless - wo`. By default every condition's from `wo`."""
+    """The tested differences. By default every condition's from `wo`."""
     primary: str | None = None
     """The contrast that the run is about. By default `mless - wo`."""
     study: StudyConfig | None = None
-    """The study that the run is part of."""
+    """The study that the run belongs to."""
     replicates: int = Field(default=1, ge=1, le=2)
-    """How often the baseline is run: 2 gives a noise floor (A/A)."""
+    """How often the baseline is run: 2 gives A/A."""
     prompt_null: int = Field(default=0, ge=0, le=len(all_edits()))
-    """So many harmless rewordings of the instruction are run too."""
+    """How many harmless rewordings of the instruction are run."""
     filler_null: int = Field(default=0, ge=0, le=99)
-    """So many other fillers like the primary contrast's are run too."""
+    """How many other fillers of the primary contrast's length are run."""
     positive_control: bool = False
-    """Ask the problems also for an answer at once, which must harm."""
+    """Whether an answer at once is asked for too, which must harm."""
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
-    """`raw`, `chat`, `as_published` (the authors' code), `as_printed` (their paper's instruction)."""
+    """`raw`, `chat`, `as_published` (the authors' code), `as_printed` (their paper)."""
     instruction: str | None = None
     """Another instruction than the study's."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
-    """`greedy`, `model_default` (the model's generation_config), or values."""
+    """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
-    """How often each prompt is asked, each time with another seed."""
+    """How often each prompt is asked, with another seed each time."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
     audit: bool = True
-    """Whether the other graders look at each completion too."""
+    """Whether other graders judge each completion too."""
     output: Path = Path("results")
     """The folder of run folders."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
-    """Seed of all samples and of all that is drawn."""
+    """The seed of samples and of everything drawn."""
 
     @model_validator(mode="before")
     @classmethod

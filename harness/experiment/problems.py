@@ -60,16 +60,16 @@ _PROBLEM = TypeAdapter(Problem)
 
 
 class DatasetConfig(Strict):
-    """A JSONL file of your own, and which of its fields hold what."""
+    """A JSONL file, and the names of its fields."""
 
     path: Path
     """The file."""
     problem: str = "problem"
-    """The field with the problem."""
+    """The problem's field."""
     answer: str = "answer"
-    """The field with the gold answer: the final answer alone."""
+    """The gold answer's field: the final answer alone."""
     id: str | None = "unique_id"
-    """The field with the problem's id; null numbers the lines."""
+    """The id's field; null numbers the lines."""
 
     @model_validator(mode="after")
     def _apart(self) -> Self:

@@ -26,16 +26,16 @@ _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 
 
 class ExplicitSampling(Strict):
-    """Sampling values of your own; what is left out is off."""
+    """Values of your own; what is left out is off."""
 
     temperature: float = Field(ge=0, allow_inf_nan=False)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw from the likeliest tokens that together have this probability."""
+    """The likeliest tokens with together this probability."""
     top_k: int = Field(default=0, ge=0)
-    """Draw from so many of the likeliest tokens; 0 is off."""
+    """So many of the likeliest tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Leave out tokens below this share of the likeliest one."""
+    """No tokens below this share of the likeliest one."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1 makes repeated tokens less likely."""
 
