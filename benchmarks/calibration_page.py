@@ -18,42 +18,37 @@ REPORTED = 0.02
 HEAD = """\
 # Calibration of the statistics
 
-Written by `{command}` with seed {seed} at {revision:.12}, {date}; do not edit. Simulated experiments with a known truth
-show whether the tests and intervals of `harness/analysis` keep their promises.
+Written by `{command}` with seed {seed} at {revision:.12}, {date}. Do experiments with a known truth show that tests and
+intervals keep their promises? {experiments:,} experiments a row; rates in percent, with a standard error of {error:.2f}
+near 5 and 95. A missed target is **bold**; {reported:g} percent discordance has none. n is 500 unless said.
 
-{experiments:,} experiments a row: a rate near 5 or 95 has a standard error of {error:.2f}. Rates are percentages. One
-that misses its target is **bold**; rows at {reported:g} percent discordance have no target. n = 500 unless said.
-
-Populations: `undecided`, every problem is settled or a coin, as the power formula assumes; `beta`, chances of success
-from a U-shaped beta distribution with mean 0.65. Counts are whole numbers: an exact test rejects less often than 5
-percent where no possible p-value lies just below 0.05.
+`undecided`: every problem is settled or a coin, as the power formula assumes. `beta`: chances of success from a
+U-shaped beta distribution with mean 0.65. Exact tests reject less than 5 percent where no p lies just below 0.05.
 """
 NONE = """
 ## No effect anywhere
 
-Baseline and three conditions alike. Any: one of the three differences has p < 0.05 after Holm (target: at most 5).
-First: the first has, unadjusted. One: its interval holds 0 (94 to 96). Shown: the interval of a table does, which
-shares alpha (at least 95). Equivalent: called so at a margin of 1 point. At margin: the same where the true difference
-is the margin (at most 5).
+Baseline and three conditions alike. Any: a difference has p < 0.05 after Holm (target: at most 5). First: the first
+has, unadjusted. One: its interval holds 0 (94 to 96). Shown: a table's interval does (at least 95). Equivalent: at a
+margin of 1 point. At margin: the same where the true difference is the margin (at most 5).
 """
 LEAST = """
 ## The minimal detectable effect
 
-The first condition has the effect that the formula says 80 percent find at alpha 0.05. Found: target within 2 points
-of that for `undecided`. One and shown: intervals that hold the effect, with the targets above.
+The first condition has the effect that 80 percent should find. Found: within 2 points of that for `undecided`. One and
+shown: intervals that hold the effect.
 """
 FEW = """
 ## Few problems
 
-A true difference of 1 point, discordance 5 percent: often no problem changes, or all change one way. No targets.
+A true difference of 1 point, discordance 5 percent. No targets.
 """
 HARD = """
 ## What is hard
 
-No effect. `skewed`: the discordance is the share of problems that gain wholly, and all others lose a little. `shared
-seeds`: 7 of 10 samples fall as the baseline's do. Targets: first at most 6; any at most 5, or 6 if skewed. `blocks`:
-five problems move together, as those from one template may. There the tests **fail**: they take problems for
-independent.
+No effect. `skewed`: the discordance is the share of problems that gain wholly; all others lose a little. `shared
+seeds`: 7 of 10 samples fall as the baseline's do. `blocks`: five problems move together, and the tests **fail**.
+Targets: first at most 6; any at most 5, or 6 if skewed.
 """
 SETTING = ("population", "k", "discordance")
 

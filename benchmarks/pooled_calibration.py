@@ -17,11 +17,10 @@ RANGE = (0.93, 0.97)
 TEXT = """
 ## Several models
 
-{experiments:,} studies a row of m models that are asked the same {n} problems, at discordance 10 percent. A problem is
-settled or a coin under each model; for {shared:.0f} percent this is the same under all, so models are no independent
-witnesses. Their true effects scatter about 0 with a standard deviation of `between` points. These, new: p < 0.05 for
-the mean of these models, where all have effect 0, and of new ones (at most 5). Covers: the interval holds its truth
-({low:.0f} to {high:.0f}). Targets are give or take two standard errors, {slack:.1f}.
+{experiments:,} studies a row of m models, asked the same {n} problems, discordance 10 percent. A problem is settled
+or a coin under each model, for {shared:.0f} percent alike under all. True effects scatter about 0 by `between`
+points. These, new: p < 0.05 for the mean of these models, if all have effect 0, and of new ones (at most 5). Covers:
+the interval holds its truth ({low:.0f} to {high:.0f}). Targets are give or take two standard errors, {slack:.1f}.
 """
 
 

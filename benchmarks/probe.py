@@ -249,25 +249,23 @@ def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, An
         ),
     ]
     for length, ways in compared.items():
-        rows.append(_comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"]))
+        if length != longest:
+            rows.append(_comparison(f"{length:,} tokens: {EAGER}", ways["full_eager"], ways["ours"]))
     kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
     rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
     return {
         "title": "Attention probe",
-        "what": f"Qwen2.5-Math-1.5B with random weights in float32, one core; {LAYERS} layers where nothing else is "
-        "said. CPU is that of a forward pass, the least of a few; memory is the most that the process ever had, "
-        "weights included. Ratios without a target are how many times more CPU than ours.",
+        "what": f"Qwen2.5-Math-1.5B with random weights in float32, one core; {LAYERS} layers unless said. CPU: one "
+        "forward pass, the least of a few. Memory: the process's peak, weights included.",
         "rows": rows,
         "notes": [
-            f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, a CPU-second); each "
-            "operation alone, into memory that is there already, at its best block size.",
+            f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, a CPU-second), each at its "
+            "best block size.",
             f"Of the whole model's {eager['cpu']:.1f} s, {eager['logits_cpu_seconds']:.1f} s are the logits.",
-            "Ours records what every probe records: two averages of each column, six masses, the filler's entropy. "
-            "The others hand back whole matrices, and what would be made of them is not counted.",
+            "The probe makes its numbers of the weights; `output_attentions` only hands back whole matrices.",
             f"The command: {command['dataset']}, {command['tokens']:,} tokens in {command['prompts']:,} prompts "
-            f"({CONDITIONS}), tokenized with the bundled tokenizer where the model's own is not at hand; imports, "
-            f"weights and self-checks included, {command['cpu']:.0f} CPU-seconds; {command['bytes'] / 1e6:.0f} MB of "
-            "traces.",
+            f"({CONDITIONS}), by the bundled tokenizer if the model's own is not at hand; imports, weights and self-checks included, {command['cpu']:.0f} CPU-seconds; "
+            f"{command['bytes'] / 1e6:.0f} MB of traces.",
         ],
         "compared": {str(length): ways for length, ways in compared.items()},
         "command": command,

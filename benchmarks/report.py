@@ -80,7 +80,7 @@ def page(title: str, sections: Sequence[Mapping[str, Any]], command: str) -> str
         for name, value in first.items()
         if name not in MOMENT and all(other.get(name) == value for other in others)
     }
-    lines = [f"# {title}", "", f"Written by `{command}`; do not edit.", ""]
+    lines = [f"# {title}", "", f"Written by `{command}`.", ""]
     lines += ["On " + ", ".join(f"{name} {value}" for name, value in shared.items()) + "."]
     for figures in sections:
         lines += ["", section(figures, shared)]

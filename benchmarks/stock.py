@@ -162,14 +162,11 @@ def _figures(ours: dict[str, Any], correct: list[float], calls: dict[str, dict[s
     return {
         "title": "One run against stock lm-eval",
         "what": f"{ours['samples']:,} greedy completions of the bundled model: `mless run` with three conditions, "
-        f"beside `lm_eval run --model vllm` on {', '.join(f'math500_{c}' for c in CONDITIONS)}: three calls with "
-        "default flags, thus one prompt at a time; and one call with `--tasks a,b,c --batch_size auto`.",
+        f"against `lm_eval --model vllm` on {', '.join(f'math500_{c}' for c in CONDITIONS)}. Three calls with default "
+        "flags: one prompt at a time. One call: `--tasks a,b,c --batch_size auto`.",
         "rows": rows,
         "notes": [
-            "What the best stock call lacks: samples that are kept when it is killed, and a way to continue; several "
-            "seeded samples of a prompt; finish reasons; grading while others are generated, in processes that can be "
-            "killed; a record of device and engine, and hashes of what was written.",
-            "Stock generation seconds are those inside `VLLM.generate_until`, read by a wrapper around that method.",
+            "Stock generation seconds are those inside `VLLM.generate_until`.",
             f"Stock model arguments: `{arguments}`.",
             f"Accuracy in percent, {', '.join(CONDITIONS)}: {_accuracies(calls, correct)}.",
         ],
