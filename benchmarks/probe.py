@@ -264,7 +264,8 @@ def _figures(compared: Mapping[int, Mapping[str, Any]], command: Mapping[str, An
             f"Of the whole model's {eager['cpu']:.1f} s, {eager['logits_cpu_seconds']:.1f} s are the logits.",
             "The probe makes its numbers of the weights; `output_attentions` only hands back whole matrices.",
             f"The command: {command['dataset']}, {command['tokens']:,} tokens in {command['prompts']:,} prompts "
-            f"({CONDITIONS}), by the bundled tokenizer if the model's own is not at hand; imports, weights and self-checks included, {command['cpu']:.0f} CPU-seconds; "
+            f"({CONDITIONS}), by the bundled tokenizer if the model's own is not at hand; "
+            f"imports, weights and self-checks included, {command['cpu']:.0f} CPU-seconds; "
             f"{command['bytes'] / 1e6:.0f} MB of traces.",
         ],
         "compared": {str(length): ways for length, ways in compared.items()},
