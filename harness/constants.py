@@ -17,9 +17,7 @@ STUDIED = "mless"
 STUDY_COUNT = 55
 """Filler tokens in the study's main setting: that of the authors' code. The paper sweeps 0 to 70."""
 DEFAULT_SEED = 1234
-"""Of what is drawn at random unless told: sentences, random tokens and places, samples, sign flips."""
-SEEDS_APART = 1_000_003
-"""Between the seeds of two samples, so that no other condition's seed is one of them."""
+"""Of what is drawn at random unless told: tokens and places, samples, flips, permutations, bootstrap draws."""
 RANDOM_DRAWS = 100
 """Draws of random tokens before a tokenizer is said to have none of that count."""
 MOST_TOKENS = 100_000
@@ -225,8 +223,6 @@ BAND = 0.95
 """Level of a curve's band."""
 RANKING_DRAWS = 10_000
 """Sign flips or permutations of labels; where there are no more than these, all are taken."""
-PROBE_SEED = 1234
-"""Of bootstrap draws, flips and permutations."""
 HEADS_ALPHA = 0.05
 """Heads with a smaller adjusted p are counted."""
 FLIPS_AT_ONCE = 500

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from attention_probe.measure.definitions import SHARE
 from attention_probe.traces import AttentionTraces, TraceHeader
-from harness.constants import BAND, BAND_DRAWS, PROBE_SEED, Definition, View
+from harness.constants import BAND, BAND_DRAWS, DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
@@ -114,7 +114,7 @@ def average_curves(
     exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
     draws: int = BAND_DRAWS,
-    seed: int = PROBE_SEED,
+    seed: int = DEFAULT_SEED,
 ) -> list[Curve]:
     """Curves of several heads under several conditions, head by head. Every trace is read only once.
 
@@ -261,7 +261,7 @@ def _sharing_one_region(
 
 
 def bootstrap_band(
-    table: NDArray[np.float64], *, draws: int = BAND_DRAWS, seed: int = PROBE_SEED
+    table: NDArray[np.float64], *, draws: int = BAND_DRAWS, seed: int = DEFAULT_SEED
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Percentile bootstrap band of the columns' means, rows (prompts) resampled whole.
 

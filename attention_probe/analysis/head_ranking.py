@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from attention_probe.analysis.curves import chosen_problems, has_one_filler
 from attention_probe.measure.definitions import GUARANTEED, MEASURES
 from attention_probe.traces import AttentionTraces
-from harness.constants import FLIPS_AT_ONCE, HEADS_ALPHA, PROBE_SEED, RANKING_DRAWS, TIE
+from harness.constants import DEFAULT_SEED, FLIPS_AT_ONCE, HEADS_ALPHA, RANKING_DRAWS, TIE
 from harness.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ def rank_heads(
     *,
     problem_ids: Sequence[str] | None = None,
     draws: int = RANKING_DRAWS,
-    seed: int = PROBE_SEED,
+    seed: int = DEFAULT_SEED,
 ) -> pandas.DataFrame:
     """All heads by how far a measure differs between two conditions, `condition` minus `baseline`.
 
@@ -175,7 +175,9 @@ def _adjust(t: Floats, largest: Iterable[Floats], count: int, exact: bool) -> Ad
     return Adjusted(t, np.asarray(beaten / count if exact else (1 + beaten) / (1 + count)), count, exact)
 
 
-def permute_labels(without: Floats, with_it: Floats, *, draws: int = RANKING_DRAWS, seed: int = PROBE_SEED) -> Adjusted:
+def permute_labels(
+    without: Floats, with_it: Floats, *, draws: int = RANKING_DRAWS, seed: int = DEFAULT_SEED
+) -> Adjusted:
     """Two-sample t of each head, and its p adjusted for all heads.
 
     If it made no difference which strings are called what, every way to call as many of them so would be as likely.
@@ -226,7 +228,7 @@ def t_values(differences: Floats) -> Floats:
     return np.asarray(_one_sample_t(differences, np.ones((1, len(differences))))[0])
 
 
-def flip_signs(differences: Floats, *, draws: int = RANKING_DRAWS, seed: int = PROBE_SEED) -> Adjusted:
+def flip_signs(differences: Floats, *, draws: int = RANKING_DRAWS, seed: int = DEFAULT_SEED) -> Adjusted:
     """T of each column [head] of a [prompt, head] array of paired differences, and its p adjusted for all heads.
 
     Args:

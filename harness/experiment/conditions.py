@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, SEEDS_APART, STUDIED, STUDY_COUNT
+from harness.constants import BASELINE, DEFAULT_SEED, MOST_TOKENS, RANDOM_DRAWS, STUDIED, STUDY_COUNT
 from harness.errors import ConfigError
 from harness.yaml_settings import Strict, explain
 
@@ -37,9 +37,7 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 COUNTED = ("unit", "token_ids", "sentence")
 """The fillers whose number of tokens `count` says."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
-"""The keys that say what a condition's filler is; it has one of them at most."""
-WRITTEN_TEXTS = ("file", "count_to")
-"""Two more, which are a `text` as soon as they are read."""
+"""The keys that say what a condition's filler is; it has one of them at most. `count_to` is read as a `text`."""
 WORDS = ("instruction", "cue", "answer_prefix")
 """What a condition without a filler can change."""
 
@@ -68,11 +66,9 @@ class Condition(Strict):
     token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
     """The exact token ids; a shorter list is repeated."""
     sentence: StrictInt | None = Field(default=None, ge=1, le=len(SENTENCES))
-    """A sentence's number in sentences.yaml, from 1; or `sentences: 3`."""
+    """A sentence's number in sentences.yaml, from 1."""
     text: str | None = Field(default=None, min_length=1)
     """A text of your own."""
-    file: Path | None = None
-    """A file with it."""
     count_to: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The numbers from 1 to this one."""
     random_ids: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
@@ -80,7 +76,7 @@ class Condition(Strict):
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
     """How often the problem stands in the prompt."""
     fresh: bool = False
-    """Whether random ids are drawn anew for each sample."""
+    """Whether random ids are drawn anew for each problem."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
     """The filler's tokens. By default 55."""
     separator: str | None = None
@@ -88,7 +84,7 @@ class Condition(Strict):
     placement: Placement = Placement.BETWEEN
     """`before_system`, `between`, `end`, `random`, or the model's own `answer`."""
     seed: int = DEFAULT_SEED
-    """Draws sentences, tokens and places."""
+    """Draws tokens and places."""
     label: str = ""
     """Words before the filler, such as `Filler:`."""
     instruction: str | None = Field(default=None, min_length=1)
@@ -99,22 +95,20 @@ class Condition(Strict):
     """The beginning of the model's answer."""
 
     _draw: int = PrivateAttr(default=0)
-    """Added to the seed of random ids: other samples and other fillers have other tokens at the same places."""
+    """Added to the seed of random ids: other fillers have other tokens at the same places."""
     _gap: str | None = PrivateAttr(default=None)
     """What stands between instruction and problem, where a rewording changes that. None: the standard separator."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Any) -> Any:
-        """A file and counted numbers become a text, and the length and the separator their usual values."""
-        named = [key for key in (*FILLERS, *WRITTEN_TEXTS) if values.get(key) is not None]
+        """Counted numbers become a text, and the length and the separator have their usual values."""
+        named = [key for key in (*FILLERS, "count_to") if values.get(key) is not None]
         if len(named) > 1:
             raise ValueError(f"expected one filler, got {' and '.join(named)}")
         values = dict(values)
         if isinstance(numbers := values.get("count_to"), int) and 0 < numbers <= MOST_TOKENS:
             values |= {"count_to": None, "text": " ".join(map(str, range(1, numbers + 1)))}
-        if isinstance(file := values.get("file"), str | Path):
-            values |= {"file": None, "text": _read_text(Path(file))}
         if named and named[0] in COUNTED and values.get("count") is None:
             values["count"] = STUDY_COUNT
         if named and named[0] in COUNTED[:2] and values.get("separator") is None:
@@ -162,15 +156,6 @@ class Condition(Strict):
         """Whether its prompts are those of the baseline."""
         return self.filler is None and self.instruction is None and not (self.cue or self.answer_prefix)
 
-    def for_samples(self, count: int) -> list[Condition]:
-        """The condition as each sample of a problem has it; one for all, unless its tokens are drawn anew."""
-        return [self._with_draw(self._draw + SEEDS_APART * index) for index in range(count if self.fresh else 1)]
-
-    def _with_draw(self, draw: int) -> Condition:
-        copy = self.model_copy()
-        copy._draw = draw
-        return copy
-
     def filler_text(
         self,
         count_tokens: Callable[[str], int] | None = None,
@@ -204,7 +189,7 @@ class Condition(Strict):
         """The entry of a config that makes the condition again."""
         if self == named_conditions().get(self.name):
             return self.name
-        values = self.model_dump(mode="json", exclude={"file", "count_to"})
+        values = self.model_dump(mode="json", exclude={"count_to"})
         kept = ("separator",) if self.filler in COUNTED[:2] else ()
         return {
             key: value
@@ -246,15 +231,6 @@ class Condition(Strict):
 def usual_separator(unit: str | None) -> str:
     """What stands between two units unless told: nothing between blank ones."""
     return "" if unit is not None and not unit.strip() else " "
-
-
-def _read_text(path: Path) -> str:
-    """A file's text without the line break that ends it."""
-    try:
-        return path.expanduser().read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # the last is said of ~NAME where nobody has that name
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"file {path} cannot be read: {why}") from None
 
 
 def _cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
@@ -337,38 +313,10 @@ def as_condition(value: Any) -> Condition:
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
     if condition.is_plain:
-        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WRITTEN_TEXTS, *WORDS))}.")
+        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}.")
     if condition.name in named or yardstick(condition.name):
         raise ConfigError(f"{where} has the name of one of the study's own conditions or of a yardstick.")
     return condition
-
-
-def draw_sentences(values: Any) -> Any:
-    """`{name: X, sentences: 3}` becomes three conditions X-1, X-2, X-3, with sentences drawn by the seed."""
-    if not isinstance(values, (list, tuple)):
-        return values
-    expanded: list[Any] = []
-    for value in values:
-        if not (isinstance(value, Mapping) and "sentences" in value):
-            expanded.append(value)
-            continue
-        rest = dict(value)
-        count = rest.pop("sentences")
-        if "sentence" in rest or not isinstance(count, int) or not 1 <= count <= len(SENTENCES):
-            raise ConfigError(
-                f"conditions: sentences: expected 1 to {len(SENTENCES)}, and no `sentence` beside, got {count!r}."
-            )
-        seed = rest.get("seed", DEFAULT_SEED)  # if it is no number, each condition says so
-        drawn = random.Random(seed if isinstance(seed, int) else None).sample(range(len(SENTENCES)), count)
-        for place, number in enumerate(drawn, start=1):
-            expanded.append({**rest, "name": f"{rest.get('name', 'sentence')}-{place}", "sentence": number + 1})
-    return expanded
-
-
-def drawn_names(name: str, conditions: Iterable[Condition]) -> tuple[str, ...]:
-    """The names of the conditions that `draw_sentences` made of `{name: NAME, sentences: N}`; else the name itself."""
-    found = tuple(one.name for one in conditions if one.sentence and re.fullmatch(rf"{re.escape(name)}-\d+", one.name))
-    return (name,) if not found or any(one.name == name for one in conditions) else found
 
 
 SPELT = {"/": "slash", "\\": "backslash", ".": "dot", "?": "question", " ": "blank", "\n": "break", "-": "dash"}
@@ -471,7 +419,9 @@ def other_fillers(number: int, conditions: Sequence[Condition]) -> tuple[Conditi
         if one % 2 and left:
             found.append(Condition(name=name, sentence=left.pop(0), count=like.tokens, **place))
         else:
-            found.append(Condition(name=name, random_ids=like.tokens, **place)._with_draw(one - like.seed))
+            drawn = Condition(name=name, random_ids=like.tokens, **place)
+            drawn._draw = one - like.seed
+            found.append(drawn)
     return tuple(found)
 
 

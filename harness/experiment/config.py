@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from harness import resources
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
@@ -20,8 +20,6 @@ from harness.experiment.conditions import (
     all_edits,
     as_condition,
     contrast_name,
-    draw_sentences,
-    drawn_names,
     expand_sweep,
     other_fillers,
     read_contrast,
@@ -29,7 +27,7 @@ from harness.experiment.conditions import (
 from harness.experiment.problems import Dataset, DatasetConfig, open_dataset
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
-from harness.yaml_settings import Strict, explain, override_values, read_values
+from harness.yaml_settings import Strict, explain, read_values
 
 
 class ModelConfig(Strict):
@@ -129,6 +127,9 @@ class StudyConfig(Strict):
     """The labels of all its models, named before any run."""
 
 
+Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
+
+
 class RunConfig(Strict):
     """One experiment."""
 
@@ -138,15 +139,13 @@ class RunConfig(Strict):
     """Which model, and who runs it."""
     dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
     """`math500`, `demo` (500 bundled problems), or a mapping."""
-    conditions: Annotated[
-        tuple[Annotated[Any, BeforeValidator(as_condition)], ...], BeforeValidator(draw_sentences)
-    ] = Field(min_length=1)
+    conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
-    contrasts: tuple[str, ...] | None = None
+    contrasts: tuple[Contrast, ...] | None = None
     """The tested differences. By default every condition's from `wo`."""
-    primary: str | None = None
+    primary: Contrast | None = None
     """The contrast that the run is about. By default `mless - wo`."""
     study: StudyConfig | None = None
     """The study that the run belongs to."""
@@ -187,20 +186,6 @@ class RunConfig(Strict):
         if isinstance(own, (list, tuple)):  # anything else is refused as it is
             own = [*own, *(one for one in swept if one not in own)]
         return {**values, "sweep": None, "conditions": own}
-
-    @field_validator("contrasts")
-    @classmethod
-    def _with_drawn(cls, contrasts: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
-        """The name that drawn sentences have in common stands for all of them."""
-        conditions = info.data.get("conditions", ())
-        pairs = [[drawn_names(name, conditions) for name in read_contrast(text)] for text in contrasts or ()]
-        every = tuple(contrast_name(one, other) for ones, others in pairs for one in ones for other in others)
-        return None if contrasts is None else every
-
-    @field_validator("primary")
-    @classmethod
-    def _is_contrast(cls, primary: str | None) -> str | None:
-        return None if primary is None else contrast_name(*read_contrast(primary))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -364,6 +349,10 @@ class RunConfig(Strict):
         return arguments
 
 
+_WEIGHTS = re.compile(r"model\.arguments(\.(pretrained|model|revision|peft|lora_local_path|delta))?=")
+"""The overrides that name other weights."""
+
+
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
@@ -372,12 +361,10 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    values, overrides = read_values(path, "runs"), list(overrides)
-    before = _weights(values)
-    override_values(values, overrides)
-    labelled = any(re.match(r"model\.label=|model=.*\blabel:", override) for override in overrides)
-    if not labelled and before != _weights(values) and isinstance(model := values.get("model"), dict):
-        model.pop("label", None)
+    overrides = list(overrides)
+    if any(map(_WEIGHTS.match, overrides)):
+        overrides.insert(0, "model.label=null")
+    values = read_values(path, "runs", overrides)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -399,18 +386,8 @@ def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
     """
     from harness.experiment.tokenizer import load_tokenizer
 
-    if not model.strip():
-        raise ConfigError("--model is empty: expected a hub name such as Qwen/Qwen2.5-Math-7B, or a folder.")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
     template = load_tokenizer(resources.resolve_model(model)).chat_template
     own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]
     own.append(f"layouts=[{Layout.CHAT if template else Layout.RAW}]")
     return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])
-
-
-def _weights(values: Any) -> list[Any]:
-    """What of a config's unchecked values decides the weights."""
-    for key in ("model", "arguments"):
-        values = values.get(key) if isinstance(values, dict) else None
-    names = ("pretrained", "model", "revision", "peft", "lora_local_path", "delta")
-    return [values.get(name) for name in names] if isinstance(values, dict) else []

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, product
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 from harness.constants import BASELINE
 from harness.experiment.conditions import group_name, yardstick
@@ -31,27 +31,13 @@ class Arm:
 
     Attributes:
         task: Its name in results and logs.
-        drawn: Its prompts, as they were checked and will run; one entry a sample if its tokens are drawn anew.
+        built: Its prompts, as they were checked and will run.
         replicates: How often it is run.
     """
 
     task: str
-    drawn: tuple[ConditionPrompts, ...]
+    built: ConditionPrompts
     replicates: int = 1
-
-    @property
-    def built(self) -> ConditionPrompts:
-        """The prompts of all samples, or of the first."""
-        return self.drawn[0]
-
-
-class Row(NamedTuple):
-    """A prompt with its arm and problem, and the one sample that it is for; None where all samples have it."""
-
-    arm: Arm
-    problem: Problem
-    prompt: BuiltPrompt
-    sample: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +85,8 @@ class Plan:
                 "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
                 **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
-                **({} if sample is None else {"sample_index": sample}),
             }
-            for arm, problem, prompt, sample in self.rows
+            for arm, problem, prompt in self.rows
         ]
 
     @cached_property
@@ -110,13 +95,12 @@ class Plan:
         return hash_prompts(self.prompts)
 
     @property
-    def rows(self) -> list[Row]:
-        """Every prompt: problems outside, arms inside."""
+    def rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
+        """Every prompt with its arm and problem: problems outside, arms inside."""
         return [
-            Row(arm, problem, built.prompts[place], number if arm.built.condition.fresh else None)
+            (arm, problem, arm.built.prompts[place])
             for place, problem in enumerate(self.dataset.problems)
             for arm in self.arms
-            for number, built in enumerate(arm.drawn)
         ]
 
 
@@ -129,28 +113,23 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     whole = config.load_dataset()
     dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    drawn = [condition.for_samples(config.samples_per_problem) for condition in config.all_conditions]
-    arms = []
-    for layout in config.layouts:
-        built = build_checked_prompts(
+    arms = tuple(
+        Arm(
+            task=config.task_name(dataset.name, built.condition.name, layout),
+            built=built,
+            replicates=config.replicates if built.condition.name == BASELINE else 1,
+        )
+        for layout in config.layouts
+        for built in build_checked_prompts(
             dataset.problems,
-            [one for samples in drawn for one in samples],
+            config.all_conditions,
             layout,
             model,
             max_gen_toks=config.max_gen_toks,
             instruction=config.instruction,
         )
-        following = iter(built)
-        for samples in drawn:
-            name = samples[0].name
-            arms.append(
-                Arm(
-                    task=config.task_name(dataset.name, name, layout),
-                    drawn=tuple(islice(following, len(samples))),
-                    replicates=config.replicates if name == BASELINE else 1,
-                )
-            )
-    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=tuple(arms), limit=limit)
+    )
+    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=arms, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,13 +176,11 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
     for replicate in range(max(arm.replicates for arm in plan.arms)):
-        rows = [row for row in plan.rows if row.arm.replicates > replicate]
+        rows = [row for row in plan.rows if row[0].replicates > replicate]
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object]] = Counter()
-        for index, (arm, problem, prompt, sample) in product(range(plan.config.samples_per_problem), rows):
-            if sample not in (None, index):
-                continue
+        for index, (arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
             chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
             same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.built.layout)
             asked[same] += 1

@@ -15,7 +15,7 @@ import datasets
 
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
-from harness.experiment.conditions import FILLERS, WRITTEN_TEXTS, Condition, as_condition, named_conditions
+from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
 from harness.experiment.problems import load_math500
 from harness.experiment.prompt import Layout, make_document
 from harness.experiment.token_checks import build_checked_prompts
@@ -62,9 +62,10 @@ wo_as_published, mless_as_published = (partial(_documents, as_condition(name), T
 
 def filler(**metadata: Any) -> Documents:
     """Documents of `math500_filler`: a filler and its place from metadata, by the keys of a run config's condition."""
-    keys = (*FILLERS, *WRITTEN_TEXTS, "count", "separator", "placement", "label", "cue")
+    fillers = (*FILLERS, "count_to")
+    keys = (*fillers, "count", "separator", "placement", "label", "cue")
     given: dict[str, Any] = {key: metadata[key] for key in keys if key in metadata}
-    if not given.keys() & {*FILLERS, *WRITTEN_TEXTS}:
+    if not given.keys() & {*fillers}:
         given["unit"] = "/"
     condition = as_condition({"name": "filler", "seed": metadata.get("placement_seed", DEFAULT_SEED), **given})
     return _documents(condition, **metadata)

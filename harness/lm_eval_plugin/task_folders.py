@@ -19,7 +19,7 @@ import yaml
 from harness import resources
 from harness.constants import BASELINE, STUDY_COUNT
 from harness.errors import ConfigError, list_near
-from harness.experiment.conditions import Condition, Placement, as_condition, draw_sentences, named_conditions
+from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
 from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, Problem
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import BuiltPrompt, build_checked_prompts
@@ -144,7 +144,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
     if text is None:
         return list(named_conditions().values())
     values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
-    chosen = [as_condition(value) for value in draw_sentences(values)] if isinstance(values, list) else []
+    chosen = list(map(as_condition, values)) if isinstance(values, list) else []
     names = [condition.name for condition in chosen]
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"--conditions: expected a list of conditions, each once, such as wo,mless; got {text!r}.")

@@ -152,9 +152,7 @@ def _evaluate(
     beside = ("finish_reason", "prompt_tokens", "prompt_token_sha256", "completion_tokens", "seed")
     for task, lines in logged.items():
         for line in lines:
-            own = tasks[task][line["doc_id"]].get("sample_index")
-            repeats = range(identity.arms[task].samples) if own is None else [own]
-            of = [samples[task, line["doc"]["id"], index] for index in repeats]
+            of = [samples[task, line["doc"]["id"], index] for index in range(identity.arms[task].samples)]
             line["generations"] = [{name: getattr(sample, name) for name in beside} for sample in of]
     tracker.save_results_aggregated(results=results, samples=logged)
     entries = []
@@ -205,8 +203,7 @@ def _task(name: str, prompts: Sequence[Mapping[str, Any]], arm: Arm) -> Any:
             self.dataset = {"test": Dataset.from_list([row["doc"] for row in prompts])}
 
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
-    repeats = arm.samples if prompts[0].get("sample_index") is None else 1
-    asked = {"repeats": repeats, "generation_kwargs": arm.sampling.lm_eval()}
+    asked = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}
     return Recorded(config={**template, "task": name, **asked})
 
 

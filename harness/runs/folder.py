@@ -323,16 +323,14 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
 
 class PromptPlaces:
-    """Finds the prompt of a sample among a run's prompts, by task, problem and, where samples differ, sample.
+    """Finds the prompt of a sample among a run's prompts, by task and problem.
 
     Args:
         prompts: The run's prompts.
     """
 
     def __init__(self, prompts: Sequence[Mapping[str, Any]]) -> None:
-        self._places = {
-            (row["task"], row["doc"]["id"], row.get("sample_index")): place for place, row in enumerate(prompts)
-        }
+        self._places = {(row["task"], row["doc"]["id"]): place for place, row in enumerate(prompts)}
 
     def find(self, sample: Sample) -> int:
         """The prompt's row.
@@ -340,9 +338,7 @@ class PromptPlaces:
         Raises:
             RunError: there is none.
         """
-        place = self._places.get((sample.task, sample.problem_id, None))
-        if place is None:
-            place = self._places.get((sample.task, sample.problem_id, sample.sample_index))
+        place = self._places.get((sample.task, sample.problem_id))
         if place is None:
             raise RunError(f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}.")
         return place
@@ -351,10 +347,7 @@ class PromptPlaces:
 def count_expected(prompts: Sequence[Mapping[str, Any]], identity: Identity) -> list[int]:
     """How many samples each prompt has in a finished run."""
     arms = [identity.arms[row["task"]] for row in prompts]
-    return [
-        arm.replicates * (arm.samples if row.get("sample_index") is None else 1)
-        for row, arm in zip(prompts, arms, strict=True)
-    ]
+    return [arm.replicates * arm.samples for arm in arms]
 
 
 def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:

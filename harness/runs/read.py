@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,15 +242,6 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     for number, (row, samples) in enumerate(zip(prompts, answered, strict=True), start=1):
         repeats = sorted((one for one in samples if not one[0].replicate), key=lambda one: one[0].sample_index)
         doc = row["doc"]
-        if row.get("sample_index"):  # a prompt of a later sample only: it is shown with the first one's
-            first = found[-1]
-            found[-1] = replace(
-                first,
-                completions=(*first.completions, *(sample.completion for sample, _ in repeats)),
-                verdicts=(*first.verdicts, *(score.verdict for _, score in repeats)),
-                answers=(*first.answers, *(score.answer for _, score in repeats)),
-            )
-            continue
         prompt = document_prompt(doc)
         found.append(
             RunPrompt(

@@ -59,7 +59,6 @@ class Prompt(Struct):
     """A line of `prompts.jsonl`.
 
     Attributes:
-        sample_index: The one sample of the problem that this prompt is for; None where all samples have it.
         answer_prefix: The answer's beginning, where the prompt ends in one that the model continues.
         thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
     """
@@ -79,7 +78,6 @@ class Prompt(Struct):
         str | None, column("hash of the prompt's token ids; missing where they were not known")
     ]
     doc: Document
-    sample_index: int | None = None
     answer_prefix: str = ""
     thinking_opened: bool = False
 

@@ -447,7 +447,7 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     run = write_run(
         tmp_path / "made",
         answer,
-        conditions=["wo", {"name": "unrelated", "sentences": 2}],
+        conditions=["wo", *({"name": f"unrelated-{n}", "sentence": n} for n in (1, 2))],
         replicates=2,
         prompt_null=3,
         sampling={"temperature": 0.7},

@@ -201,18 +201,15 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
     assert len({key, *keys}) == 1 + len(others) + len(changes)
 
 
-def test_a_sample_finds_its_prompt_whether_all_samples_share_it_or_each_has_its_own(tmp_path):
+def test_a_sample_finds_its_prompt(tmp_path):
     rows = read_prompts(small_run(tmp_path / "run"))
     sample = next(read_samples(tmp_path / "run"))
     assert rows[PromptPlaces(rows).find(sample)]["doc"]["id"] == sample.problem_id
-    drawn = [{**row, "sample_index": index} for row in rows for index in range(2)]
-    place = PromptPlaces(drawn).find(replace(sample, sample_index=1))
-    assert (drawn[place]["task"], drawn[place]["sample_index"]) == (sample.task, 1)
     with pytest.raises(RunError, match=r"prompts.jsonl lacks the prompt of problem"):
-        PromptPlaces(drawn).find(replace(sample, sample_index=2))
+        PromptPlaces(rows[:0]).find(sample)
     identity = read_identity(tmp_path / "run")
     twice = replace(identity, arms={task: replace(arm, samples=2) for task, arm in identity.arms.items()})
-    assert count_expected(drawn, twice) == [1] * len(drawn) and count_expected(rows, twice) == [2] * len(rows)
+    assert count_expected(rows, twice) == [2] * len(rows)
 
 
 def test_first_samples_of_all_problems_come_before_second_ones():
