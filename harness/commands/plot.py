@@ -24,7 +24,46 @@ def plot(
     A sweep's figure (`--kind dose`) shows the difference against the filler's length. It needs a run of one filler in
     several lengths.
     """
-    from harness.display.plots import make_plots
+    import pandas
 
-    files = make_plots(runs, output, kinds=kind or (), baseline=baseline, margin=margin, metric=metric)
-    typer.echo("\n".join(f"{path.suffix[1:]:<4} {path}" for path in files))
+    from harness.analysis.leaderboard import join_factors, make_leaderboard
+    from harness.analysis.sweeps import find_sweeps
+    from harness.display.figures.dots import draw_accuracies, draw_forest
+    from harness.display.figures.ecdf import draw_completion_lengths, length_shares
+    from harness.display.figures.lines import draw_dose
+    from harness.display.figures.style import without_contrasts, without_yardsticks, write_figure
+    from harness.errors import ComparisonError
+    from harness.runs.paths import locate
+    from harness.runs.read import Run
+    from harness.runs.same_settings import join
+
+    read = [Run.load(run, metric=metric) for run in locate(runs)]
+    whole = make_leaderboard(read, baseline=baseline, margin=margin)
+    table, factors = whole.comparison, join_factors(read)
+    plain = without_yardsticks(table)
+    if plain["difference"].isna().all():
+        raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {baseline}.")
+    receipt = {
+        "baseline": whole.baseline,
+        "margin": float(table["margin"].iloc[0]),
+        "seed": whole.seed,
+        "runs": list(whole.receipt),
+    }
+    for one in dict.fromkeys(kind or [each for each in Kind if each != Kind.DOSE or find_sweeps(factors)]):
+        if one == Kind.ACCURACY:
+            names = dict.fromkeys(str(each.facts.get("dataset_name") or "the problems") for each in read)
+            figure, shown = draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain
+        elif one == Kind.FOREST:
+            figure, shown = draw_forest(table, pooled=whole.pooled), table
+        elif one == Kind.COMPLETION_LENGTHS:
+            frame = join(read)
+            shown = length_shares(frame[~frame["condition"].isin(whole.yardsticks)])
+            figure = draw_completion_lengths(shown)
+        else:
+            if not find_sweeps(factors):
+                raise ComparisonError(f"{' '.join(runs)}: no filler has two lengths, so there is no sweep to draw.")
+            places = pandas.DataFrame([{"condition": name, **of} for name, of in factors.items()])
+            shown = without_contrasts(table).merge(places, on="condition", how="left")
+            figure = draw_dose(shown, factors)
+        for path in write_figure(figure, shown, output, one, {"figure": one, **receipt}):
+            typer.echo(f"{path.suffix[1:]:<4} {path}")

@@ -62,6 +62,10 @@ def run(
 def show_run(folder: Path) -> None:
     """Print a run's table, where its figure and files are, and what to do next."""
     from harness.display.table_pages import make_table
+    from harness.errors import ComparisonError
 
-    typer.echo(make_table([str(folder)], lenient=True))
+    try:
+        typer.echo(make_table([str(folder)]))
+    except ComparisonError as error:  # a run without the baseline is no mistake
+        typer.echo(error)
     typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nnext    mless report {folder} -o report.html\nrun     {folder}")

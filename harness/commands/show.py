@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import Baseline, DrawCount, DrawSeed, LayoutName, Level, Metric, Subject
-from harness.constants import BASELINE, DEFAULT_SEED, SHOWN_LETTERS, STUDIED, Choice
+from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
+from harness.constants import BASELINE, SHOWN_LETTERS, STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
@@ -25,9 +25,6 @@ def show(
     direction: Annotated[Choice, typer.Option(help="With --changed: the outcome to show.")] = "changed",
     subject: Subject = None,
     level: Level = None,
-    n: DrawCount = None,
-    seed: DrawSeed = DEFAULT_SEED,
-    controls: Annotated[bool, typer.Option("--controls", help="Save a matched unchanged problem with each.")] = False,
     layout: LayoutName = None,
     metric: Metric = None,
     full: Annotated[bool, typer.Option("--full", help="Print whole completions, however long.")] = False,
@@ -46,14 +43,7 @@ def show(
         print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
     elif changed:
         criterion = Criterion(
-            flip=direction,
-            baseline=baseline,
-            condition=condition or STUDIED,
-            subject=subject,
-            level=level,
-            n=n,
-            seed=seed,
-            controls=controls,
+            flip=direction, baseline=baseline, condition=condition or STUDIED, subject=subject, level=level
         )
         _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS)
     else:
@@ -69,14 +59,11 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, *, layout: str |
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    every = select(source, criterion.model_copy(update={"flip": None, "n": None, "controls": False}))
-    nothing = not any(criterion.wants(one.outcome) for one in every.problems)  # which is a result, no mistake
-    selection = every if nothing and criterion.n is None else select(source, criterion)
-    listed = [one for one in selection.problems if criterion.wants(one.outcome) and not one.control]
+    every = select(source, criterion.model_copy(update={"flip": None}))  # that none changed is a result
     frame = run.samples[run.samples["layout"] == source.layout]
     both = frame[frame["condition"].isin([criterion.baseline, criterion.condition])]
     rows = records(compare(both, baseline=criterion.baseline))
     (row,) = (row for row in rows if row["condition"] == criterion.condition)
     typer.echo(f"{source.name}, {source.layout}: {criterion.condition} - {criterion.baseline}, {row['n']} problems")
-    typer.echo(describe_changes(row, criterion, every.outcomes, len(listed)))
-    print_changes(console, source, selection.model_copy(update={"criterion": criterion}), limit=limit)
+    typer.echo(describe_changes(row, criterion, every.outcomes))
+    print_changes(console, source, every.model_copy(update={"criterion": criterion}), limit=limit)

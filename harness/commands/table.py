@@ -26,7 +26,18 @@ def table(
     ] = None,
 ) -> None:
     """Every condition of some runs against the baseline: accuracy, difference, adjusted p, verdict."""
-    from harness.display.table_pages import Parts, make_table
+    from harness.display.table_pages import make_table
 
-    parts = Parts(mediators=mediators, audit=audit, reference=reference)
-    typer.echo(make_table(runs, form=form, by=by or (), baseline=baseline, margin=margin, metric=metric, parts=parts))
+    typer.echo(
+        make_table(
+            runs,
+            form=form,
+            by=by or (),
+            baseline=baseline,
+            margin=margin,
+            metric=metric,
+            mediators=mediators,
+            audit=audit,
+            reference=reference,
+        )
+    )

@@ -89,17 +89,6 @@ FLIPS = Column(
 BARE = Column("difference verdict", "", _bare, strong=True)
 """A difference in the leaderboard, headed by its condition: bold if its test was passed, in brackets if exploratory."""
 
-FURTHER = _meant(
-    comparison.COLUMNS,
-    ("accuracy accuracy_low accuracy_high", f"accuracy % [{LEVEL}]", accuracy),
-    ("standard_error", "SE", number),
-    ("n", "n", count),
-    ("k", "k", count),
-    ("p", "p", p_value),
-    ("tests", "tests", count),
-    ("aa_difference", "A/A", signed),
-)
-"""What the report's comparison has no room for."""
 YARDSTICKS = _meant(
     comparison.COLUMNS,
     ("wordings", "rewordings", count),
@@ -152,12 +141,4 @@ REFERENCE = _meant(
     ("reference agrees", "theirs", _agreeing),
     ("difference difference_low difference_high", "our difference", difference),
     ("reference_difference difference_agrees", "their difference", partial(_agreeing, write=signed)),
-)
-ACCURACIES = _meant(
-    comparison.COLUMNS,
-    ("accuracy accuracy_low accuracy_high", f"accuracy % [{LEVEL}]", accuracy),
-    ("n", "n", count),
-    ("no_box", "no box", count),
-    ("truncated", "truncated", count),
-    ("ungraded", "ungraded", count),
 )

@@ -158,13 +158,6 @@ def remark_noise(board: Leaderboard) -> Iterator[str]:
         yield f"Set apart, as they change how many samples have a gradable answer: {', '.join(apart)}."
 
 
-def show_further(board: Leaderboard) -> Table:
-    """What the comparison has no room for."""
-    rows = shown_rows(board, board.comparison)
-    columns = [one for one in declared.FURTHER if any(row[one.key.split()[0]] is not None for row in rows)]
-    return Table("More columns", rows, [*_settings(board), *columns])
-
-
 def show_sweeps(board: Leaderboard) -> Table | None:
     """Each filler that was run in several lengths: all lengths together, and the best of them. None without any."""
     rows = records(board.sweeps)
@@ -240,10 +233,3 @@ def show_reference(table: pandas.DataFrame, reference: Reference, differences: S
     )
     title = ", ".join(filter(None, [f"Reference: {reference.source}", shared]))
     return Table(title, rows, [*words, *declared.REFERENCE], [agrees, *differences])
-
-
-def show_accuracies(table: pandas.DataFrame) -> Table:
-    """Accuracies alone, for runs without a baseline. `table` is from `accuracy.accuracy_table`."""
-    rows = records(table)
-    remark = "Accuracies alone: there is no baseline condition among them that others could be compared with."
-    return Table("Accuracy", rows, [*map(word, ("model", "layout", "condition")), *declared.ACCURACIES], [remark])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -21,22 +20,6 @@ from harness.constants import LOG_SECONDS
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
 
-_bars_shown = Event()
-"""They are a sign of life themselves."""
-
-
-@contextmanager
-def sign_of_life() -> Iterator[None]:
-    """Say on a terminal after a second and a half that something is being done, unless bars show it."""
-    timer = Timer(1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True))
-    timer.daemon = True
-    if sys.stderr.isatty():
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
@@ -45,7 +28,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes how much is done and how much there is to do.
     """
     with _bars(TimeRemainingColumn()) as bars:
-        _bars_shown.set()
         row = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(row, completed=done, total=total)
 
@@ -102,7 +84,6 @@ class Progress:
         """Start the clock, once the model is loaded. Samples counted so far took no time."""
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
-        _bars_shown.set()
         self._bars.start()
         return self
 

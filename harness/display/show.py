@@ -60,23 +60,21 @@ def describe_run(run: Run) -> str:
     )
 
 
-def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int], shown: int) -> str:
+def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]) -> str:
     """Above the problems that changed: what all problems say, and how many of them are listed.
 
     Args:
         row: The condition's row of `mless table`: what stands in the list proves nothing.
         criterion: What was asked for.
         outcomes: How many problems had each outcome.
-        shown: How many are listed.
     """
     baseline = criterion.baseline
     again = f"{flips(row['aa_wrong_to_right'], row['aa_right_to_wrong'])}: flips of {baseline} against itself"
     if row["aa_difference"] is None:
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
-    drawn = f"{shown} drawn from " if shown < matching else ""
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
-    listed = f"{drawn}{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
+    listed = f"{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
     rule = ", by the share of their samples that is right" if row["k"] > 1 else ""
     lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
     return fold(
@@ -99,7 +97,7 @@ def print_changes(console: Console, source: Source, selection: Selection, *, lim
     problems = {problem.id: problem for problem in source.problems}
     criterion = selection.criterion
     for one in selection.problems:
-        if one.control or not criterion.wants(one.outcome):
+        if not criterion.wants(one.outcome):
             continue
         sides = [problems[one.problem_id].prompts[name] for name in (criterion.baseline, criterion.condition)]
         right = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}.get(str(one.outcome), (None, None))

@@ -23,8 +23,7 @@ Row = Mapping[str, Any]
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
-_BOLD = {"text": "\x1b[1m{}\x1b[0m", "markdown": "**{}**", "latex": r"\textbf{{{}}}"}
+_STRONG = {"text": "{}", "markdown": "**{}**", "latex": r"\textbf{{{}}}"}
 _MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
 """Characters that Markdown could read as markup. A bracket alone is left as it is: intervals are full of them, and
 only what follows it could make it a link or an image."""
@@ -118,20 +117,19 @@ class Table:
         return (*(f"{heading}: {legend}." for heading, legend in legends if legend), *self.remarks)
 
 
-def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = (), *, colour: bool = False) -> str:
+def render(tables: Sequence[Table], form: Format = "text", footer: Sequence[str] = ()) -> str:
     """Write tables one below the other, then the footer. A note that several tables share stands below the first.
 
     Args:
         tables: The tables. Control characters, which a model's label may hold, are spelt out.
         form: `text`, `markdown` or `latex`. CSV and JSON are written from data frames: see `leaderboard`.
         footer: Lines below all tables: the receipt.
-        colour: Whether text is for a terminal, which shows strong cells in bold.
     """
     said = set[str]()
     parts = []
     for table in tables:
         rows = [[_escape(heading, form) for heading in table.header]]
-        rows += [[_cell(cell, form, colour) for cell in cells] for cells in table.cells]
+        rows += [[_cell(cell, form) for cell in cells] for cells in table.cells]
         notes = [_escape(note, form) for note in table.notes if note not in said]
         said.update(table.notes)
         write = {"text": _text, "markdown": _markdown, "latex": _latex}[form]
@@ -161,11 +159,9 @@ def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(text.translate(_PLAIN)) for text in texts)
 
 
-def _cell(cell: Cell, form: Format, colour: bool) -> str:
+def _cell(cell: Cell, form: Format) -> str:
     text = _escape(cell.text, form)
-    if not cell.strong or (form == "text" and not colour):
-        return text
-    return _BOLD[form].format(text)
+    return _STRONG[form].format(text) if cell.strong else text
 
 
 def _escape(text: str, form: Format) -> str:
@@ -195,7 +191,7 @@ def _text(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], note
         names, *body = [row[lifted:] for row in rows]
         for headings in (zip(*(("", name) for name in names), strict=True), zip(*map(_break, names), strict=True)):
             top = list(headings)
-            rule = ["-" * max(map(_width, column)) for column in zip(*top, *body, strict=True)]
+            rule = ["-" * max(map(len, column)) for column in zip(*top, *body, strict=True)]
             width = len("  ".join(rule))
             if width <= TABLE_WIDTH:
                 break
@@ -215,10 +211,6 @@ def _break(name: str) -> tuple[str, str]:
     """A heading in two lines of like length."""
     cuts = [("", name), *((name[: at.end()].strip(), name[at.end() :]) for at in re.finditer("[ _]", name))]
     return min(cuts, key=lambda cut: max(map(len, cut)))
-
-
-def _width(cell: str) -> int:
-    return len(_TERMINAL_CODE.sub("", cell))
 
 
 def _markdown(title: str, rows: Sequence[Sequence[str]], right: Sequence[bool], notes: Sequence[str]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from harness.analysis.leaderboard import (
@@ -15,7 +14,6 @@ from harness.analysis.leaderboard import (
     records,
     task_name,
 )
-from harness.analysis.outcomes import accuracy_table
 from harness.analysis.reference import read_reference, reference_table, setup_differences
 from harness.constants import BASELINE, Format, Split
 from harness.display import comparison_tables as shown
@@ -27,15 +25,6 @@ from harness.runs.receipts import receipt_line
 from harness.runs.same_settings import by_table, join
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Tables to show beside the comparison, or instead of it in CSV."""
-
-    mediators: bool = False
-    audit: bool = False
-    reference: str | None = None
-
-
 def make_table(
     runs: Sequence[str],
     *,
@@ -44,8 +33,9 @@ def make_table(
     baseline: str = BASELINE,
     margin: float | None = None,
     metric: str | None = None,
-    parts: Parts | None = None,
-    lenient: bool = False,
+    mediators: bool = False,
+    audit: bool = False,
+    reference: str | None = None,
 ) -> str:
     """The page of `mless table`.
 
@@ -56,22 +46,19 @@ def make_table(
         baseline: The condition that others are compared with.
         margin: Equivalence margin in points; None for the default.
         metric: The metric that tells right from wrong in logs of other tasks.
-        parts: Further tables.
-        lenient: If the runs have no baseline, show accuracies alone instead of refusing.
+        mediators: Whether to add what else changed. A further table stands in place of the comparison in CSV.
+        audit: Whether to add what other graders say.
+        reference: Published numbers to add: see `read_reference`.
 
     Raises:
         ValueError: there is no such split.
         HarnessError: the runs cannot be read or compared, or the tables asked for do not go together.
     """
-    by, parts = list(dict.fromkeys(Split(name).value for name in by)), parts or Parts()
+    by = list(dict.fromkeys(Split(name).value for name in by))
     read = [Run.load(run, metric=metric) for run in locate(runs)]
-    if lenient and not all((one.samples["condition"] == baseline).any() for one in read):
-        return render([shown.show_accuracies(accuracy_table(read[0].samples))])
-    options = [f"--{name}" for name in ("mediators", "audit", "reference") if getattr(parts, name)]
-    if form == "csv" and len(options) > 1:
-        raise ConfigError(f"CSV holds one table: expected one option at most, got {' and '.join(options)}.")
-    published = None if parts.reference is None else read_reference(parts.reference)
-    if published is not None and by:
+    if form == "csv" and mediators + audit + bool(reference) > 1:
+        raise ConfigError("CSV holds one table: expected one of --mediators, --audit and --reference at most.")
+    if reference and by:
         raise ConfigError("--reference has numbers over all problems: expected no --by beside it. Leave one out.")
     board = make_leaderboard(read, baseline=baseline, margin=margin, by=by)
     tables = [
@@ -81,20 +68,21 @@ def make_table(
         shown.show_yardsticks(board),
     ]
     frame, further = board.comparison, dict[str, Any]()
-    if parts.mediators:
+    if mediators:
         tables.append(shown.show_mediators(board))
         frame = board.mediators
-    if parts.audit:
+    if audit:
         tables.append(shown.show_audit(board))
         frame = board.audit
-    if published is not None:
+    if reference:
+        published = read_reference(reference)
         frame = reference_table(
             board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=baseline
         )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
         tables.append(shown.show_reference(frame, published, differences))
         said = published.model_dump(exclude={"accuracies"})
-        further["reference"] = {"name": parts.reference, **said, "rows": records(frame), "differences": differences}
+        further["reference"] = {"name": reference, **said, "rows": records(frame), "differences": differences}
     if form == "json":
         return as_json(board, **further)
     return as_csv(frame, board) if form == "csv" else _page(tables, form, board)
@@ -145,4 +133,4 @@ def _titles(boards: Sequence[Leaderboard]) -> list[str]:
 
 def _page(tables: Sequence[Table | None], form: Format, *boards: Leaderboard) -> str:
     receipts = [receipt_line(entry) for board in boards for entry in board.receipt]
-    return render([table for table in tables if table], form, receipts, colour=sys.stdout.isatty())
+    return render([table for table in tables if table], form, receipts)

@@ -12,7 +12,7 @@ import pytest
 from harness import resources
 from harness.analysis.leaderboard import make_leaderboard
 from harness.analysis.reference import COLUMNS, read_reference, reference_table, setup_differences
-from harness.display.table_pages import Parts, make_table
+from harness.display.table_pages import make_table
 from harness.errors import ConfigError
 from harness.runs.same_settings import join
 from tests.make import GREEDY_RUN, evaluation
@@ -165,13 +165,14 @@ def test_what_differs_in_the_set_up_is_said():
 
 
 def test_the_command_shows_them_in_every_format():
-    parts = Parts(reference="study-table-1")
-    text = make_table([str(GREEDY_RUN)], parts=parts)
+    text = make_table([str(GREEDY_RUN)], reference="study-table-1")
     assert "Reference: Table 1 of Shi et al. (2025)" in text and "mless-demo is not in the reference" in text
-    data = json.loads(make_table([str(GREEDY_RUN)], form="json", parts=parts))["reference"]
+    data = json.loads(make_table([str(GREEDY_RUN)], form="json", reference="study-table-1"))["reference"]
     assert data["name"] == "study-table-1" and data["setup"]["layout"] == "as_published"
     assert len(data["rows"]) == 12 and list(data["rows"][0]) == list(COLUMNS) and len(data["differences"]) == 5
-    assert make_table([str(GREEDY_RUN)], form="csv", parts=parts).startswith('"model","layout","condition","accuracy",')
+    assert make_table([str(GREEDY_RUN)], form="csv", reference="study-table-1").startswith(
+        '"model","layout","condition","accuracy",'
+    )
 
 
 def test_bad_references_are_refused(tmp_path):
@@ -179,7 +180,7 @@ def test_bad_references_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=f"Reference '{name}': .* one of seed-bar-chart, st"):
             read_reference(name)
     with pytest.raises(ConfigError, match="--reference has numbers over all problems: expected no --by beside it"):
-        make_table([str(GREEDY_RUN)], by=["level"], parts=Parts(reference="study-table-1"))
+        make_table([str(GREEDY_RUN)], by=["level"], reference="study-table-1")
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
     for change, message in (
         (

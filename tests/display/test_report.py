@@ -215,16 +215,14 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
     compared = compare(load_run(run, replicates=True), **REGISTERED)
     cells = Reader(page.read_text()).cells
     shown = ["accuracy", "difference", "p_adjusted", "verdict", "wrong_to_right"]
-    folded = ["accuracy", "standard_error", "n", "k", "p", "tests", "aa_difference"]
-    for names in (shown, folded):
-        for _, wanted in compared.iterrows():
-            row, cells = cells[: 1 + len(names)], cells[1 + len(names) :]
-            condition, *keys = [attributes["data-key"] for attributes, _ in row]
-            assert condition == wanted["condition"]
-            for key, name in zip(keys, names, strict=True):
-                want = wanted[name]
-                assert key == str(want) if name == "verdict" else pandas.isna(want) or float(key) == want, name
-                assert (key == "nan") == bool(pandas.isna(want)), name
+    for _, wanted in compared.iterrows():
+        row, cells = cells[: 1 + len(shown)], cells[1 + len(shown) :]
+        condition, *keys = [attributes["data-key"] for attributes, _ in row]
+        assert condition == wanted["condition"]
+        for key, name in zip(keys, shown, strict=True):
+            want = wanted[name]
+            assert key == str(want) if name == "verdict" else pandas.isna(want) or float(key) == want, name
+            assert (key == "nan") == bool(pandas.isna(want)), name
 
 
 def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect):
@@ -389,7 +387,6 @@ def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
 @pytest.mark.parametrize(
     ("folders", "error", "message"),
     [
-        ([], RunError, "A report needs at least one run"),
         ([GREEDY_RUN, GREEDY_RUN], ComparisonError, "is given twice"),
         ([Path("nowhere")], RunError, "nowhere holds no finished run"),
     ],
@@ -410,11 +407,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
     assert (tmp_path / "new" / "folder" / "page.html").is_file()
     with pytest.raises(JournalError, match="cannot be written"):
         write_report([GREEDY_RUN], tmp_path / "file" / "page.html")
-    for folder in (Path(), Path("/"), tmp_path):  # before the work: the run is not even looked for
-        with pytest.raises(
-            JournalError, match=r"cannot be written: Is a directory\. Make it writable, or choose another --output\."
-        ):
-            write_report([Path("nowhere")], folder)
+    with pytest.raises(JournalError, match="cannot be written: Is a directory"):
+        write_report([GREEDY_RUN], tmp_path)
     assert not list(tmp_path.parent.glob("*.part"))
 
 

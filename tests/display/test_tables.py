@@ -26,7 +26,7 @@ from harness.display.comparison_tables import (
 )
 from harness.display.numbers import MINUS, NONE, p_value, signed
 from harness.display.table import Cell, Column, Table, render
-from harness.display.table_pages import Parts, make_table
+from harness.display.table_pages import make_table
 from harness.errors import ComparisonError, ConfigError
 from harness.runs.read import Run
 from harness.runs.receipts import receipt_line
@@ -256,18 +256,11 @@ def test_no_table_is_wider_than_a_terminal():
     ):
         page = render([grid], "text", [receipt_line(one) for one in board.receipt])
         assert max(map(len, page.splitlines())) <= 80, page
-    for parts in (Parts(mediators=True, audit=True), Parts(reference="study-table-1")):
-        assert max(map(len, make_table([str(GREEDY_RUN)], parts=parts).splitlines())) <= 80
+    for parts in ({"mediators": True, "audit": True}, {"reference": "study-table-1"}):
+        assert max(map(len, make_table([str(GREEDY_RUN)], **parts).splitlines())) <= 80
     split = make_table([str(GREEDY_RUN)], by=["subject"])
     assert max(map(len, split.splitlines())) <= 80
     assert split.count("\n\nAlgebra\nw/o ") == 1, "a heading above its rows"
-
-
-def test_text_is_bold_on_a_terminal_only():
-    grid = made(["a"], ("[red]x[/red]",), strong=0)
-    plain, coloured = render([grid], "text"), render([grid], "text", colour=True)
-    assert "\x1b[1m[red]x[/red]\x1b[0m" in coloured and "\x1b" not in plain
-    assert "[red]x[/red]" in plain, "what models are called is no markup"
 
 
 def test_markdown_and_latex_are_escaped():
@@ -343,10 +336,10 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
         assert (line["p_adjusted"] == "") == (row["p_adjusted"] is None)
     documented = (ROOT / "docs" / "tables.md").read_text()
     assert not [name for name in (*data, *data["receipt"][0]) if f"`{name}`" not in documented]
-    audit = make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True))
+    audit = make_table([str(GREEDY_RUN)], form="csv", audit=True)
     assert audit.startswith('"model","layout","condition","ours","ours_difference","math_verify",')
-    with pytest.raises(ConfigError, match=r"CSV holds one table: .* got --mediators and --audit"):
-        make_table([str(GREEDY_RUN)], form="csv", parts=Parts(audit=True, mediators=True))
+    with pytest.raises(ConfigError, match="CSV holds one table: "):
+        make_table([str(GREEDY_RUN)], form="csv", audit=True, mediators=True)
 
 
 def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say():
@@ -474,11 +467,3 @@ def test_a_made_run_with_replicates_a_prompt_null_and_several_sentences(tmp_path
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2, "lm-eval's logs have the first replicate"
     assert (run / "journal.jsonl").read_text().count("no such answer") == 6
     assert not any("no such answer" in line for line in logged), "and nothing of the second"
-
-
-def test_a_run_without_a_baseline_ends_with_its_accuracies(tmp_path):
-    run = write_run(tmp_path / "made", right, conditions=["mless"], audit=False, limit=2)
-    page = make_table([str(run)], lenient=True)
-    assert "Accuracies alone: there is no baseline condition" in page and "100.0" in page
-    with pytest.raises(ComparisonError, match="no baseline condition 'wo'"):
-        make_table([str(run)])

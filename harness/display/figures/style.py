@@ -7,7 +7,6 @@ import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,6 @@ import matplotlib
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image, PngImagePlugin
 
 from harness.analysis.controls import APART
 from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
@@ -203,28 +201,14 @@ def save_figure(
 ) -> list[Path]:
     """Write the figure in each of the formats (png, svg, pdf), the receipt inside, and return the files."""
     note = json.dumps(dict(receipt), sort_keys=True, default=str)
-    # PDF has fixed fields; a date would make two drawings of the same numbers differ
-    metadata = {"svg": {"Description": note, "Date": None}, "pdf": {"Subject": note, "CreationDate": None}}
-    files = [path.with_name(f"{path.name}.{kind}") for kind in formats]
-    for file, kind in zip(files, formats, strict=True):
-        if kind == "png":
-            _save_png(figure, file, note, dpi)
-        else:
-            with matplotlib.rc_context({"svg.hashsalt": "mless"}):  # and so would names drawn by chance
-                figure.savefig(file, dpi=dpi, metadata=metadata[kind])
-    return files
-
-
-def _save_png(figure: Figure, path: Path, note: str, dpi: float) -> None:
-    """Write a PNG with a palette of 256 colours, at about a third of its size.
-
-    A chart has few colours. Only the mixed ones at the edges of lines and letters move, by 15 of 255 at most in the
-    figures of this project.
-    """
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=dpi)
-    about = PngImagePlugin.PngInfo()
-    about.add_text("Description", note)
-    with Image.open(drawn) as image:
-        palette = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
-        palette.save(path, optimize=True, pnginfo=about, dpi=(dpi, dpi))
+    # PDF has fixed fields; a date, and names drawn by chance, would make two drawings of the same numbers differ
+    metadata: Any = {
+        "png": {"Description": note},
+        "svg": {"Description": note, "Date": None},
+        "pdf": {"Subject": note, "CreationDate": None},
+    }
+    files = {kind: path.with_name(f"{path.name}.{kind}") for kind in formats}
+    with matplotlib.rc_context({"svg.hashsalt": "mless"}):
+        for kind, file in files.items():
+            figure.savefig(file, dpi=dpi, metadata=metadata[kind])
+    return list(files.values())

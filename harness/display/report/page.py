@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -91,12 +89,6 @@ def write_report(
     """
     with clear_messages(output):  # before the work, which takes a while
         output.parent.mkdir(parents=True, exist_ok=True)
-        if output.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(output.parent, os.W_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if not runs:
-        raise RunError("A report needs at least one run: expected run folders, got none. Name one, as results/example.")
     read = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
@@ -129,7 +121,6 @@ def _parts(
         "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
         "results": shown.show_comparison(board),
         "define_flips": define_flips(max(row["k"] for row in rows)),
-        "more": shown.show_further(board),
         "others": _other_tables(board, runs),
         "attention": [
             {"name": one.name, "notes": one.notes, "figure": _embed(one.figure, CURVES)} for one in attention
