@@ -51,7 +51,7 @@ def plot(
     }
     for one in dict.fromkeys(kind or [each for each in Kind if each != Kind.DOSE or find_sweeps(factors)]):
         if one == Kind.ACCURACY:
-            names = dict.fromkeys(str(each.facts.get("dataset_name") or "the problems") for each in read)
+            names = dict.fromkeys(str(each.about.get("dataset_name") or "the problems") for each in read)
             figure, shown = draw_accuracies(table, title=f"Results on {', '.join(names)}"), plain
         elif one == Kind.FOREST:
             figure, shown = draw_forest(table, pooled=whole.pooled), table
