@@ -190,7 +190,7 @@ def evaluate(names: list[str], manager: TaskManager, model: Silent, **way: Any) 
 
 
 def compare(names: list[str]) -> list[dict[str, Any]]:
-    """One row per task: how many documents, and on how many of them each way of asking is lm-eval's own under `wo`.
+    """One row per task: how many documents, and for how many of them every way of asking is lm-eval's own under `wo`.
 
     Raises:
         AssertionError: a score or a stop string differs, or under `mless` anything but the filler before the question.
@@ -204,12 +204,12 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
         asked = {way: evaluate(names, manager, model, **given)["samples"] for way, given in WAYS.items()}
     for name in names:
         filler = written[name]["filler"]
-        equal, tokens = {}, set()
+        unequal, tokens = set[int](), set[int]()
         for way, samples in asked.items():
-            equal[way] = 0
             stock, wo, mless = (by_document(samples[task]) for task in (name, f"{name}_wo", f"{name}_mless"))
             for own, ours, filled in zip(stock, wo, mless, strict=True):
-                equal[way] += own["prompt_hash"] == ours["prompt_hash"]
+                if own["prompt_hash"] != ours["prompt_hash"]:
+                    unequal.add(own["doc_id"])
                 (text, settings), *others = (one["arguments"][0] for one in (own, ours, filled))
                 where = f"{name}, {way}"
                 assert all(other == settings for _, other in others), f"{where}: other stop strings"
@@ -225,7 +225,8 @@ def compare(names: list[str]) -> list[dict[str, Any]]:
                 tokens.add(sum(ends[0] <= start < end <= ends[1] for start, end in spans))
         counts = ", ".join(map(str, sorted(tokens)))
         lm_folder = written[name]["stock_file"].partition("/")[0]
-        rows.append({"folder": lm_folder, "task": name, "documents": len(stock), **equal, "filler tokens": counts})
+        rows.append({"folder": lm_folder, "task": name, "documents": len(stock), "equal": len(stock) - len(unequal)})
+        rows[-1]["filler tokens"] = counts
     return rows
 
 
