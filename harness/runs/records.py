@@ -273,10 +273,9 @@ COLUMNS: dict[str, tuple[str, str]] = {
     **_columns(Prompt, "condition", "layout"),
     "filler": (
         "string",
-        "what is inserted: the repeated text, or the kind of filler, with its label or another separator; missing "
-        "without one",
+        "what is inserted: the repeated text, or the kind of filler; missing without one",
     ),
-    "filler_tokens": ("int32", "how many tokens the condition says that it has; missing where it does not say"),
+    "filler_tokens": ("int32", "its stated number of tokens; missing where none is stated"),
     "placement": ("string", "where it stands; missing without one"),
     "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
     **_columns(Document, problem_id="id"),

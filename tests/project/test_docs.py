@@ -84,7 +84,7 @@ def test_what_the_page_on_the_study_tells_to_run_can_be_run():
 
 
 def test_the_table_of_columns_is_that_of_the_file():
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)` \((\w+)\): (.+)$", (ROOT / "docs/samples.md").read_text(), re.MULTILINE)
     assert {name: (kind, meaning) for name, kind, meaning in rows} == COLUMNS
 
 
