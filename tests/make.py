@@ -158,7 +158,7 @@ def evaluation(verdicts: dict[str, list[list[str]]], *, model: str = "m", layout
         "yardsticks": find_yardsticks(frame["condition"].unique()),
     }
     return Run(
-        name=f"results/{model}",
+        name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={**known, **facts},
         read=lambda texts=False: frame,
         read_prompts=lambda: (),

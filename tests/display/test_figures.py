@@ -20,41 +20,26 @@ from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
 from harness.display.figures.style import COLOURS, LOOKS, looks, save_figure
+from harness.display.numbers import MINUS
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED
+from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
 
-EDITS = tuple(f"edit_{number}" for number in range(6))
-MODELS = {"Qwen2.5-Math-1.5B": (0.64, 0.13), "Qwen2.5-Math-7B": (0.73, 0.0), "Llama-3.1-8B-Instruct": (0.44, -0.15)}
-
-
-def samples(*, k, models=MODELS):
-    """Simulated samples of three models: one that gains by mless, one that does not, one that loses."""
-    draw, frames = np.random.default_rng(5), []
-    subjects = ["Algebra", "Counting & Probability", "Intermediate Algebra"]
-    for model, (base, effect) in models.items():
-        ability = draw.random(240)
-        about = {"subject": draw.choice(subjects, 240), "level": draw.integers(1, 6, 240)}
-        runs = [("wo", 0, 0.0), ("wo", 1, 0.0), ("random", 0, 0.0), ("mful", 0, 0.01), ("mless", 0, effect)]
-        for condition, replicate, gain in [*runs, *((edit, 0, 0.0) for edit in EDITS)]:
-            for sample in range(k):
-                names = {"model": model, "layout": "raw", "condition": condition, "replicate": replicate}
-                frames.append(
-                    pandas.DataFrame(
-                        {
-                            "problem_id": [f"p{number}" for number in range(240)],
-                            "sample_index": sample,
-                            "correct": draw.random(240) < np.where(ability < base + gain, 0.95, 0.05),
-                            "completion_tokens": draw.integers(20, 900, 240),
-                            **about,
-                        }
-                    ).assign(**names)
-                )
-    return pandas.concat(frames, ignore_index=True)
+EDITS = tuple(f"edit-{number:02}" for number in range(1, 7))
+MODELS = {"Qwen2.5-Math-1.5B": (0.5, 0.25), "Qwen2.5-Math-7B": (0.7, 0.0), "Llama-3.1-8B-Instruct": (0.5, -0.25)}
+"""The chance to be right of each model, and what `mless` changes: it gains, stays, or loses."""
 
 
 @pytest.fixture(scope="module")
 def frame():
-    return samples(k=1)
+    """Samples of three models, with a second run of the baseline and six rewordings."""
+    frames = []
+    for seed, (model, (base, effect)) in enumerate(MODELS.items()):
+        chances = dict.fromkeys(("wo", "wo again", "random", "mful", *EDITS), base) | {"mless": base + effect}
+        frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
+    samples = pandas.concat(frames, ignore_index=True)
+    order = ["wo", "random", "mful", "mless", *EDITS]
+    samples = samples.sort_values("condition", key=lambda names: names.map(order.index), kind="stable")
+    return samples.assign(completion_tokens=np.random.default_rng(5).integers(20, 900, len(samples)))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +47,7 @@ def table(frame):
     return compare(frame, yardsticks=dict.fromkeys(EDITS, "rewording"))
 
 
-def drawn(table, frame):
+def draw_all(table, frame):
     """Every kind of figure."""
     return {
         "accuracy": draw_accuracies(table, title="Results"),
@@ -109,19 +94,10 @@ def covered(figure):
 
 
 def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, frame):
-    for kind, figure in drawn(table, frame).items():
+    for kind, figure in draw_all(table, frame).items():
         assert len(words(figure)) > 10, kind
         assert not cut_off(figure), kind
         assert not covered(figure), kind
-
-
-def test_long_names_are_shortened_or_broken(table):
-    models = {name: f"some-organisation/{name}-with-a-long-label" for name in MODELS}
-    long = table.replace({"model": models, "condition": {"mful": "slashes-before-the-system-prompt"}})
-    for figure in (draw_forest(long), draw_accuracies(long, title="")):
-        ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        assert not cut_off(figure)
-        assert not [pair for pair in covered(figure) if set(pair) & set(ticks)]
 
 
 def test_the_check_for_words_that_are_cut_off_or_covered_finds_them(table):
@@ -153,6 +129,7 @@ def estimates(axes):
 def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_only_what_passed(table):
     axes = draw_forest(table).axes[0]
     shown = iter(estimates(axes).values())
+    rows = []
     assert set(table["verdict"]) > {"better", "worse"}
     for model in MODELS:
         mine = table[table["model"] == model].set_index("condition")
@@ -164,26 +141,15 @@ def test_the_forest_shows_noise_first_then_one_interval_of_every_row_and_fills_o
                 row["verdict"] in ("better", "worse"),
                 [row["difference"], row["low"], row["high"]],
             )
+            rows.append(row)
     assert list(shown) == []
+    texts = [text.get_text().replace(MINUS, "-") for text in axes.texts]
+    verdicts = [row["verdict"] for row in rows]
+    assert [text for text in texts if text in verdicts] == verdicts
+    ends = [[float(end) for end in text[1:-1].split(", ")] for text in texts if text.startswith("[")]
+    assert np.allclose(ends, [[row["low"], row["high"]] for row in rows], atol=0.5)
     ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
     assert np.allclose(sorted(ticks), sorted(table[table["verdict"] == "rewording"]["difference"]))
-
-
-def test_the_forest_says_numbers_and_verdict_of_each_row_in_the_tables_order(table):
-    texts = [text.get_text() for text in draw_forest(table).axes[0].texts]
-    names = [text for text in texts if text.startswith("w/ ") or text == "Random sentence"]
-    assert names == ["Random sentence", "w/ Mful", "w/ Mless"] * len(MODELS)
-    verdicts = [text for text in texts if text in ("better", "worse", "equivalent", "inconclusive")]
-    compared = table[~table["verdict"].isin(["baseline", "rewording"])]
-    expected = [
-        compared[(compared["model"] == model) & (compared["condition"] == condition)]["verdict"].item()
-        for model in MODELS
-        for condition in ("random", "mful", "mless")
-    ]
-    assert verdicts == expected
-    for _, row in compared.iterrows():
-        low, high = (f"{value:+.1f}".replace("-", "\N{MINUS SIGN}") for value in (row["low"], row["high"]))
-        assert f"[{low}, {high}]" in [text.replace("[0.0", "[+0.0").replace(" 0.0]", " +0.0]") for text in texts]
 
 
 def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):
@@ -211,7 +177,7 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, tmp_path):
         return known.replace({"model": {next(iter(MODELS)): label}, "condition": {"mful": label}})
 
     spelt = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in label)
-    for kind, figure in drawn(named(table), named(frame)).items():
+    for kind, figure in draw_all(named(table), named(frame)).items():
         save_figure(figure, tmp_path / kind, {"seed": 1})
         ElementTree.parse(tmp_path / f"{kind}.svg")
         shown = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
@@ -231,11 +197,6 @@ def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
         kept = frame[(frame["model"] == model) & (frame["replicate"] == 0)]
         expected = [kept[kept["condition"] == c]["completion_tokens"] for c in ("wo", "random", "mful", "mless")]
         assert medians == [int(np.percentile(sizes, 50, method="inverted_cdf")) for sizes in expected]
-
-
-def test_lengths_without_token_counts_are_in_characters(frame):
-    shares = length_shares(frame.assign(characters=4, completion_tokens=None))
-    assert set(shares["unit"]) == {"characters"} and set(shares["length"]) == {4}
 
 
 MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
@@ -298,7 +259,6 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     for condition, row in shown[shown["verdict"] != "rewording"].set_index("condition").iterrows():
         if row["verdict"] != "baseline":
             assert row["difference"] == pytest.approx(expected.loc[condition, "difference"])
-            assert row["high"] == pytest.approx(expected.loc[condition, "high"])
     image = Image.open(tmp_path / "figures" / "forest.png")
     receipt = json.loads(image.text["Description"])
     assert receipt["figure"] == "forest" and receipt["baseline"] == "wo" and len(receipt["runs"]) == 1

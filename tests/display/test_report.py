@@ -14,7 +14,6 @@ import unicodedata
 import zlib
 from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -22,15 +21,14 @@ import pytest
 
 from attention_probe.figures.for_report import read_attention
 from attention_probe.traces import AttentionTraces
+from harness import load_run, resources
 from harness.analysis import compare
 from harness.display.numbers import count, signed
-from harness.display.report.page import PALETTE, write_report
+from harness.display.report.page import write_report
 from harness.errors import ComparisonError, JournalError, RunError
-from harness.experiment.prompt import hash_prompts, hash_text
-from harness.grading.extract import read_boxes
-from harness.runs.frame import load_run
+from harness.runs.read import Run
 from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_traces
+from tests.make import CONFIG, GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_run, write_traces
 
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
@@ -105,63 +103,25 @@ def details(page):
     return index, found
 
 
-def write_run(folder, *, problems=20, samples=1, replicates=1, label="tiny", edit=None, write=None):
-    """A run folder made of the bundled one, with other completions and verdicts.
-
-    Args:
-        folder: Where to.
-        problems: The first so many.
-        samples: Of each problem.
-        replicates: Of the baseline.
-        label: The model's.
-        edit: Changes a prompt's document.
-        write: Problem number, condition, replicate and sample to completion and verdict.
-    """
-    folder.mkdir()
-    header, *records = map(json.loads, (GREEDY_RUN / "journal.jsonl").read_text().splitlines())
-    rows = [json.loads(line) for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines()]
-    rows = [row for condition in CONDITIONS for row in [r for r in rows if r["condition"] == condition][:problems]]
-    for row in rows:
-        if edit:
-            edit(row["doc"])
-        row["prompt"] = "".join(segment["text"] for segment in row["doc"]["segments"])
-        row["prompt_sha256"] = hash_text(row["prompt"])
-    journal, scores = [], []
-    known = {(one["task"], one["problem_id"]): one for one in records if "task" in one}
-    example = next(iter(known.values()))
-    grade = json.loads((GREEDY_RUN / "scores.jsonl").read_text().splitlines()[1])
-    for number, row in enumerate(rows):
-        for replicate in range(replicates if row["condition"] == "wo" else 1):
-            for sample in range(samples):
-                told = (f"So it is $\\boxed{{{number}}}$.", "correct")
-                completion, verdict = write(number % problems, row["condition"], replicate, sample) if write else told
-                key = f"{number}-{replicate}-{sample}"
-                place = {"task": row["task"], "problem_id": row["doc"]["id"], "sample_index": sample}
-                journal.append(example | place | {"key": key, "replicate": replicate, "completion": completion})
-                answer = next(reversed(read_boxes(completion)), None)
-                scores.append(grade | {"key": key, "verdict": verdict, "answer": answer})
-    session = next(one for one in records if one["key"].startswith("session"))
-    session["config"]["model"]["label"] = label
-    receipt = json.loads((GREEDY_RUN / "run.json").read_text())
-    receipt["config"]["model"]["label"] = label
-    dump = lambda lines: "".join(json.dumps(line) + "\n" for line in lines)  # noqa: E731
-    (folder / "journal.jsonl").write_text(dump([header | {"prompts_sha256": hash_prompts(rows)}, session, *journal]))
-    (folder / "scores.jsonl").write_text(dump([{"grader_version": receipt["grader_version"]}, *scores]))
-    (folder / "prompts.jsonl").write_text(dump(rows))
-    (folder / "run.json").write_text(json.dumps(receipt))
-    return folder
+def labelled(label):
+    """Settings of a run with all conditions, whose model has this label."""
+    return {"model": {**CONFIG["model"], "label": label}, "conditions": list(CONDITIONS), **REGISTERED, "audit": False}
 
 
-def judged(number, condition, replicate, sample):
-    """The filler `mless` mends nine of ten problems, `mful` changes two, `random` none; A/A differs in one."""
-    right = {"wo": number % 10 == 0, "mless": True, "mful": number % 10 in (0, 1), "random": number % 10 == 0}[
-        condition
+def judged(request, target):
+    """The filler `mless` mends nine of ten problems, `mful` one, `random` none; the second baseline is all wrong."""
+    number, condition = int(re.search(r"(\d+)\.json", request.problem_id)[1]), request.task.removeprefix("demo_")
+    right = condition == "mless" or number % 10 < (condition == "mful") + (request.replicate == 0)
+    return f"Since $x = {number}$ and so on, {condition} says $\\boxed{{{target if right else 'none'}}}$", "stop"
+
+
+def write_traced(path, model="model"):
+    """Made-up traces of the first two prompts of each condition of the bundled run."""
+    traces = [
+        make_trace(prompt.problem_id, prompt.condition, seed=number // 3, prompt_sha256=prompt.sha256)
+        for number, prompt in enumerate([one for one in Run.load(GREEDY_RUN).prompts if one.condition != "mful"][:6])
     ]
-    right ^= replicate == 1 and number == 3
-    return (
-        f"Since $x = {number}$ and so on, {condition} says $\\boxed{{{number * right}}}$",
-        "correct" if right else "incorrect",
-    )
+    return write_traces(path, traces, model=model)
 
 
 @pytest.fixture(scope="module")
@@ -180,34 +140,34 @@ def demo_text(demo_page):
 def effect(tmp_path_factory):
     """A run in which one filler helps, and its page."""
     folder = tmp_path_factory.mktemp("effect")
-    run = write_run(folder / "run", problems=40, samples=3, replicates=2, write=judged)
+    sampled = {"sampling": {"temperature": 0.5}, "samples_per_problem": 3, "replicates": 2}
+    run = write_run(folder / "run", judged, limit=40, **labelled("tiny"), **sampled)
     write_report([run], folder / "page.html")
     return run, folder / "page.html"
 
 
-def make_hostile(folder, label="</script><b onclick=alert(1)>m\u202e\u2028\x1b\x00"):
-    """A run in which every text that a user or a model controls is hostile."""
-
-    def edit(document):
-        number = int(re.search(r"(\d+)\.json", document["id"])[1])
-        payload = HOSTILE[number % len(HOSTILE)]
-        document.update(id=f"{document['id']}{payload}", subject=f"subject {payload}", answer=payload)
-        document["problem"] = document["segments"][-1]["text"] = f"{payload} {document['problem']}"
-        document["user"] = "".join(segment["text"] for segment in document["segments"][2:])
-
-    def write(number, condition, replicate, sample):
-        payload = HOSTILE[number % len(HOSTILE)]
-        return f"{condition} {payload} $x$ {payload} \\boxed{{{payload}}}", "incorrect" if number % 2 else "correct"
-
-    return write_run(folder / f"<b>run&{len(label)}", problems=34, label=label, edit=edit, write=write)
-
-
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hostile")
-    run, other = make_hostile(folder), make_hostile(folder, HOSTILE[0])  # two: figures then name the models
-    write_report([run, other], folder / "page.html")
-    return run, folder / "page.html"
+    """Two runs in which every text that a user or a model controls is hostile; figures name their models."""
+    folder = tmp_path_factory.mktemp("<b>run&")
+    problems = [json.loads(line) for line in (resources.demo_folder() / "problems.jsonl").read_text().splitlines()]
+    for number, problem in enumerate(problems[:34]):
+        payload = HOSTILE[number % len(HOSTILE)]
+        problem |= {"unique_id": f"{number} {payload}", "subject": f"subject {payload}", "answer": payload}
+        problem["problem"] = f"{payload} {problem['problem']}"
+    (folder / "problems.jsonl").write_text("".join(json.dumps(one) + "\n" for one in problems[:34]))
+
+    def answer(request, target):
+        return f"{request.task} {target} $x$ {target} \\boxed{{{target}}}", "stop"
+
+    labels = ("</script><b onclick=alert(1)>m\u202e\u2028\x1b\x00", HOSTILE[0])
+    dataset = {"path": str(folder / "problems.jsonl")}
+    runs = [
+        write_run(folder / str(number), answer, limit=34, dataset=dataset, **labelled(label))
+        for number, label in enumerate(labels)
+    ]
+    write_report(runs, folder / "page.html")
+    return runs[0], folder / "page.html"
 
 
 def test_the_tables_hold_exactly_what_compare_says(effect):
@@ -225,12 +185,6 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
             assert (key == "nan") == bool(pandas.isna(want)), name
 
 
-def test_nothing_is_strong_but_verdicts_that_passed_their_test(demo_text, effect):
-    assert "<strong" not in demo_text
-    strong = re.findall(r"<strong[^>]*>([^<]*)</strong>", effect[1].read_text())
-    assert strong and set(strong) == {"better"}
-
-
 def card(page):
     """The words of the card at the top."""
     return " ".join(unescape(re.sub("<[^>]+>", " ", re.search(r"<header.*?</header>", page, re.DOTALL)[0])).split())
@@ -240,27 +194,19 @@ def test_the_card_answers_the_question(demo_text, effect):
     said = card(demo_text)
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     assert said.startswith(f"mless report: greedy_run {question} equivalent within 1 point w/ Mless: +0.2 points [")
-    assert "+1.1], adjusted p 1.000 Any difference is smaller than the margin. 3 comparisons" in said
     assert "3 comparisons registered beforehand: 2 equivalent within 1 point, 1 inconclusive." in said
     assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-22" in said
-    assert "Positive control None: nothing shows" in said and "The baseline was run once, so nothing shows" in said
-    assert "adjusted by Holm over the 3 tests registered beforehand" in demo_text
-    assert '<span class="chip better">better</span> w/ Mless: +90.0 points [' in effect[1].read_text()
+    assert "<strong" not in demo_text
+    page = effect[1].read_text()
+    assert '<span class="chip better">better</span> w/ Mless: +' in page
+    assert set(re.findall(r"<strong[^>]*>([^<]*)</strong>", page)) == {"better"}, "what passed its test, and no more"
 
 
-@pytest.fixture(scope="module")
-def example_page(tmp_path_factory):
-    """The committed example, which has rewordings, controls and a second run of the baseline."""
-    path = tmp_path_factory.mktemp("example") / "page.html"
-    write_report([EXAMPLE], path)
-    return path
-
-
-def test_the_card_and_the_forest_show_controls_and_noise(example_page):
-    page = example_page.read_text()
+def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
+    """Of the committed example, which has rewordings, controls and a second run of the baseline."""
+    write_report([EXAMPLE], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
     said = card(page)
-    assert 'Does "w/ Mless" change the accuracy of mless-demo on demo? inconclusive w/ Mless: 0.0 points' in said
-    assert "The data neither show an effect nor rule one out. 4 comparisons registered" in said
     assert f"Positive control mless-demo, raw (an answer at once, no working): {signed(-72.4)} [" in said
     assert f"harm. Noise (A/A) mless-demo, raw: the baseline run again moves by {signed(-0.6)}, 5.8 / 7.0" in said
     (drawn,) = images(page)
@@ -340,76 +286,36 @@ def test_the_policy_lets_only_our_script_and_style_run(hostile):
     assert "</" not in reader.scripts[""] and "innerHTML" not in reader.scripts[""]
 
 
-def test_a_page_names_no_other_address(demo_text):
-    addresses = set(re.findall(r"https?://[^\s\"'<]+", demo_text))
-    assert addresses == set()
-
-
 def test_two_models_in_one_page(tmp_path):
-    other = write_run(tmp_path / "other", label="other", write=judged)
+    other = write_run(tmp_path / "other", judged, limit=20, **labelled("other"))
     write_report([GREEDY_RUN, other], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
+    assert not re.search("https?://", page), "a page names no other address"
     index, found = details(page)
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
-    assert "6 comparisons registered beforehand" in page
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
 
 
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):
-    run = write_run(tmp_path / "run")
-    rows = [json.loads(line) for line in (run / "prompts.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["condition"] == "wo"]
-    (run / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    header, session, *samples = map(json.loads, (run / "journal.jsonl").read_text().splitlines())
-    header["prompts_sha256"] = hash_prompts(rows)
-    kept = [header, session, *(one for one in samples if one["task"] == "demo_wo")]
-    (run / "journal.jsonl").write_text("".join(json.dumps(one) + "\n" for one in kept))
+    run = write_run(tmp_path / "run", judged, limit=2, conditions=["wo"])
     write_report([run], tmp_path / "page.html")
     assert "There is one condition only, so nothing is compared." in (tmp_path / "page.html").read_text()
 
 
-def test_logs_of_the_stock_command_make_the_same_report(tmp_path, demo_text):
-    for file in (*GREEDY_RUN.glob("samples_*.jsonl"), *GREEDY_RUN.glob("results_*.json")):
-        shutil.copy(file, tmp_path)
-    write_report([tmp_path], tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    index, found = details(page)
-    known, wanted = details(demo_text)
-    assert [one["right"] for one in index["problems"]] == [one["right"] for one in known["problems"]]
-    for problem_id, one in wanted.items():
-        for place, side in one["samples"].items():
-            (ours,), (theirs,) = side, found[problem_id]["samples"][place]
-            assert all(ours[name] == theirs[name] for name in ("completion", "answer", "grades"))
-            assert one["prompts"][place]["parts"] == found[problem_id]["prompts"][place]["parts"]
-
-
 @pytest.mark.parametrize(
-    ("folders", "error", "message"),
+    ("runs", "page", "error", "message"),
     [
-        ([GREEDY_RUN, GREEDY_RUN], ComparisonError, "is given twice"),
-        ([Path("nowhere")], RunError, "nowhere holds no finished run"),
+        ([GREEDY_RUN, GREEDY_RUN], "page.html", ComparisonError, "is given twice"),
+        ([GREEDY_RUN], "file/page.html", JournalError, "cannot be written"),
+        ([GREEDY_RUN], ".", JournalError, "cannot be written: Is a directory"),
     ],
 )
-def test_bad_input_is_refused(tmp_path, folders, error, message):
-    with pytest.raises(error, match=message):
-        write_report(folders, tmp_path / "page.html")
-
-
-def test_runs_that_cannot_be_compared_are_refused(tmp_path):
-    again = write_run(tmp_path / "again", label="mless-demo")
-    with pytest.raises(ComparisonError, match="occurs more than once"):
-        write_report([GREEDY_RUN, again], tmp_path / "page.html")
-    with pytest.raises(ComparisonError, match="no baseline condition 'none'"):
-        write_report([GREEDY_RUN], tmp_path / "page.html", baseline="none")
+def test_what_makes_no_report_is_refused(tmp_path, runs, page, error, message):
     (tmp_path / "file").write_text("")
-    write_report([GREEDY_RUN], tmp_path / "new" / "folder" / "page.html")
-    assert (tmp_path / "new" / "folder" / "page.html").is_file()
-    with pytest.raises(JournalError, match="cannot be written"):
-        write_report([GREEDY_RUN], tmp_path / "file" / "page.html")
-    with pytest.raises(JournalError, match="cannot be written: Is a directory"):
-        write_report([GREEDY_RUN], tmp_path)
-    assert not list(tmp_path.parent.glob("*.part"))
+    with pytest.raises(error, match=message):
+        write_report(runs, tmp_path / page)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_curves_are_those_of_the_traces(tmp_path):
@@ -455,25 +361,6 @@ def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
         write_report([GREEDY_RUN], tmp_path / "page.html", attention=[foreign])
 
 
-def traced():
-    """Problem ids, and the hashes of their prompts by condition."""
-    hashes = {}
-    for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        hashes.setdefault(row["doc"]["id"], {})[row["condition"]] = row["prompt_sha256"]
-    return list(hashes.items())
-
-
-def write_traced(path, model="model"):
-    """Made-up traces of two prompts of the bundled run."""
-    traces = [
-        make_trace(problem_id, condition, seed=number, prompt_sha256=hashes[condition])
-        for number, (problem_id, hashes) in enumerate(traced()[:2])
-        for condition in ("wo", "mless", "random")
-    ]
-    return write_traces(path, traces, model=model)
-
-
 VOCABULARY = ["".join(random.Random(rank).choices("etaoinshrdlucmfw", k=2 + rank % 8)) for rank in range(3000)]
 
 
@@ -490,14 +377,11 @@ def large(tmp_path_factory):
     """6,000 samples of three models, 2,000 characters each."""
     folder = tmp_path_factory.mktemp("large")
 
-    def write(label):
-        def sample(number, condition, replicate, index):
-            text = lifelike(f"{label} {number} {condition}", 330)
-            return text, "correct" if random.Random(text).random() < 0.7 else "incorrect"
+    def answer(request, target):
+        text = lifelike(f"{request.task} {request.problem_id}", 330)
+        return f"{text} \\boxed{{{target if random.Random(text).random() < 0.7 else 0}}}", "stop"
 
-        return write_run(folder / label, problems=500, label=label, write=sample)
-
-    runs = [write(label) for label in ("one", "two", "three")]
+    runs = [write_run(folder / label, answer, limit=500, **labelled(label)) for label in ("one", "two", "three")]
     write_report(runs, folder / "page.html")
     return folder / "page.html"
 
@@ -509,37 +393,6 @@ def test_six_thousand_samples_take_less_than_five_megabytes(large):
     completions = [s["completion"] for one in found.values() for side in one["samples"].values() for s in side]
     assert len(completions) == 6000 and sum(map(len, completions)) > 6000 * 1900
     assert len(page.encode()) < 5_000_000
-
-
-def test_colours_can_be_read_in_light_and_dark():
-    style = (ROOT / "harness" / "display" / "report" / "style.css").read_text()
-    light, dark = (
-        dict(re.findall(r"--([\w]+): (#[0-9a-f]{6});", part)) for part in re.findall(r":root \{([^}]*)\}", style)
-    )
-    assert light.keys() == dark.keys() and len(light) > 19
-    assert [light[f"s{slot}"] for slot in range(len(PALETTE))] == list(PALETTE), "as in every figure"
-    for colours in (light, dark):
-        grounds = ("paper", "shade", "instruction", "filler", "problem", "mark")
-        pairs = [("ink", ground) for ground in grounds]
-        pairs += [(name, ground) for name in ("soft", "link", "up", "down") for ground in ("paper", "shade")]
-        assert [pair for pair in pairs if contrast(*(colours[name] for name in pair)) < 4.5] == []
-        assert [slot for slot in range(len(PALETTE)) if contrast(colours[f"s{slot}"], colours["paper"]) < 3] == []
-    assert set(re.findall(r"(?<!-)\bcolor: ([^;]+);", style)) <= {
-        *(f"var(--{name})" for name in ("ink", "soft", "link", "up", "down", "paper")),
-        "inherit",
-    }, "no other text colour"
-
-
-def contrast(one, other):
-    """The ratio of two colours' luminances, as WCAG 2 defines it."""
-
-    def luminance(colour):
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
@@ -599,6 +452,11 @@ def test_hostile_text_does_nothing_in_a_browser(hostile, _):
 def test_a_large_page_and_endless_marks_are_shown(large, tmp_path, _):
     assert len(listed(rendered(large, "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
-    write = lambda number, *_: (marks[number] * 60_000, "no_box")  # noqa: E731
-    write_report([write_run(tmp_path / "run", problems=len(marks), write=write)], tmp_path / "page.html")
+    left = {}  # each problem has marks of its own
+
+    def answer(request, target):
+        return marks[left.setdefault(request.problem_id, len(left))] * 60_000, "stop"
+
+    run = write_run(tmp_path / "run", answer, limit=len(marks), **labelled("endless"))
+    write_report([run], tmp_path / "page.html")
     assert len(listed(rendered(tmp_path / "page.html", "#?outcome=all"))[0]) == len(marks)

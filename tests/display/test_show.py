@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import re
-import shutil
 
 import pytest
 from rich.console import Console
@@ -92,18 +90,6 @@ def test_both_directions_subject_and_level(show, frame):
     assert head_of(done)[4].startswith(said)
 
 
-def test_above_the_problems_stands_what_all_of_them_say(show, frame):
-    lines = head_of(show("--condition", "mless"))
-    row = compare(load_run(RUN), **REGISTERED).set_index("condition").loc["mless"]
-    ends = f"[{row['low']:+.1f}, {row['high']:+.1f}]"
-    up, down = (len(changed(frame, "mless", name)) for name in FLIPS)
-    assert lines[0].endswith(f"raw: mless - wo, {row['n']} problems")
-    assert lines[1] == f"difference  {row['difference']:+.1f} {ends} points, 95 % interval"
-    assert lines[2] == f"flips       {up} / {down}: problems from wrong to right and from right to wrong"
-    assert lines[3] == "A/A         wo was run once, so how many problems flip by themselves is not known"
-    assert lines[4] == f"listed      {up + down} of {row['n']} problems, changed"
-
-
 def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     row = next(row for row in records(compare(load_run(EXAMPLE))) if row["condition"] == "mless")
     count, defined = f"{row['wrong_to_right']:.1f} / {row['right_to_wrong']:.1f}", define_flips(5)
@@ -120,40 +106,8 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
     assert drawn[4] == f"listed      {moved} of 200 problems, changed, by the share of their samples that is right"
 
 
-def test_that_nothing_changed_is_a_result(show, frame, tmp_path):
-    of = frame.drop_duplicates("problem_id").set_index("problem_id")
-    touched = {(of["subject"][one], of["level"][one]) for way in FLIPS for one in changed(frame, "mless", way)}
-    subject, level = next(pair for pair in zip(of["subject"], of["level"], strict=True) if pair not in touched)
-    arguments = ("--condition", "mless", "--subject", subject, "--level", str(level))
-    done = show(*arguments)
-    assert done.returncode == 0 and re.search(r"^listed      0 of \d+ problems \(subject", done.stdout, re.M)
-
-
-def test_a_terminal_obeys_nothing_that_a_model_wrote(show, tmp_path):
-    """Every completion and every wrong answer of a run is hostile."""
-    folder = tmp_path / "run"
-    shutil.copytree(RUN, folder)
-    for name, change in (
-        ("journal.jsonl", lambda line: {**line, "completion": HOSTILE} if "task" in line else line),
-        ("scores.jsonl", lambda line: {**line, "answer": HOSTILE} if line.get("verdict") == "incorrect" else line),
-    ):
-        lines = [change(json.loads(line)) for line in (folder / name).read_text().splitlines()]
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = show("--condition", "random", path=folder).stdout
-    assert {char for char in text if not char.isprintable()} == {"\n"}
-    flat = re.sub(r"\s+", "", text)
-    for piece in (
-        "<U+001B>[31mred<U+001B>[0m",
-        "<U+001B>]0;title<U+0007>",
-        "[boldred]markup[/][/]:smile:",
-        "<U+000D>over<U+0008><U+007F><U+009B>2J<U+202E>",
-        "\N{GREEK SMALL LETTER PI}",
-    ):
-        assert flat.count(piece) >= 2, piece
-
-
-def made(verdicts, *, completions=None):
-    """A source of one problem with several samples; a sample's answer is its number."""
+def made(verdicts, *, completions=None, answers=None):
+    """A source of one problem with several samples; a sample's answer is its number, unless answers are given."""
     prompts = {
         condition: RunPrompt(
             condition=condition,
@@ -164,7 +118,7 @@ def made(verdicts, *, completions=None):
             segments=(Segment(role="instruction", text="Do."), Segment(role="problem", text="What is it?")),
             completions=completions or tuple(f"{condition} wrote {n}" for n in range(len(given))),
             verdicts=given,
-            answers=tuple(map(str, range(len(given)))),
+            answers=answers or tuple(map(str, range(len(given)))),
             target="7",
         )
         for condition, given in verdicts.items()
@@ -190,12 +144,24 @@ def printed(source, *, limit=None, encoding="utf-8", terminal=False):
     return raw.getvalue().decode(encoding)
 
 
-def test_colours_on_a_terminal_are_ours_alone_and_letters_that_it_lacks_are_spelt_out():
-    source = made({"wo": ("incorrect",), "mless": ("correct",)}, completions=(HOSTILE,))
-    text = printed(source, terminal=True)
-    assert "\x1b[" in text, "or this test shows nothing"
-    assert {char for char in re.sub(r"\x1b\[[\d;]*m", "", text) if not char.isprintable()} == {"\n"}
-    assert printed(source, encoding="ascii").count("<U+03C0>") == 2
+def test_a_terminal_obeys_nothing_that_a_model_wrote():
+    """Its colours are ours alone, and letters that it lacks are spelt out."""
+    verdicts = {"wo": ("incorrect",), "mless": ("correct",)}
+    source = made(verdicts, completions=(HOSTILE,), answers=(HOSTILE,))
+    plain, coloured = printed(source), printed(source, terminal=True)
+    assert "\x1b[" in coloured, "or this test shows nothing"
+    for text in (plain, re.sub(r"\x1b\[[\d;]*m", "", coloured)):
+        assert {char for char in text if not char.isprintable()} == {"\n"}
+    flat = re.sub(r"\s+", "", plain)
+    for piece in (
+        "<U+001B>[31mred<U+001B>[0m",
+        "<U+001B>]0;title<U+0007>",
+        "[boldred]markup[/][/]:smile:",
+        "<U+000D>over<U+0008><U+007F><U+009B>2J<U+202E>",
+        "\N{GREEK SMALL LETTER PI}",
+    ):
+        assert flat.count(piece) == 4, piece
+    assert printed(source, encoding="ascii").count("<U+03C0>") == 4
     assert spell_out("a\nb\tc\r\n[red]") == "a\nb    c<U+000D>\n[red]"
 
 
@@ -218,21 +184,17 @@ def test_of_several_samples_one_is_shown_that_did_what_the_outcome_says():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("option", "value", "run"),
     [
-        (("--condition", "nope"), "the condition 'nope' is not one of wo, mless"),
-        (("--condition", "wo"), "A flip compares two conditions, got 'wo' twice"),
-        (("--subject", "Botany"), "has no problem of the subject 'Botany': expected one of Algebra"),
-        (("--layout", "chat"), "expected one of the layouts raw, got chat"),
+        ("--condition", "nope", RUN),
+        ("--condition", "wo", RUN),
+        ("--condition", "edit-01", EXAMPLE),  # a rewording is no condition
+        ("--subject", "Botany", RUN),
+        ("--layout", "chat", RUN),
     ],
 )
-def test_mistakes_are_one_line(show, arguments, message):
-    refused(show(*arguments), message)
-
-
-def test_harmless_edits_of_the_prompt_are_no_conditions(show):
-    said = "edit-01 is a rewording; it is not one of wo, mless, mful, random, "
-    refused(show("--condition", "edit-01", path=EXAMPLE), said)
+def test_what_is_not_there_is_refused(show, option, value, run):
+    refused(show(option, value, path=run), value)
 
 
 def test_a_second_run_of_the_baseline_does_not_change_what_is_read():

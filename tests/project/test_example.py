@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness import load_run
-from harness.analysis import compare
 from harness.display.table_pages import make_table
 from harness.experiment.conditions import find_yardsticks, yardstick
 from harness.experiment.config import load_config
@@ -18,7 +17,6 @@ from harness.experiment.prompt import hash_prompts
 from harness.grading import GradeJob, GraderPool
 from harness.runs.folder import read_identity, read_prompts, read_samples, read_scored_by, read_scores, scored_now
 from harness.runs.receipts import model_fingerprint
-from tests.display.test_figures import covered, cut_off, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "results" / "example"
@@ -134,11 +132,3 @@ def test_replicates_and_yardsticks_are_loaded_on_request(everything, options, ke
     assert 0 < len(loaded) < len(everything)
     columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
     assert loaded[columns].astype(str).values.tolist() == wanted[columns].astype(str).values.tolist()
-
-
-def test_every_word_of_its_figures_is_on_the_page(everything):
-    yardsticks = find_yardsticks(everything["condition"].unique())
-    table, kept = compare(everything, yardsticks=yardsticks), everything[~everything["condition"].isin(yardsticks)]
-    for kind, figure in drawn(table, kept).items():
-        assert not cut_off(figure), kind
-        assert kind == "bars" or not covered(figure), kind
