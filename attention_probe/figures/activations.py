@@ -1,11 +1,10 @@
-"""The first MLP's activations without and with Mless: their histogram with four numbers, and their token classes.
+"""The first MLP's activations without and with Mless: their histogram, and their token classes.
 
 Every number is a mean over prompts. A change is relative, (with - without) / without, of the same prompts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,9 +19,9 @@ from attention_probe.figures.config import FigureConfig, ModelConfig
 from attention_probe.measure.activations import ACTIVATION_UNITS
 from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
-from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, FONT, STUDIED
+from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
 from harness.display.figures import style
-from harness.display.numbers import LEVEL, number, plural, signed
+from harness.display.numbers import LEVEL, plural
 from harness.experiment.conditions import contrast_name
 
 WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
@@ -105,7 +104,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         table: From `read_activations`, of all models.
     """
     if config.kind == "histogram":
-        draw, heights = _draw_histogram, [2.0, 1.1, 0.8]
+        draw, heights = _draw_histogram, [2.0, 1.1]
     else:
         draw, heights = _draw_token_classes, [1.6, 1.1]
     across = len(config.models)
@@ -121,8 +120,8 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
 
 
 def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
-    """The histogram on a logarithmic axis, each bin's change with its band, and the four numbers."""
-    above, below, numbers = panel
+    """The histogram on a logarithmic axis, and each bin's change with its band."""
+    above, below = panel
     looks = style.looks(_PAIR)
     for condition, look in looks.items():
         mean, _, _ = _percent(table, "histogram", condition)
@@ -144,20 +143,6 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
         axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()], ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"])
         style.tidy(axes, grid="y")
     above.tick_params(labelbottom=False)
-    lines = [("", f"{style.label(WITHOUT)} \N{RIGHTWARDS ARROW} {style.label(WITH)}", "change (%)")]
-    for name, quantity in {"Near 0 (%)": f"near_zero_c{c:g}", "L1": "l1", "L2": "l2", "Gini": "gini"}.items():
-        scale = 1 if quantity.startswith("near_zero") else 0.01
-        levels = [_three_digits(scale * _percent(table, quantity, which)[0].item()) for which in _PAIR]
-        mean, low, high = (signed(end) for end in _percent(table, quantity, _CHANGE).ravel())
-        change = f"{mean} [{low.removeprefix('+')}, {high.removeprefix('+')}]"
-        lines.append((name, "\N{RIGHTWARDS ARROW}".join(levels), change))
-    for line, (_, level, change) in enumerate(lines):
-        numbers.text(0, line, level, ha="left", va="center_baseline", size=FONT - 1.5)
-        numbers.text(1, line, change, ha="right", va="center_baseline", size=FONT - 1.5)
-    numbers.set(ylim=(len(lines) - 0.5, -0.5), xticks=[])
-    numbers.set_yticks(range(len(lines)), [name for name, _, _ in lines])
-    numbers.tick_params(length=0)
-    numbers.spines[:].set_visible(False)
 
 
 def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
@@ -192,11 +177,6 @@ def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> NDArray[
     """Mean, low and high of a quantity, [3, bin], times 100."""
     rows = table[(table["quantity"] == quantity) & (table["condition"] == condition)]
     return 100 * rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
-
-
-def _three_digits(value: float) -> str:
-    """The number with three significant digits, or whole."""
-    return number(value, max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0)
 
 
 def _note(config: FigureConfig, table: pandas.DataFrame) -> str:

@@ -30,8 +30,8 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 from harness.runs.frame import load_run
 
-BAR_COLOURS = {"wo": "#6a4c93", "mless": "#1b9e8a", "mful": "#7cc4ea"}
-"""The study's purple, teal and light blue."""
+BARS = ("wo", "mless", "mful")
+"""Conditions whose accuracies are shown as bars, as in the study."""
 EXPLAINED = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, inserted ones too.",
@@ -112,17 +112,17 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     else:
         published = read_reference(str(config.reference))
         rows = [
-            {"model": entry.model, "layout": "", "condition": condition, "accuracy": accuracy}
+            {"model": entry.model, "condition": condition, "accuracy": accuracy}
             for entry in published.accuracies
             for condition, accuracy in entry.conditions.items()
         ]
         unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "n": 0}
         table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
-    if missing := [name for name in BAR_COLOURS if name not in set(table["condition"])]:
+    if missing := [name for name in BARS if name not in set(table["condition"])]:
         raise ConfigError(
             f"{config.reference or ', '.join(map(str, config.runs))}: no accuracy for {', '.join(missing)}."
         )
-    return pandas.concat([table[table["condition"] == name] for name in BAR_COLOURS], ignore_index=True)
+    return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
 
 
 def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> pandas.DataFrame:
@@ -136,7 +136,7 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
     tables = [curves.drop(columns="problem")]
     if bars is not None and config.bars is not None:
         names = {"accuracy": "mean", "accuracy_low": "low", "accuracy_high": "high", "n": "count", "reference": "note"}
-        shown = bars[["model", "layout", "condition", *names]].rename(columns=names)
+        shown = bars[["model", "condition", *names]].rename(columns=names)
         kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
         legends = shown["condition"].map(label)
         tables.append(shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent"))
@@ -154,27 +154,21 @@ def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Dat
         bars: Accuracies for the config's bars, from `read_bars`.
     """
     rows, heads, beside = len(config.rows), len(config.heads), int(config.bars is not None)
-    meant = {(panel.name(one), look.colour) for panel in config.panels for one, look in panel.looks.items()}
-    one_meaning = len(dict(meant)) == len(meant) == len({colour for _, colour in meant})
-    together = one_meaning and bars is None
-    letters = 72 * INCHES / (heads * (1 + beside)) / (LETTER * FONT)  # that fit above a panel
-    above = 0 if together else 1.6 * FONT
-    with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=together) as figure:
+    with style.drawing(0.6 + 1.75 * rows, _note(config, curves, bars), legend=False) as figure:
         grid = figure.add_gridspec(rows, heads + beside, width_ratios=[*[heads] * beside, *[1] * heads])
         for panel in config.panels:
             axes = figure.add_subplot(grid[panel.row, panel.column + beside])
             points = curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
-            _draw_panel(axes, panel, points, letters)
+            _draw_panel(axes, panel, points)
             _scale(axes, panel, curves[(curves["row"] == panel.row) & (curves["kind"] == "curve")])
-            _label_axes(axes, panel, config, bool(points["first_token_excluded"].any()), letters)
-            title = panel.title if len(panel.title) < letters else panel.title.replace(" Layer ", "\nLayer ")
-            stamp(axes, title, points, above=above)
-            if panel.column == 0 and not together:
+            _label_axes(axes, panel, config, bool(points["first_token_excluded"].any()))
+            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), points, above=1.6 * FONT)
+            if panel.column == 0:
                 _add_legend(axes)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
-            _draw_bars(axes, bars, config.bars.y_limits or (0, 100))
-            stamp(axes, visible(config.bars.title, keep=""), bars, above=above)
+            _draw_bars(axes, bars, config.bars.y_limits)
+            stamp(axes, visible(config.bars.title, keep=""), bars, above=1.6 * FONT)
             _add_legend(axes)
     return figure
 
@@ -183,16 +177,15 @@ def _add_legend(axes: Axes) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2).set_in_layout(False)
 
 
-def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame, letters: float) -> None:
+def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     """The region of the inserted tokens, the curves, and those of controls."""
     shows = panel.shows
     inserted = points["x"][points["in_filler"] & (points["kind"] == "curve")]
     if len(inserted):
         start, stop = inserted.min() - 0.5, inserted.max() + 0.5
         axes.axvspan(start, stop, color="#dedede", linewidth=0, zorder=0)
-        wide = 0.85 * letters * (stop - start) / (shows.limits[1] - shows.limits[0])
-        word = shows.region if len(shows.region) <= wide else shows.region.replace(" ", "\n")
         place: Any = {"ha": "center", "va": "top", "fontstyle": "italic", "color": "#444444"}
+        word = shows.region.replace(" ", "\n")
         axes.text((start + stop) / 2, 0.97, word, transform=axes.get_xaxis_transform(), **place)
     if shows.subtracted:
         axes.axhline(0, color=style.MUTED, linewidth=0.6, zorder=0)
@@ -230,12 +223,11 @@ def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
         axes.tick_params(labelleft=False)
 
 
-def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, first_left_out: bool, letters: float) -> None:
+def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, first_left_out: bool) -> None:
     """What x and y are, and what is left out; what the first panel of a row says of y is not said again."""
     left_out = [] if panel.shows.view == "full" else ["filler"]
     left_out += ["first token"] if first_left_out else []
-    said = f"Token position ({' and '.join(left_out)} left out)" if left_out else "Token position"
-    axes.set_xlabel(said if len(said) < 0.85 * letters else said.replace(" (", "\n("))
+    axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 4, 5, 10]))
     if panel.column == 0:
         subtracted = panel.shows.subtracted
@@ -280,22 +272,18 @@ def draw_groups(axes: Axes, condition: str, place: float, values: Any, colour: s
 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
-    """A group of bars for each model and layout. Published accuracies have no interval, and are shown as given."""
-    groups, measured = style.split_settings(table), not table["reference"].any()
-    for place, (condition, colour) in enumerate(BAR_COLOURS.items(), start=-1):
-        rows = [mine.set_index("condition").reindex([condition]) for mine in groups.values()]
-        values = pandas.concat(rows)[["accuracy", "accuracy_low", "accuracy_high"]].T
-        bars = draw_groups(
-            axes, condition, 0.27 * place, values, colour, width=0.25, edgecolor=style.INK, linewidth=0.6
-        )
+    """A group of bars for each model. Published accuracies have no interval, and are shown as given."""
+    models, measured = list(dict.fromkeys(table["model"])), not table["reference"].any()
+    for place, condition in enumerate(BARS, start=-1):
+        rows = table[table["condition"] == condition].set_index("model").reindex(models)
+        values = rows[["accuracy", "accuracy_low", "accuracy_high"]].T
+        bars = draw_groups(axes, condition, 0.27 * place, values, style.LOOKS[condition].colour, width=0.25)
         axes.bar_label(bars, fmt="{:.1f}" if measured else "{:g}", padding=1, fontsize=FONT - 1.5)
-    low, high = limits
-    low = low if low < table["accuracy"].min() else 0
-    axes.set_ylim(low, max(high, table["accuracy_high"].fillna(table["accuracy"]).max() + 3))
-    letters = int(28 * INCHES / (LETTER * FONT) / len(groups))
-    axes.set_xticks(range(len(groups)), [textwrap.fill(name, letters) for name in groups])
+    axes.set_ylim(limits)
+    letters = int(28 * INCHES / (LETTER * FONT) / len(models))
+    axes.set_xticks(range(len(models)), [textwrap.fill(visible(name, keep=""), letters) for name in models])
     interval = ", 95 % score interval" if measured else ""
-    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {low:g}")
+    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")
     style.tidy(axes, grid="y")
 
 

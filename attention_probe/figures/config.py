@@ -111,7 +111,7 @@ class BarsConfig(Strict):
     title: str
     runs: tuple[Path, ...] = ()
     reference: Path | None = None
-    y_limits: Limits | None = None
+    y_limits: Limits = (0, 100)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from attention_probe.figures.attention_curves import (
-    BAR_COLOURS,
+    BARS,
     choose_one_prompt,
     draw_figure,
     figure_table,
@@ -172,7 +172,7 @@ def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces)
     config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
     first, *_ = draw_figure(config, draw_of(config, llama_traces), None).axes
     assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
-    assert first.get_xlabel() == "Token position (filler left out)"
+    assert first.get_xlabel() == "Token position\n(filler left out)"
 
 
 def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
@@ -184,7 +184,7 @@ def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
     assert not above.patches and not texts(above)
 
 
-def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_colour_changes_its_meaning(traces):
+def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_for_each_row(traces):
     config = load("accuracy-bars-and-head-14")
     figure = draw_figure(config, draw_of(config, traces), read_bars(config.bars))
     top, bottom, bars = figure.axes
@@ -200,13 +200,13 @@ def test_lines_have_the_labels_and_colours_of_the_config_and_a_legend_where_a_co
     assert (len(top.collections), len(bottom.collections)) == (6, 2)
     assert [text.get_text() for text in bars.get_legend().get_texts()] == ["w/o", "w/ Mless", "w/ Mful"]
     faces = [to_hex(one.patches[0].get_facecolor()) for one in bars.containers if hasattr(one, "patches")]
-    assert faces == list(BAR_COLOURS.values()) and bars.get_ylim() == (30, 79)
+    assert faces == [LOOKS[name].colour for name in BARS] and bars.get_ylim() == (30, 78)
 
 
-def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_legend_and_one_scale_a_row(flipped):
+def test_what_the_config_leaves_open_is_our_name_colour_marker_and_one_scale_a_row(flipped):
     config = load("flipped-demo")
     figure = draw_figure(config, draw_of(config, flipped), None)
-    (legend,) = legends(figure)
+    legend, _ = legends(figure)
     assert [text.get_text() for text in legend.get_texts()] == ["w/o", "w/ Mless", "not flipped (controls)"]
     for axes in figure.axes:
         for name, line in named(axes).items():
