@@ -73,8 +73,7 @@ def test_a_rewording_that_is_set_apart_is_always_named():
     same = [["correct"] * 2, ["incorrect"] * 2] * 100
     run = evaluation({name: same for name in ("wo", "mless", "edit-01", "edit-02")})
     broken = boxless(run.samples, "edit-01", 0.1)
-    object.__setattr__(run, "read_frame", lambda: broken)
-    run.__dict__.pop("frame", None)
+    object.__setattr__(run, "samples", broken)
     notes = show_comparison(make_leaderboard([run])).notes
     assert "edit-01 (m)." in next(note for note in notes if note.startswith("Set apart"))
 

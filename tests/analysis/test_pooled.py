@@ -150,8 +150,7 @@ def test_one_model_or_a_split_table_has_nothing_to_pool():
 def test_only_problems_that_all_models_were_asked_are_pooled():
     whole, part = models(2, 0.6)
     frame = part.samples[part.samples["problem_id"].isin([f"p{i}" for i in range(50)])]
-    object.__setattr__(part, "read_frame", lambda: frame)
-    part.__dict__.pop("frame", None)
+    object.__setattr__(part, "samples", frame)
     assert make_leaderboard([whole, part]).pooled["n"].tolist() == [50] * 3
 
 
