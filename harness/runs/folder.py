@@ -13,7 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from harness import resources
-from harness.errors import ConfigError, JournalError, RunError, list_first
+from harness.errors import JournalError, RunError, list_first
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import (
     Journal,
@@ -22,7 +22,6 @@ from harness.runs.journal import (
     compress,
     differences,
     expand,
-    has_samples,
     is_stored,
     open_stored,
     read_header,
@@ -34,7 +33,9 @@ from harness.runs.records import (
     SESSION,
     TIMING,
     Identity,
+    Keyed,
     Prompt,
+    Receipt,
     Sample,
     Score,
     ScoredBy,
@@ -151,7 +152,7 @@ def refuse_foreign(path: Path) -> None:
 
 def has_sample(path: Path) -> bool:
     """Whether a journal with a sample is in the folder; a run without one may become any other run."""
-    return has_samples(path / JOURNAL)
+    return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
 
 
 def changes(path: Path, identity: Identity) -> list[str]:
@@ -177,23 +178,11 @@ def set_old_scores_aside(path: Path) -> None:
         (path / SCORES).replace(next(name for name in names if not is_stored(name)))
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a file that the user named.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
-
-
 def read_receipt(folder: Path) -> dict[str, Any]:
     """The run's receipt.
 
     Raises:
-        RunError: there is no finished run, or its receipt is damaged or another file.
+        RunError: there is no finished run, or its receipt is damaged, another file or lacks what is read of it.
     """
     path = folder / RECEIPT
     if not path.is_file():
@@ -205,6 +194,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is torn or damaged: {error}. The command that made it makes it again.") from None
     refuse_other_format(receipt, path)
+    fit(Receipt, receipt, path)
     return receipt
 
 
@@ -249,35 +239,18 @@ def read_samples(path: Path) -> Iterator[Sample]:
     """Every sample of the folder's journal, in the order in which they finished.
 
     Raises:
-        RunError: the file is missing or damaged, or a sample is there twice.
+        RunError: the file is missing or damaged.
     """
-    seen = set()
-    for sample in read_records(path / JOURNAL, Sample):
-        if sample.key in seen:
-            raise doubled(path, sample)
-        seen.add(sample.key)
-        yield sample
+    return read_records(path / JOURNAL, Sample)
 
 
-def doubled(path: Path, sample: Sample) -> RunError:
-    """The error for a journal that has a sample twice."""
-    return RunError(
-        f"{path / JOURNAL}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is there twice."
-    )
-
-
-def stream_scores(path: Path, name: str = SCORES) -> Iterator[Score]:
-    """Every score, in the order in which they were made.
+def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
+    """The score of every sample, by the sample's key.
 
     Raises:
         RunError: the file is missing or damaged, or a score says what no grader says.
     """
-    return read_records(path / name, Score)
-
-
-def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
-    """The score of every sample, by the sample's key; otherwise as `stream_scores`."""
-    return {score.key: score for score in stream_scores(path, name)}
+    return {score.key: score for score in read_records(path / name, Score)}
 
 
 def scored_now() -> ScoredBy:

@@ -19,13 +19,12 @@ from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
 from harness.runs.folder import (
     JOURNAL,
+    SCORES,
     PromptPlaces,
-    doubled,
     read_identity,
     read_prompts,
     read_receipt,
     refuse_missing,
-    stream_scores,
 )
 from harness.runs.journal import read_records
 from harness.runs.records import COLUMNS, Sample, Score
@@ -112,7 +111,7 @@ def read_frame(
     """
     import pandas
 
-    recorded, graded = read or (read_records(folder / JOURNAL, Sample), stream_scores(folder))
+    recorded, graded = read or (read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score))
     rows: dict[str, int] = {}
     answers: dict[str | None, int] = {}
     scores = _score_columns(graded, rows, answers, texts=texts)
@@ -173,7 +172,10 @@ def match_records(
                 "on the folder."
             )
         if seen[score]:
-            raise doubled(folder, sample)
+            raise RunError(
+                f"{folder / JOURNAL}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is "
+                "there twice."
+            )
         seen[score] = 1
         yield sample, place, score
 

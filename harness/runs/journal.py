@@ -164,11 +164,6 @@ def read_notes(path: Path) -> list[dict[str, Any]]:
     return [_decode(decoder, path, number, line) for number, line in _whole_lines(path) if line.startswith(NOTES)]
 
 
-def has_samples(path: Path) -> bool:
-    """Whether there is a journal that holds any sample."""
-    return is_stored(path) and any(n > 1 and not line.startswith(NOTES) for n, line in _whole_lines(path))
-
-
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """What differs between two JSON values, one entry a leaf: `sampling.temperature: 0.0 -> 0.7`."""
     if isinstance(old, dict) and isinstance(new, dict):

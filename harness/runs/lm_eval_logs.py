@@ -23,7 +23,7 @@ from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import find_yardsticks, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
-from harness.experiment.prompt import Layout, Role, Segment, document_prompt, is_ours
+from harness.experiment.prompt import Layout, Role, Segment, document_prompt, hash_problem, is_ours
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import AuditColumns
 from harness.runs.frame import loops
@@ -176,9 +176,6 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
     """
     logs = [(condition, read_log(file, metric=metric)) for condition, file in files]
     every = [log for _, log in logs]
-    paths = [log.path.resolve() for log in every]
-    if twice := next((log.path for place, log in enumerate(every) if paths[place] in paths[:place]), None):
-        raise ComparisonError(f"{twice} is given twice.")
     _refuse_other_settings(every)
     problems = _shared_problems(every)
     arms = _arms(name, logs)
@@ -460,7 +457,7 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for log in logs:
-        hashes = {one.prompt.problem_id: one.prompt.problem_sha256 for one in log.samples}
+        hashes = {one.prompt.problem_id: hash_problem(one.prompt.doc, one.prompt.target) for one in log.samples}
         if others := [name for name, sha256 in hashes.items() if found.setdefault(name, sha256) != sha256]:
             raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Prompt, Segment, hash_problem
+from harness.experiment.prompt import Layout, Prompt, Segment
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, find_segments
 
@@ -65,24 +65,9 @@ class RunPrompt:
         return self.completions[0] if self.completions else None
 
     @property
-    def answer(self) -> str | None:
-        """The first sample's answer."""
-        return self.answers[0] if self.answers else None
-
-    @property
-    def verdict(self) -> str | None:
-        """The first sample's verdict."""
-        return self.verdicts[0] if self.verdicts else None
-
-    @property
     def prompt(self) -> Prompt:
         """The prompt before templating."""
         return Prompt(segments=self.segments, system_size=self.system_size)
-
-    @property
-    def problem_sha256(self) -> str:
-        """Hash of what is asked and its answer, whatever the condition."""
-        return hash_problem(self.doc, self.target)
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
@@ -132,7 +117,7 @@ class Source:
         fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
 
     Raises:
-        RunError: there is no problem, or two problems or conditions have one name.
+        RunError: there is no problem.
     """
 
     name: str
@@ -146,12 +131,8 @@ class Source:
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ids = [problem.id for problem in self.problems]
-        if not ids:
+        if not self.problems:
             raise RunError(f"{self.name} holds no problem in the layout {self.layout}.")
-        for what, names in (("problems", ids), ("conditions", self.conditions)):
-            if len(set(names)) < len(names):
-                raise RunError(f"{self.name}: two {what} have one name.")
 
     @property
     def prompts_sha256(self) -> str:

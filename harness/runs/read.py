@@ -23,8 +23,8 @@ from harness.runs.folder import (
     read_prompts,
     read_receipt,
     read_samples,
+    read_scores,
     refuse_missing,
-    stream_scores,
 )
 from harness.runs.frame import match_records, read_frame
 from harness.runs.journal import hash_stored, is_stored
@@ -232,7 +232,7 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     Raises:
         RunError: a sample or a score is missing.
     """
-    scores = list(stream_scores(path))
+    scores = list(read_scores(path).values())
     rows = {score.key: place for place, score in enumerate(scores)}
     answered: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
     for sample, place, score in match_records(path, read_samples(path), prompts, rows):

@@ -238,6 +238,41 @@ class Identity(Struct, kw_only=True):
         )
 
 
+class ModelSettings(Struct):
+    """A run config's model, as far as it is read."""
+
+    backend: str
+    arguments: dict[str, Any]
+    label: str | None
+
+
+class Settings(Struct):
+    """A run config, as far as it is read."""
+
+    model: ModelSettings
+    conditions: list[Any]
+
+
+class Receipt(Struct):
+    """What is read of `run.json`, which holds more."""
+
+    run: str
+    created: str
+    config: Settings
+    model: Fingerprint
+    engine: Engine
+    dataset: DatasetFacts
+    problems: int
+    prompt_version: int
+    task_version: float
+    grader_version: int
+    prompts_sha256: str
+    seed: int
+    versions: dict[str, Any]
+    git_revision: str | None
+    tasks: list[Any]
+
+
 class ScoredBy(Struct, kw_only=True):
     """The first line of `scores.jsonl`: what made the scores.
 

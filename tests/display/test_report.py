@@ -25,7 +25,7 @@ from harness import load_run, resources
 from harness.analysis import compare
 from harness.display.numbers import count, signed
 from harness.display.report.page import write_report
-from harness.errors import ComparisonError, JournalError, RunError
+from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read import Run
 from tests.commands.test_cli import here, refused
 from tests.make import CONFIG, GREEDY_RUN, REGISTERED, ROOT, aligned_curve, make_trace, write_run, write_traces
@@ -295,6 +295,14 @@ def test_two_models_in_one_page(tmp_path):
     assert [one["model"] for one in index["settings"]] == ["mless-demo", "other"]
     both = [one for one in found.values() if len(one["samples"]) == 8]
     assert len(both) == 20 and set(both[0]["prompts"]) == {f"{s} {c}" for s in (0, 1) for c in CONDITIONS}
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
+def test_a_file_of_a_run_or_of_traces_is_not_written_over(tmp_path, name):
+    shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
+    with pytest.raises(ConfigError, match="is a file of another kind"):
+        write_report([GREEDY_RUN], tmp_path / name.removesuffix(".xz"))
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_one_condition_alone_is_shown_without_comparison(tmp_path):

@@ -81,6 +81,8 @@ BAD = [
     (RECEIPT, 1, b"[" * 100_000, "run.json is torn or damaged"),
     (RECEIPT, 1, b"[]", "run.json is torn or damaged: .*got `array`"),
     (RECEIPT, 1, {"task_version": float("nan")}, "run.json is torn or damaged"),
+    (RECEIPT, 1, b'{"format": 1}', "run.json: .*field `run`"),
+    (RECEIPT, 1, {"config": {"conditions": [], "model": {}}}, r"run.json: .*`backend` - at `\$.config.model`"),
 ]
 
 
@@ -124,7 +126,7 @@ def test_doubled_samples_are_refused_and_scores_that_are_none_graded_again(demo_
     journal, scores = demo_run / JOURNAL, demo_run / SCORES
     whole = journal.read_text()
     journal.write_text(whole + whole.splitlines()[5] + "\n")
-    for read in (load_run, read_outcomes, regrade):
+    for read in (load_run, read_outcomes):
         with pytest.raises(RunError, match=r"sample 0 of problem demo/\S+, demo_\w+, is there twice"):
             read(demo_run)
     expand(demo_run)

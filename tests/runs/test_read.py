@@ -108,10 +108,7 @@ def test_our_tasks_have_one_version(tmp_path):
         Run.load(tmp_path)
 
 
-def test_a_log_is_given_once_and_is_whole(tmp_path):
-    logs = both(tmp_path)
-    with pytest.raises(ComparisonError, match="is given twice"):
-        Run.load({**logs, "mless": logs["wo"]})
+def test_a_log_is_whole(tmp_path):
     with pytest.raises(RunError, match="samples are missing: its results file says 20, got 19"):
         Run.load(both(tmp_path, [log_line(i) for i in range(19)]))
     with pytest.raises(RunError, match="line 2: problem 0 again"):

@@ -27,8 +27,8 @@ from harness.display.report.card import make_card
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
 from harness.display.visible import visible
-from harness.errors import RunError
-from harness.runs.journal import clear_messages, write_whole
+from harness.errors import ConfigError, RunError
+from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
 from harness.runs.receipts import git_revision, receipt_line, versions
 from harness.runs.same_settings import join
@@ -89,6 +89,8 @@ def write_report(
     """
     with clear_messages(output):  # before the work, which takes a while
         output.parent.mkdir(parents=True, exist_ok=True)
+        if is_stored(output) and not output.suffix.startswith(".htm"):
+            raise ConfigError(f"{output} is a file of another kind, such as a run's: expected an .html file, or none.")
     read = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(read)
     _refuse_foreign(read, samples, attention)
