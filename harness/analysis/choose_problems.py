@@ -25,6 +25,12 @@ CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
 """The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
+_IN_WORDS = {
+    "wrong_to_right": "wrong to right",
+    "right_to_wrong": "right to wrong",
+    "both_right": "right under both",
+    "both_wrong": "wrong under both",
+}
 
 
 class Criterion(Strict):
@@ -155,9 +161,10 @@ def select(source: Source, criterion: Criterion) -> Selection:
     counts = Counter(outcomes[problem.id] for problem in candidates if graded)
     counted = {name: counts[name] for name in (*FLIPS, UNDECIDED)} if graded else {}
     if len(matching) < (criterion.n or 1):
-        told = ", ".join(f"{name} {count}" for name, count in counted.items())
-        asked = f"{criterion.n or 'at least one'} with {criterion.flip or 'any outcome'}"
-        raise ConfigError(f"{source.name}: expected {asked}, got {len(matching)} of {len(candidates)}: {told}.")
+        what = (criterion.flip or "in the selection").replace("_", " ")
+        said = f"expected {criterion.n} problems {what}, got {len(matching)}" if matching else f"no problem {what}"
+        told = ", ".join(f"{_IN_WORDS.get(name, name)} {count}" for name, count in counts.items())
+        raise ConfigError(f"{source.name}: {said}: {told or 'nothing was graded'}.")
     draw = random.Random(criterion.seed)
     if criterion.n is not None:
         drawn = {problem.id for problem in draw.sample(matching, criterion.n)}

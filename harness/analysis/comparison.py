@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +12,6 @@ import pandas
 
 from harness.analysis.controls import APART, find_broken, measure_yardsticks
 from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
-from harness.analysis.power import refuse_out_of_range
 from harness.analysis.tests import (
     count_flips,
     difference_bounds,
@@ -83,8 +81,6 @@ def compare(
     *,
     baseline: str = BASELINE,
     margin: float = MARGIN,
-    alpha: float = ALPHA,
-    seed: int = DEFAULT_SEED,
     by: Sequence[str] = (),
     contrasts: Collection[str] | None = None,
     primary: str | None = None,
@@ -103,9 +99,6 @@ def compare(
             baseline's next replicate, if it was loaded too, gives the A/A columns.
         baseline: The condition that the others are compared with.
         margin: Equivalence margin in points.
-        alpha: Level of the tests; intervals are of level 1 - alpha.
-        seed: Seed of random sign flips, which only very many samples need. A row's flips depend on the seed and on
-            the row's names, not on other rows.
         by: Further columns to split by, such as subject or level.
         contrasts: Differences to test, named before the run, such as `mless - wo`; the others are exploratory. One
             with another baseline, such as `mless - random`, gets a row of its own. By default every condition's from
@@ -121,28 +114,25 @@ def compare(
         A frame with the columns of `COLUMNS`, those of `by` after the layout, in the frame's own order.
 
     Raises:
-        ComparisonError: no baseline, other problems, missing or doubled samples, or a number out of range.
+        ComparisonError: no baseline, other problems, missing or doubled samples, or a margin out of range.
         ConfigError: a contrast is not written as one.
     """
-    refuse_out_of_range(
-        ("margin", margin, 0 < margin < 100, "points above 0 and below 100"),
-        ("alpha", alpha, 0 < alpha < 0.5, "a level between 0 and 0.5"),
-    )
+    if not 0 < margin < 100:
+        raise ComparisonError(f"margin: expected points above 0 and below 100, got {margin}.")
     if primary is not None and (by or primary not in (contrasts or ())):
         raise ComparisonError(f"primary: expected one of the contrasts, over all problems, got {primary}.")
     settings = by_setting(count_outcomes(frame, by=by))
     pairs = {row_name(*pair, baseline): pair for pair in map(read_contrast, contrasts or ())}
-    _refuse_unknown(settings, baseline, pairs.values(), yardsticks)
+    _refuse_unknown(settings, baseline, pairs.values())
     unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}
     about = None if primary is None else row_name(*read_contrast(primary), baseline)
     rewordings = [name for name, kind in yardsticks.items() if kind == "rewording"]
     broken = find_broken(frame, rewordings, baseline=baseline)
-    pair = partial(_compare_pair, margin=margin, alpha=alpha, seed=seed)
     rows: list[Row] = []
     for setting, arms in settings.items():
         noise: Row = {}
         if again := arms[baseline][1:]:
-            found = pair(arms[baseline][0], again[0])
+            found = _compare_pair(arms[baseline][0], again[0], margin=margin)
             noise = {f"aa_{name}": found[name] for name in _NOISE}
         table = []
         for name, (condition, against) in ({name: (name, baseline) for name in arms} | pairs).items():
@@ -150,14 +140,14 @@ def compare(
                 continue
             new, old = arms[condition][0], arms[against][0]
             row = {**dict(setting), "condition": name, "baseline": against, "margin": margin}
-            row |= measure_accuracy(new, level=1 - alpha) | (noise if against == baseline else {})
+            row |= measure_accuracy(new) | (noise if against == baseline else {})
             model = str(row["model"])
             if (model, str(row["layout"]), name) in broken:
                 row["verdict"] = APART
             if condition != against:
                 registered = (model, name) not in unnamed
                 row |= (
-                    pair(old, new)
+                    _compare_pair(old, new, margin=margin)
                     | {"primary": name == about and registered}
                     | ({} if registered else {"verdict": "exploratory"})
                 )
@@ -166,10 +156,10 @@ def compare(
         measure_yardsticks(table, scores, yardsticks, baseline=baseline)
         rows += table
     family = None if contrasts is None else pairs
-    judge(rows, family=family, primary=about, yardsticks=yardsticks, behind=behind, alpha=alpha)
+    judge(rows, family=family, primary=about, yardsticks=yardsticks, behind=behind)
     for row in rows:
         if "changes" in row:
-            row |= _interval(row, alpha=alpha)
+            row |= _interval(row)
     model_column, layout_column, *others = COLUMNS
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
@@ -188,7 +178,6 @@ def judge(
     primary: str | None,
     yardsticks: Mapping[str, str],
     behind: Mapping[str, float],
-    alpha: float,
 ) -> None:
     """Add to each row its family, with how many tests it shares alpha, the p-value adjusted in it, and the verdict.
 
@@ -204,7 +193,6 @@ def judge(
         yardsticks: Conditions that are not tested, with the kind of each.
         behind: By layout, the p-value of the pooled primary contrast, which is tested before all of these. Empty if
             none is.
-        alpha: Level of the verdicts.
 
     Source:
         Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares: Bonferroni.
@@ -228,19 +216,19 @@ def judge(
         for step in (first, [row for row in tested if row["condition"] != primary]):
             adjusted = np.maximum(gate, np.minimum(1, len(settings) * holm([row["p"] for row in step])))
             for row, p in zip(step, adjusted.tolist(), strict=True):
-                word = verdict(p, row["difference"], within_margin=row["within_margin"], alpha=alpha)
+                word = verdict(p, row["difference"], within_margin=row["within_margin"])
                 row |= {"tests": len(settings) * len(step), "p_adjusted": p, "verdict": word}
                 gate = p if row["condition"] == primary else gate
 
 
-def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, alpha: float, seed: int) -> Row:
-    """A condition against another. Random flips, if they are needed, depend on the seed and the new one's name."""
+def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
+    """A condition against another. Random flips, which only very many samples need, depend on the new one's name."""
     refuse_unpaired(old, new)
-    digest = hashlib.sha256(f"{seed}, {new.name}".encode()).digest()
+    digest = hashlib.sha256(f"{DEFAULT_SEED}, {new.name}".encode()).digest()
     changes, k = new.right - old.right, old.k
     gained, lost = count_flips(old.right, new.right, k=k)
     bounds = difference_bounds(changes, k)
-    low, high = score_interval(changes / k, bounds=bounds, level=1 - 2 * alpha)
+    low, high = score_interval(changes / k, bounds=bounds, level=1 - 2 * ALPHA)
     equivalent = equivalence_p(changes / k, margin / 100, bounds=bounds)
     return {
         "changes": changes,
@@ -255,16 +243,16 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, alpha: float, 
         "equivalence_low": 100 * low,
         "equivalence_high": 100 * high,
         "equivalence_p": equivalent,
-        "within_margin": equivalent < alpha,
+        "within_margin": equivalent < ALPHA,
     }
 
 
-def _interval(row: Row, *, alpha: float) -> Row:
+def _interval(row: Row) -> Row:
     """The interval of a judged row. One without a test is of level 1 - alpha, and is left as it is."""
     changes, k = row["changes"], row["k"]
-    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - alpha / row.get("tests", 1))
+    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - ALPHA / row.get("tests", 1))
     if "tests" in row:
-        ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < alpha)
+        ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < ALPHA)
     return {"low": 100 * ends[0], "high": 100 * ends[1]}
 
 
@@ -272,15 +260,11 @@ def _refuse_unknown(
     settings: Mapping[Setting, Mapping[str, Any]],
     baseline: str,
     contrasts: Iterable[tuple[str, str]],
-    yardsticks: Collection[str],
 ) -> None:
     for setting, arms in settings.items():
         if baseline not in arms:
             where = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(f"{where}: no baseline condition {baseline!r} among {', '.join(arms)}.")
     known = {name for arms in settings.values() for name in arms}
-    tested = [name for pair in contrasts for name in pair]
-    if unknown := [name for name in (*tested, *yardsticks) if name not in known]:
+    if unknown := [name for pair in contrasts for name in pair if name not in known]:
         raise ComparisonError(f"{unknown[0]}: expected one of the conditions {', '.join(sorted(known))}.")
-    if both := [name for name in (baseline, *tested) if name in yardsticks]:
-        raise ComparisonError(f"{both[0]} is a yardstick, which others are held against. It is not tested.")

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.tests import Integers, score_interval
-from harness.constants import ALPHA
 from harness.errors import ComparisonError, list_first
 from harness.grading import UNGRADED
 
@@ -141,10 +140,10 @@ def clustered_error(scores: npt.ArrayLike) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def measure_accuracy(one: Outcomes, *, level: float = 1 - ALPHA) -> dict[str, Any]:
+def measure_accuracy(one: Outcomes) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
-    low, high = score_interval(scores, bounds=(0.0, 1.0), level=level)
+    low, high = score_interval(scores, bounds=(0.0, 1.0))
     return {
         "n": len(scores),
         "k": one.k,

@@ -48,7 +48,6 @@ def pool(
     *,
     registered: str | None = None,
     models: int = 0,
-    alpha: float = ALPHA,
 ) -> pandas.DataFrame:
     """The pooled effect of every contrast that two models have, in each layout: the columns of `COLUMNS`.
 
@@ -58,7 +57,6 @@ def pool(
         registered: The one that was named before any of the runs. It is only tested if all models of the study have
             it in every layout, over the same problems. Layouts share alpha.
         models: How many the study has.
-        alpha: Level of the tests; intervals are of level 1 - alpha.
     """
     layouts: dict[str, list[dict[str, Outcomes]]] = {}
     for (_, (_, layout)), arms in by_setting(counted).items():
@@ -85,11 +83,11 @@ def pool(
         ]
         is_registered = complete and name == registered
         row: dict[str, Any] = {"layout": layout, "condition": name, "baseline": contrasts[name][1]}
-        row |= pool_changes(changes, level=1 - alpha / len(layouts), passes=is_registered)
+        row |= pool_changes(changes, level=1 - ALPHA / len(layouts), passes=is_registered)
         row |= {"registered": is_registered, "verdict": "exploratory"}
         if is_registered:
             row["p_adjusted"] = min(1.0, len(layouts) * row["p"])
-            row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=False, alpha=alpha)
+            row["verdict"] = verdict(row["p_adjusted"], row["difference"], within_margin=False)
         rows.append(row)
     return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(
         {"models": "Int64", "n": "Int64", "registered": "boolean", "p_adjusted": float}

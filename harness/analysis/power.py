@@ -33,7 +33,7 @@ def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, al
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
 
     Raises:
-        ComparisonError: a number out of range, or an effect greater than the discordance.
+        ComparisonError: a discordance out of range, or below the effect.
 
     Source:
         k = 1: Duffy (1984), doi:10.2307/2531151. k > 1: Connor (1987), doi:10.2307/2531961, with the moments of a
@@ -42,34 +42,24 @@ def detection_power(effect: float, *, n: int, k: int = 1, discordance: float, al
     """
     # samples of one problem that do not know of each other disagree at most half of the time
     most = 1 if k == 1 else 0.5
-    refuse_out_of_range(
-        ("n", n, n >= 1, "at least 1 problem"),
-        ("k", k, k >= 1, "at least 1 sample per problem"),
-        ("discordance", discordance, 0 < discordance <= most, f"a share above 0 and up to {most:g} with k = {k}"),
-        ("alpha", alpha, 0 < alpha < 1, "a probability between 0 and 1"),
-    )
     size = abs(effect)
-    if size > discordance:
-        raise ComparisonError(
-            f"An effect of {100 * size:g} points cannot come from a discordance of {100 * discordance:g} percent."
-        )
+    if not (0 < discordance <= most and size <= discordance):
+        least = f"at least the effect, {size:g}," if size else "above 0"
+        raise ComparisonError(f"discordance: expected {least} and up to {most:g} with k = {k}, got {discordance:g}.")
     return _mcnemar_power(size, n, discordance, alpha) if k == 1 else _mean_power(size, n, k, discordance, alpha)
 
 
-def minimal_detectable_effect(
-    *, n: int, k: int = 1, discordance: float, alpha: float = ALPHA, power: float = POWER
-) -> float:
-    """The least true difference, as a share of the problems, found with this power; NaN if even the greatest is not.
+def minimal_detectable_effect(*, n: int, k: int = 1, discordance: float, alpha: float = ALPHA) -> float:
+    """The least true difference, as a share of the problems, found 4 times in 5; NaN if even the greatest is not.
 
     Args and source: see `detection_power`.
 
     Raises:
-        ComparisonError: a number out of range.
+        ComparisonError: a discordance out of range.
     """
-    refuse_out_of_range(("power", power, alpha < power < 1, "a probability above alpha and below 1, usually 0.8"))
 
     def lack(effect: float) -> float:
-        return detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha) - power
+        return detection_power(effect, n=n, k=k, discordance=discordance, alpha=alpha) - POWER
 
     return float(brentq(lack, 0, discordance)) if lack(discordance) >= 0 else math.nan
 
@@ -111,14 +101,3 @@ def _mcnemar_power(effect: float, n: int, discordance: float, alpha: float) -> f
         if rejected:
             power += float(chances[m] * bdtr(rejected - 1, m, against))
     return power
-
-
-def refuse_out_of_range(*wants: tuple[str, float, bool, str]) -> None:
-    """Raise ComparisonError for the first number that is out of range.
-
-    Args:
-        wants: For each number its name, its value, whether it is in range, and the range in words.
-    """
-    for name, value, holds, wanted in wants:
-        if not holds:
-            raise ComparisonError(f"{name}: expected {wanted}, got {value}.")

@@ -37,7 +37,7 @@ COLUMNS = {
 
 
 def sweep_table(
-    counted: Iterable[Outcomes], factors: Mapping[str, Mapping[str, Any]], *, baseline: str, alpha: float = ALPHA
+    counted: Iterable[Outcomes], factors: Mapping[str, Mapping[str, Any]], *, baseline: str
 ) -> pandas.DataFrame:
     """A row for each filler, placement and other words that were run in three lengths or more, by model and layout.
 
@@ -45,7 +45,6 @@ def sweep_table(
         counted: As `outcomes.count_outcomes` gives them, not split any further.
         factors: Of each condition, as of `Condition.factors`.
         baseline: What the lengths are compared with.
-        alpha: Level of the intervals, and of the shape that is named.
     """
     rows: list[dict[str, Any]] = []
     for setting, arms in by_setting(counted).items():
@@ -56,7 +55,7 @@ def sweep_table(
                 continue
             changes = np.column_stack([shares[by_length[length]] - shares[baseline] for length in there])
             mean = changes.mean(axis=1)
-            low, high = score_interval(mean, bounds=difference_bounds(mean, 1), level=1 - alpha)
+            low, high = score_interval(mean, bounds=difference_bounds(mean, 1))
             shape, p = trend(changes)
             rows.append(
                 {
@@ -74,7 +73,7 @@ def sweep_table(
             )
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = float(adjusted)
-        row["shape"] = row["shape"] if adjusted < alpha else "none"
+        row["shape"] = row["shape"] if adjusted < ALPHA else "none"
     return pandas.DataFrame(rows, columns=list(COLUMNS))
 
 

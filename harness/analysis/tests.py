@@ -266,12 +266,12 @@ def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, 
     return float(max(above, below, missed))
 
 
-def fewest_problems(margin: float, alpha: float = ALPHA) -> int:
-    """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most alpha.
+def fewest_problems(margin: float) -> int:
+    """How many problems equivalence within the margin needs: so many that (1 - margin)^n is at most 5 percent.
 
-    About 3 / margin at 5 percent, the rule of three: see `equivalence_p`.
+    About 3 / margin, the rule of three: see `equivalence_p`.
     """
-    return math.ceil(math.log(alpha) / math.log1p(-margin))
+    return math.ceil(math.log(ALPHA) / math.log1p(-margin))
 
 
 def holm(p_values: npt.ArrayLike) -> Floats:
@@ -292,11 +292,11 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     return adjusted
 
 
-def verdict(p_adjusted: float, difference: float, *, within_margin: bool, alpha: float = ALPHA) -> str:
+def verdict(p_adjusted: float, difference: float, *, within_margin: bool) -> str:
     """Better or worse if the test is significant, else equivalent if within the margin, else inconclusive.
 
     A difference that is both significant and within the margin is called better or worse.
     """
-    if p_adjusted < alpha:
+    if p_adjusted < ALPHA:
         return "better" if difference > 0 else "worse"
     return "equivalent" if within_margin else "inconclusive"

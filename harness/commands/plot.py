@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import BASELINE, Kind
+from harness.constants import BASELINE, DEFAULT_SEED, Kind
 
 
 def plot(
@@ -46,7 +46,7 @@ def plot(
     receipt = {
         "baseline": whole.baseline,
         "margin": float(table["margin"].iloc[0]),
-        "seed": whole.seed,
+        "seed": DEFAULT_SEED,
         "runs": list(whole.receipt),
     }
     for one in dict.fromkeys(kind or [each for each in Kind if each != Kind.DOSE or find_sweeps(factors)]):

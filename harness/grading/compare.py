@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise, product
 from harness.constants import DEEPEST, LONGEST_ANSWER, MOST_RELATIONS, MOST_SIGNS
 from harness.grading.english import AND, OR, agree, number_word, readable_words, without_unit
 from harness.grading.extract import TOO_LONG, Grade, Verdict, read
-from harness.grading.formula import TooLarge, as_number
+from harness.grading.formula import TooLarge
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
 from harness.grading.relations import (
     Relation,
@@ -123,9 +123,6 @@ def same_mathematics(answer: str, target: str) -> bool:
     Raises:
         TooLarge: One of them would take too much work to compare.
     """
-    numbers = as_number(plain(answer)), as_number(plain(target))
-    if None not in numbers:
-        return numbers[0] == numbers[1]
     answers, targets = readings(answer, target), readings(target, answer)
     return any(_same(one, other) for one in sorted(answers) for other in sorted(targets))
 

@@ -26,7 +26,6 @@ FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh arccosh arctanh "
     "log ln lg exp".split()
 )
-_SIMPLE = re.compile(r"([-+]?)(?:(\d+(?:\.\d+)?|\.\d+)|(\d+)/(\d+)|\\frac\{(-?\d+)\}\{(\d+)\})")
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
@@ -45,16 +44,6 @@ class TooLarge(Exception):
 
 class Unreadable(Exception):
     """The formula, or its value, is beyond the reader or the numbers that it was given."""
-
-
-def as_number(plain: str) -> Fraction | None:
-    """The number that digits, decimals or a fraction of integers say, which most answers are. None: another text."""
-    match = _SIMPLE.fullmatch(plain)
-    if match is None:
-        return None
-    sign, number, *integers = match.groups()
-    top, bottom = [int(digits) for digits in integers if digits] or (number, 1)
-    return Fraction(top) / bottom * (-1 if sign == "-" else 1) if bottom else None
 
 
 def read(plain: str, point: Any) -> Value:

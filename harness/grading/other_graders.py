@@ -22,7 +22,7 @@ from msgspec import Meta, Struct, structs
 
 from harness.constants import LONGEST_ANSWER
 from harness.grading.compare import compare
-from harness.grading.extract import Grade, read, read_boxes
+from harness.grading.extract import Grade, read_boxes
 
 UNGRADED = ("refused", "timeout", "crashed")
 """The verdicts that say nothing about the answer."""
@@ -147,8 +147,7 @@ def _first_box(job: AuditJob) -> Finding:
     boxes = read_boxes(job.completion)
     if not boxes:
         return {"first_box": False}, None
-    answer = read(f"\\boxed{{{boxes[0]}}}")  # alone in a text it is also the last box
-    graded = answer if isinstance(answer, Grade) else compare(answer, job.target)
+    graded = compare(boxes[0], job.target)
     unknown = graded.verdict in UNGRADED
     return {"first_box": None if unknown else graded.correct}, (graded.reason or graded.verdict) if unknown else None
 

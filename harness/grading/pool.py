@@ -31,8 +31,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 import harness
 from harness.constants import (
     GRADER_DEADLINE_S,
@@ -58,14 +56,6 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 """A fixed order of sets, so that graders do the same in every run, and no thread pools, whose stacks take memory."""
 
 
-class _Reply(msgspec.Struct, kw_only=True):
-    """What a worker says after a step, or with step `ready` once it has started."""
-
-    step: str
-    found: dict[str, Verdict | bool | None] = {}
-    remark: str | None = None
-
-
 class _Job:
     """The steps that workers take on one text, what they found, and what became of steps that were lost."""
 
@@ -76,26 +66,15 @@ class _Job:
         self.remarks: list[str] = []
         self.lasting = True  # whether the result says something about the text, rather than about the moment
 
-    def take(self, reply: _Reply) -> None:
-        """Keep what the next step found.
-
-        Raises:
-            ValueError: the reply is not that step's.
-        """
-        columns = STEPS[self.steps[0]][0] if self.steps[0] != _COMPARE else ("verdict",)
-        if reply.step != self.steps[0] or tuple(reply.found) != columns:
-            raise ValueError("not the reply to this step")
-        self.found |= reply.found
-        self._end_step(reply.remark)
-
     def lose(self, verdict: Verdict, reason: str) -> None:
         """Leave the next step without a finding, because the worker was lost in it."""
         self.lasting = False
         step = self.steps[0]
-        self.found |= {"verdict": verdict} if step == _COMPARE else dict.fromkeys(STEPS[step][0])
-        self._end_step(reason)
+        self.take({"verdict": verdict} if step == _COMPARE else dict.fromkeys(STEPS[step][0]), reason)
 
-    def _end_step(self, remark: str | None) -> None:
+    def take(self, found: Mapping[str, Any], remark: str | None) -> None:
+        """Keep what the next step found."""
+        self.found |= found
         step = self.steps.pop(0)
         if remark is not None:
             self.remarks.append(remark if step == _COMPARE else f"{step}: {remark}")
@@ -299,24 +278,14 @@ class GraderPool:
             self._lose(worker, "crashed", None)
             return
         *lines, worker.received = (worker.received + received).split(b"\n")
-        try:
-            for line in lines:
-                self._take(worker, msgspec.json.decode(line, type=_Reply))
-        except (ValueError, msgspec.MsgspecError):
-            self._lose(worker, "crashed", "the grader answered nonsense")
-
-    def _take(self, worker: _Worker, reply: _Reply) -> None:
-        """Take a reply, and hand out the result if it was the job's last.
-
-        Raises:
-            ValueError: it is not a reply to what the worker was asked.
-        """
-        if not worker.ready and reply.step == "ready":
-            worker.ready, self._failed_starts = True, 0
-        elif worker.job is None:
-            raise ValueError("a reply without a job")
-        else:
-            worker.job.take(reply)
+        for line in lines:
+            if worker.job is None:  # its first line says that it has started
+                worker.ready, self._failed_starts = True, 0
+                continue
+            try:
+                worker.job.take(*json.loads(line))
+            except (ValueError, TypeError):
+                return self._lose(worker, "crashed", "the grader answered nonsense")
             worker.set_clock(self._deadline_s)  # the next step of an audit has a clock of its own
             if not worker.job.steps:
                 self._finish(worker.job)
@@ -384,21 +353,20 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
         os.dup2(nowhere, descriptor)
     gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
     try:
-        replies.write(msgspec.json.encode(_Reply(step="ready")) + b"\n")
+        replies.write(b"ready\n")
         for length in lengths:
             request = json.loads(os.pread(requests, int(length), 0))
             for step in request.pop("steps"):
-                replies.write(msgspec.json.encode(_answer(step, request)) + b"\n")
+                replies.write(json.dumps(_answer(step, request)).encode() + b"\n")
     except (MemoryError, BrokenPipeError) as error:  # nothing can be trusted to run now, or the parent has gone
         os._exit(isinstance(error, MemoryError))
 
 
-def _answer(step: str, request: Mapping[str, str]) -> _Reply:
-    if step == _COMPARE:
-        graded = compare(request["answer"], request["target"])
-        return _Reply(step=step, found={"verdict": graded.verdict}, remark=graded.reason)
-    found, remark = run_step(step, AuditJob(**request))
-    return _Reply(step=step, found={**found}, remark=remark)
+def _answer(step: str, request: Mapping[str, str]) -> tuple[Mapping[str, Any], str | None]:
+    if step != _COMPARE:
+        return run_step(step, AuditJob(**request))
+    graded = compare(request["answer"], request["target"])
+    return {"verdict": graded.verdict}, graded.reason
 
 
 def _limit(memory_bytes: int) -> None:

@@ -135,13 +135,3 @@ def test_a_run_is_registered_by_its_journal_not_by_its_receipt(tmp_path):
     (run / "journal.jsonl").write_text("\n".join([json.dumps(header), *rest, ""]))
     with pytest.raises(RunError, match=r"journal.jsonl: .*\$.contrasts\[0\]\[1\]"):
         Run.load(run)
-
-
-def test_the_noise_floor_is_explained_for_each_model():
-    verdicts = drawn(5, 100, 2, {"wo": 0.5, "wo again": 0.5, "mless": 0.6})
-    models = [evaluation(verdicts, model=f"m{i}", greedy=greedy) for i, greedy in enumerate((True, False, False))]
-    notes = [note for note in show_comparison(make_leaderboard(models)).notes if note.startswith("A/A")]
-    assert [note.split(":")[0] for note in notes] == ["A/A, m0, raw", "A/A, m1, raw", "A/A, m2, raw"]
-    exact, *chance = notes
-    assert "what the engine does not repeat exactly" in exact
-    assert all("one instance of what chance alone does" in note for note in chance)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -24,7 +23,7 @@ from harness.runs.prompts_of_run import Problem, RunPrompt, Source, build_source
 from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
 from harness.runs.records import Sample
-from tests.make import GREEDY_RUN, drawn, evaluation
+from tests.make import GREEDY_RUN, drawn, evaluation, log_line, write_log
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -65,71 +64,6 @@ def repeated(tmp_path_factory):
             )
             opened.journal.append(sample)
     return execute(plan, output=folder, quiet=True)
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """Logs of a task that is not ours, made by lm-eval with the bundled model: two filters, raw and chat."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what lm-eval warns of is not ours to mend
-        return _foreign_logs(tmp_path_factory.mktemp("foreign"))
-
-
-def _foreign_logs(folder):
-    import lm_eval.models  # noqa: F401 - puts `hf` into lm-eval's registry
-    from datasets import Dataset as Table
-    from lm_eval import simple_evaluate
-    from lm_eval.api.task import ConfigurableTask
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.tasks import TaskManager
-
-    rows = [
-        {"question": p.problem, "gold": p.answer, "type": p.subject, "level": f"Level {p.level}"}
-        for p in load_demo().problems[:4]
-    ]
-
-    def documents(**_):
-        return {"test": Table.from_list(rows)}
-
-    def task(name, filler):
-        boxed = [{"function": "regex", "regex_pattern": r"boxed\{([^}]*)\}"}, {"function": "take_first"}]
-        return ConfigurableTask(
-            config={
-                "task": name,
-                "custom_dataset": documents,
-                "test_split": "test",
-                "output_type": "generate_until",
-                "description": "Answer the question.\n\n",
-                "doc_to_text": "Question: " + filler + "{{question}}\nAnswer:",
-                "doc_to_target": "gold",
-                "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": 40, "do_sample": False},
-                "filter_list": [
-                    {"name": "boxed", "filter": boxed},
-                    {"name": "whole", "filter": [{"function": "take_first"}]},
-                ],
-                "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-                "metadata": {"version": 1},
-            }
-        )
-
-    for chat in (False, True):
-        tracker = EvaluationTracker(output_path=str(folder / ("chat" if chat else "raw") / "results.json"))
-        results = simple_evaluate(
-            model="hf",
-            model_args=f"pretrained={resources.demo_model()},dtype=float32",
-            device="cpu",
-            batch_size=8,
-            tasks=[task("plain", ""), task("slashes", "/ / / / / ")],
-            apply_chat_template=chat,
-            log_samples=True,
-            evaluation_tracker=tracker,
-            task_manager=TaskManager(include_defaults=False),
-        )
-        samples = results.pop("samples")
-        tracker.save_results_aggregated(results=results, samples=samples)
-        for name, lines in samples.items():
-            tracker.save_results_samples(task_name=name, samples=lines)
-    return folder
 
 
 def rewrite(path, change, line=0):
@@ -192,46 +126,28 @@ def test_the_layout_is_chosen_where_there_are_several(repeated):
         read_source(GREEDY_RUN, layout="chat")
 
 
-@pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_logs_of_another_task_need_only_the_names_of_the_conditions(foreign, layout):
-    files = logs(foreign / layout, "samples_{}_*.jsonl", ("plain", "slashes"))
-    source = read_source({"mless": files["slashes"], "wo": files["plain"]})
-    assert source.conditions == ("wo", "mless") and source.layout == layout
-    assert source.metric == "exact_match,boxed" and source.model == str(resources.demo_model())
-    for problem, asked in zip(source.problems, load_demo().problems, strict=False):
-        prompt = problem.prompts["mless"]
-        assert prompt.segments == (), "nothing says what in it is a filler"
-        assert (problem.subject, problem.level, prompt.target) == (asked.subject, asked.level, asked.answer)
-        assert prompt.verdict == ("correct" if prompt.answer == asked.answer else "incorrect")
-    whole = read_source(files, metric="exact_match,whole")
-    first = whole.problems[0].prompts["plain"]
-    assert (whole.metric, whole.conditions) == ("exact_match,whole", ("plain", "slashes"))
-    assert first.answer == first.completion and first.completion
-
-
-def test_a_log_of_another_task_does_not_name_its_condition(foreign):
-    with pytest.raises(RunError, match=r"names no condition: say which log is which"):
-        read_source(foreign / "raw")
-
-
-@pytest.mark.parametrize(
-    ("metric", "said"), [(None, "boxed, other filters whole"), ("exact_match,whole", "whole, other filters boxed")]
-)
-def test_the_receipt_names_the_filters_that_were_not_read(foreign, metric, said):
-    files = logs(foreign / "raw", "samples_{}_*.jsonl", ("plain", "slashes"))
-    facts = Run.load({"wo": files["plain"], "mless": files["slashes"]}, metric=metric).about
-    assert f", grader exact_match,{said}, sampling greedy" in receipt_line({"name": "logs", **facts})
-
-
-def test_the_metric_is_there_and_decides(foreign, tmp_path):
-    path = shutil.copy(next((foreign / "raw").glob("samples_plain_*.jsonl")), tmp_path / "log.jsonl")
-    with pytest.raises(RunError, match=r"line 1: the metric 'acc' is None.*The log has exact_match"):
-        read_source({"wo": path}, metric="acc")
-    with pytest.raises(RunError, match=r"no sample under the filter 'strict': expected one of boxed, whole\."):
-        read_source({"wo": path}, metric="exact_match,strict")
-    rewrite(path, lambda line: line.update(exact_match=0.5))
-    with pytest.raises(RunError, match=r"'exact_match' is 0\.5, neither 0 nor 1"):
-        read_source({"wo": path})
+def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
+    """Under the first filter every second answer is right, under the other none."""
+    lines = [
+        log_line(n, filter=name, filtered_resps=[name], exact_match=float(name == "boxed" and n % 2))
+        for n in range(20)
+        for name in ("boxed", "whole")
+    ]
+    files = {name: write_log(tmp_path, lines, number=n) for n, name in enumerate(("mless", "wo"), start=1)}
+    source = read_source(files)
+    assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
+    prompt = source.problems[3].prompts["mless"]
+    assert (prompt.segments, prompt.target, prompt.verdict, prompt.answer) == ((), "3", "correct", "boxed")
+    whole = Run.load(files, metric="exact_match,whole")
+    assert not whole.samples["correct"].any() and len(whole.samples) == 40
+    assert ", grader exact_match,whole, other filters boxed, " in receipt_line({"name": "logs", **whole.about})
+    for path, metric, message in (
+        (files, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
+        (files, "exact_match,strict", r"no sample under the filter 'strict': expected one of boxed, whole\."),
+        (tmp_path, None, "names no condition: say which log is which"),
+    ):
+        with pytest.raises(RunError, match=message):
+            read_source(path, metric=metric)
 
 
 def test_logs_whose_prompts_are_not_told_are_named(tmp_path):
@@ -294,7 +210,7 @@ def test_a_flip_is_what_the_frame_says(demo, flip, condition):
     }[flip]
     expected = set(right.index[(right["wo"] == before) & (right[condition] == after)])
     if not expected:
-        with pytest.raises(ConfigError, match=f"at least one with {flip}, got 0"):
+        with pytest.raises(ConfigError, match=f"run: no problem {flip.replace('_', ' ')}: .*(right|wrong)"):
             select(demo, Criterion(flip=flip, condition=condition))
         return
     chosen = select(demo, Criterion(flip=flip, condition=condition))
@@ -304,9 +220,9 @@ def test_a_flip_is_what_the_frame_says(demo, flip, condition):
 
 
 def test_too_few_matches_name_the_count_of_each_outcome(demo):
-    with pytest.raises(ConfigError, match=r"9 with wrong_to_right, got 1 of 500: wrong_to_right 1, .* undecided 0\."):
+    with pytest.raises(ConfigError, match=r"expected 9 problems wrong to right, got 1: .*right under both \d+.*\."):
         select(demo, Criterion(flip="wrong_to_right", n=9))
-    with pytest.raises(ConfigError, match=r"200 with any outcome, got 25 of 25"):
+    with pytest.raises(ConfigError, match=r"expected 200 problems in the selection, got 25: "):
         select(demo, Criterion(subject="Algebra", level=5, n=200))
 
 

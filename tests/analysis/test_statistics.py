@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,14 +90,6 @@ def test_sign_flips_are_all_sign_patterns(differences):
     assert sign_flip_test(differences, rng=rng()) == pytest.approx(by_hand)
     assert sign_flip_test(np.negative(differences), rng=rng()) == pytest.approx(by_hand)
     assert sign_flip_test(3 * np.array(differences), rng=rng()) == pytest.approx(by_hand)
-
-
-def test_sign_flips_agree_with_scipys_permutation_test():
-    after, before = rng(1).binomial(5, 0.7, 11), rng(2).binomial(5, 0.5, 11)
-    theirs = stats.permutation_test(
-        (after, before), lambda x, y, axis: (x - y).mean(axis=axis), permutation_type="samples", vectorized=True
-    )
-    assert sign_flip_test(after - before, rng=rng()) == pytest.approx(theirs.pvalue)
 
 
 def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero():
@@ -218,7 +208,6 @@ def test_equivalence_is_the_shorter_interval_inside_the_margin_and_enough_proble
 
 def test_equivalence_needs_so_many_problems_that_a_rare_effect_of_the_margins_size_would_show():
     assert [fewest_problems(margin) for margin in (0.005, 0.01, 0.02, 0.05)] == [598, 299, 149, 59]
-    assert fewest_problems(0.01, alpha=0.01) == 459
     for n in (298, 299, 500):
         # with k = 1 the score test alone would do with a few problems less: it is an approximation to this very chance
         assert score_interval(np.zeros(n), bounds=BOTH_WAYS, level=0.9)[1] < 0.01
@@ -235,11 +224,6 @@ def test_a_rare_and_whole_change_of_the_margins_size_is_seldom_called_equivalent
     called = sum(equivalence_p(row / 20, 0.01, bounds=difference_bounds(row, 20)) < 0.05 for row in changes)
     assert called / experiments < 0.05 + 3 * (0.05 * 0.95 / experiments) ** 0.5
     assert n > 100 or called == 0
-
-
-def test_without_flips_the_score_interval_is_as_long_as_so_few_problems_allow():
-    z2 = stats.norm.ppf(0.975) ** 2
-    assert score_interval(np.zeros(50), bounds=BOTH_WAYS) == pytest.approx((-z2 / (50 + z2), z2 / (50 + z2)), abs=1e-9)
 
 
 # many tests
@@ -299,32 +283,17 @@ def test_the_least_effect_is_found_with_its_power_and_shrinks_with_problems_and_
     assert math.isnan(minimal_detectable_effect(n=20, k=k, discordance=0.02))
 
 
-def test_one_run_of_500_problems_cannot_find_what_the_study_reports():
-    # 10 percent of the answers change: the least effect is 4 points, and 2 points are found by luck alone
-    assert minimal_detectable_effect(n=500, discordance=0.1) == pytest.approx(0.0407, abs=1e-4)
-    assert detection_power(0.02, n=500, discordance=0.1) < 0.3
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n": 0, "discordance": 0.1}, r"n: expected at least 1 problem, got 0"),
-        ({"n": 9, "k": 0, "discordance": 0.1}, "k: expected at least 1 sample per problem, got 0"),
-        ({"n": 9, "discordance": 0}, "discordance: expected a share above 0 and up to 1 with k = 1, got 0"),
-        ({"n": 9, "k": 5, "discordance": 0.6}, "a share above 0 and up to 0.5 with k = 5, got 0.6"),
-        ({"n": 9, "discordance": 0.1, "alpha": 5}, "alpha: expected a probability between 0 and 1, got 5"),
-        ({"n": 9, "discordance": 0.01}, "An effect of 2 points cannot come from a discordance of 1 percent"),
+        ({"discordance": 0}, "up to 1 with k = 1, got 0"),
+        ({"k": 5, "discordance": 0.6}, "up to 0.5 with k = 5, got 0.6"),
+        ({"discordance": 0.01}, "at least the effect, 0.02, .* got 0.01"),
     ],
 )
 def test_power_refuses_numbers_out_of_range(values, message):
     with pytest.raises(ComparisonError, match=message):
-        detection_power(0.02, **values)
-
-
-def test_a_power_below_the_level_is_refused():
-    message = r"power: expected a probability above alpha and below 1, usually 0.8, got 1\.0\."
-    with pytest.raises(ComparisonError, match=message):
-        minimal_detectable_effect(n=9, discordance=0.1, power=1.0)
+        detection_power(0.02, n=9, **values)
 
 
 # calibration, on a small scale; `make calibrate` makes the large one
@@ -385,9 +354,3 @@ def test_the_calibration_page_marks_what_misses_its_target():
     assert "| undecided | 1 | 5 | **5.10** | 4.00 | 95.00 | **94.00** | 0.00 | - |" in text
     assert missed[0].startswith("false effects 5.10: undecided, n 500, k 1, discordance 5 %, effect 0.00 points")
     assert len(missed) == 3
-
-
-def test_statistics_import_nothing_heavy():
-    code = "import sys, harness.analysis; print(*{'torch', 'vllm', 'lm_eval', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == []
