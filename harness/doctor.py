@@ -21,7 +21,7 @@ from harness import resources
 from harness.constants import HUB_SECONDS
 from harness.engines.gpus import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
-from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, load_math500
+from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, PATH_VARIABLE, open_dataset
 from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.receipts import package_version
 
@@ -97,7 +97,7 @@ def _tokenizer(name: str) -> Check:
 
 def _data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
-        dataset = load_math500()
+        dataset = open_dataset()
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()

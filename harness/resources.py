@@ -15,14 +15,8 @@ def folder(name: str) -> Path:
 
 def task_version() -> float:
     """The version of our lm-eval tasks: it goes up when a prompt or its grading changes."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Reads over `!function`: only the metadata is wanted."""
-
-    Loader.add_constructor("!function", lambda loader, node: None)
     text = (folder("tasks") / "math500" / "_math500.yaml").read_text(encoding="utf-8")
-    return float(yaml.load(text, Loader)["metadata"]["version"])
+    return float(text.rpartition("version:")[2])
 
 
 def demo_folder() -> Path:

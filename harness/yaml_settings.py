@@ -69,10 +69,11 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[st
     Args:
         path: The file. A bare name may also be one of the shipped configs.
         kind: The folder of the shipped configs, within `configs`.
-        overrides: As of `override_values`.
+        overrides: `key=value` with dotted keys and YAML values.
 
     Raises:
-        ConfigError: the file is missing, is not YAML or not a mapping, or a key stands twice in it.
+        ConfigError: the file is missing, is not YAML or not a mapping, a key stands twice in it, or it has no key that
+            an override names.
     """
     shipped = resources.folder("configs") / kind / path.name
     if not path.exists() and path.parent in (Path(), Path("configs") / kind) and shipped.is_file():
@@ -85,16 +86,6 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[st
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected YAML with keys such as name and model, got {str(values)[:40]!r}.")
-    override_values(values, overrides)
-    return values
-
-
-def override_values(values: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Set values of a config by `key=value`, with dotted keys and YAML values.
-
-    Raises:
-        ConfigError: an override cannot be read, or the config has no such key.
-    """
     for override in overrides:
         key, _, text = override.partition("=")
         *parents, last = key.split(".")
@@ -106,6 +97,7 @@ def override_values(values: dict[str, Any], overrides: Iterable[str]) -> None:
             target[int(last) if isinstance(target, list) else last] = value
         except (AttributeError, IndexError, TypeError, ValueError):
             raise ConfigError(f"--set {override!r}: the config has no such key.") from None
+    return values
 
 
 def explain(error: ValidationError, where: str) -> str:

@@ -20,6 +20,7 @@ def fetch(
 
     from harness.errors import ConfigError
     from harness.experiment.config import load_config
+    from harness.experiment.problems import open_dataset
     from harness.experiment.tokenizer import fetch_repository
 
     if pin is not None and pin.exists():
@@ -34,7 +35,7 @@ def fetch(
             folder = fetch_repository(name, arguments.get(revision), weights=key == "pretrained")
             values["model"]["arguments"][revision] = folder.name
             lines.append(f"{key:<11}{name}@{folder.name} in {folder}")
-    dataset = settings.load_dataset()
+    dataset = open_dataset(settings.dataset)
     lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
     if pin is not None:
         pin.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")

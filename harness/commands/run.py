@@ -52,7 +52,7 @@ def run(
     plan = make_plan(settings, limit=limit)
     more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:
-        more.append(f"folder    {describe_folder(plan, output=folder, fork=fork)}")
+        more.append(f"folder    {describe_folder(plan, folder)}")
         typer.echo(describe_plan(plan, more))
         return
     typer.echo(describe_plan(plan, more), err=True)

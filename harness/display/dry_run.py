@@ -15,7 +15,8 @@ from harness.display.table import Column, Table, fold, render
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name, group_name
 from harness.experiment.config import RunConfig
-from harness.experiment.plan import Arm, Plan
+from harness.experiment.plan import Plan
+from harness.experiment.token_checks import ConditionPrompts
 from harness.experiment.tokenizer import template_switches
 from harness.grading import describe_gold
 from harness.runs.folder import RECEIPT
@@ -44,17 +45,19 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"golds     {share} cannot be compared: at most the same text is right. {list_first(golds, 5)}"
     if plan.limit is not None and plan.limit > problems:
         yield f"note      --limit {plan.limit} is more than there are: all {problems} are asked"
-    for arm in plan.arms:
-        if said := arm.built.notes or arm.built.violations:
+    for arm in plan.arms.values():
+        if said := arm.notes or arm.violations:
             more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
-            yield f"note      {arm.built.condition.name}, {arm.built.layout}: {said[0]}{more}"
+            yield f"note      {arm.condition.name}, {arm.layout}: {said[0]}{more}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if known := [
-        length * config.samples_per_problem * arm.replicates for arm in plan.arms for length in arm.built.lengths
+        length * config.samples_per_problem * plan.replicates(arm)
+        for arm in plan.arms.values()
+        for length in arm.lengths
     ]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
@@ -66,14 +69,14 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def _prompts(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and place, and the prompts' tokens."""
-    together: dict[tuple[str, str], list[Arm]] = {}
-    for arm in plan.arms:
-        together.setdefault((group_name(arm.built.condition.name), str(arm.built.layout)), []).append(arm)
+    together: dict[tuple[str, str], list[ConditionPrompts]] = {}
+    for arm in plan.arms.values():
+        together.setdefault((group_name(arm.condition.name), str(arm.layout)), []).append(arm)
     rows = []
     for (name, layout), arms in together.items():
         row = {"condition": name, "layout": layout}
-        reports = [prompt for arm in arms for prompt in arm.built.prompts]
-        if lengths := [length for arm in arms for length in arm.built.lengths]:
+        reports = [prompt for arm in arms for prompt in arm.prompts]
+        if lengths := [length for arm in arms for length in arm.lengths]:
             low, high = reports[0].filler_span or (0, 0)
             fillers = sorted({one.filler_tokens for one in reports})
             row |= {

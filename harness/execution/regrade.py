@@ -21,7 +21,7 @@ from harness.runs.folder import (
     set_old_scores_aside,
 )
 from harness.runs.journal import Journal, clear_messages, expand, is_stored, read_header, read_records
-from harness.runs.records import Keyed, as_json
+from harness.runs.records import Score, as_json
 
 NAMED = 20
 """Samples with a changed verdict that are named; all are counted."""
@@ -77,19 +77,11 @@ def regrade(path: Path) -> str:
     return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])
 
 
-class _OldScore(Keyed):
-    """A score as far as it matters that is to be made anew."""
-
-    verdict: object = None
-
-
-def _read_old(scores: Path) -> tuple[object, dict[str, object]]:
+def _read_old(scores: Path) -> tuple[object, dict[str, str]]:
     """The grader's version and the verdicts by key; damaged scores go without them."""
     if not is_stored(scores):
         return None, {}
     try:
-        return read_header(scores).get("grader_version"), {
-            old.key: old.verdict for old in read_records(scores, _OldScore)
-        }
+        return read_header(scores).get("grader_version"), {one.key: one.verdict for one in read_records(scores, Score)}
     except JournalError:
         return None, {}

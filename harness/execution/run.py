@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.constants import PROMPT_VERSION
 from harness.display.progress import Progress
-from harness.errors import ConfigError, JournalError, ModelError, RunError, RunInterrupted
+from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, make_requests, sample_key
@@ -88,7 +88,7 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     return path
 
 
-def describe_folder(plan: Plan, *, output: Path, fork: bool = False) -> str:
+def describe_folder(plan: Plan, output: Path) -> str:
     """The folder that `execute` would use, and what is in it: for a dry run.
 
     Raises:
@@ -99,9 +99,7 @@ def describe_folder(plan: Plan, *, output: Path, fork: bool = False) -> str:
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
     if not changes(output, identity):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
-    if not fork:
-        return f"{output}, which holds a run with other settings: add --fork, or choose another --output"
-    return describe_folder(plan, output=next_free_folder(output, identity))
+    return f"{output}, which holds a run with other settings: --fork starts a new folder beside it"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
@@ -118,14 +116,14 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         contrasts=list(config.tested),
         primary=config.primary_contrast,
         arms={
-            arm.task: Arm(
-                condition=arm.built.condition.name,
-                layout=str(arm.built.layout),
+            task: Arm(
+                condition=arm.condition.name,
+                layout=str(arm.layout),
                 samples=config.samples_per_problem,
-                replicates=arm.replicates,
+                replicates=plan.replicates(arm),
                 sampling=sampling,
             )
-            for arm in plan.arms
+            for task, arm in plan.arms.items()
         },
         model=receipts.model_fingerprint(
             name, config.model.arguments.get("revision"), served="base_url" in config.model.arguments
@@ -206,8 +204,6 @@ def _generate_and_grade(
     missing = [request for key, request in requests.items() if key not in folder.journal.keys]
     if not missing and folder.scores.keys >= requests.keys():
         return False
-    if intervened := [request.task for request in missing if request.intervention is not None]:
-        raise ConfigError(f"{intervened[0]} asks for an intervention, and no engine can make one.")
     session, log = _session(plan), folder.path / LOG
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
     progress = Progress(Counter(lines.values()), quiet=quiet)

@@ -41,7 +41,7 @@ class Scorer:
         self._prompts = prompts
         self._places = PromptPlaces(prompts)
         self._audit = audit
-        self._half: dict[str, dict[str, Grade | Audit]] = {}
+        self._half: dict[str, dict[str, Any]] = {}
         self._pool = GraderPool(audits=audit)
 
     def submit(self, sample: Sample) -> None:
@@ -83,9 +83,7 @@ class Scorer:
             parts = self._half[key]
             parts[part] = result
             if len(parts) == 2:
-                grade, audit = parts["grade"], parts["audit"]
-                assert isinstance(grade, Grade) and isinstance(audit, Audit)
-                record = as_record(grade, audit)
+                record = as_record(parts["grade"], parts["audit"])
                 self._scores.append({"key": key, **record})
                 del self._half[key]
                 done.append(Score(key=key, **record))

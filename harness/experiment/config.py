@@ -24,7 +24,7 @@ from harness.experiment.conditions import (
     other_fillers,
     read_contrast,
 )
-from harness.experiment.problems import Dataset, DatasetConfig, open_dataset
+from harness.experiment.problems import DatasetConfig
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
 from harness.yaml_settings import Strict, explain, read_values
@@ -198,24 +198,22 @@ class RunConfig(Strict):
             for pair in self.tested
             if self.contrasts and (len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1)
         ]
-        known = [contrast_name(*pair) for pair in self.tested if set(pair) <= set(names)]
+        known = [contrast_name(*pair) for pair in self.tested]
         own = self.instruction is not None
         models = list(self.study.models) if self.study else []
-        asked = {"contrasts": self.contrasts, "replicates": self.replicates > 1, "prompt_null": self.prompt_null}
-        needing = [name for name, value in asked.items() if value]
-        begun = [one.name for one in self.conditions if one.answer_prefix or one.placement is Placement.ANSWER]
-        begun += ["positive_control"] if self.positive_control else []
+        needs_baseline = self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
+        begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
             (
                 len(set(tasks)) < len(tasks),
                 f"conditions: names must differ, also as name_layout; got {', '.join(names)}",
             ),
             (
-                fixed and (own or any(one.instruction for one in self.conditions)),
-                f"instruction: the layout {', '.join(fixed)} has the authors' own",
+                fixed and (own or any(one.instruction for one in self.all_conditions)),
+                f"instruction, prompt_null: the layout {', '.join(fixed)} has the authors' own",
             ),
             (
-                self.prompt_null and (fixed or own),
+                self.prompt_null and own,
                 "prompt_null rewords the standard instruction, and the run has another one",
             ),
             (odd, f"contrasts: expected pairs of {', '.join(names)}, each once, got {', '.join(odd)}"),
@@ -229,8 +227,8 @@ class RunConfig(Strict):
             ),
             (self.study and self.primary_contrast is None, "study: its primary contrasts are pooled: name `primary`"),
             (
-                needing and BASELINE not in names,
-                f"{' and '.join(needing)}: the baseline {BASELINE} is not among the conditions",
+                needs_baseline and BASELINE not in names,
+                f"contrasts, primary, replicates, prompt_null: conditions lack the baseline {BASELINE}",
             ),
             (
                 begun and self.model.templates_itself,
@@ -324,10 +322,6 @@ class RunConfig(Strict):
     def task_name(dataset: str, condition: str, layout: Layout) -> str:
         """What lm-eval calls one condition in one layout."""
         return f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
-
-    def load_dataset(self) -> Dataset:
-        """The problems that the config names."""
-        return open_dataset(self.dataset)
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""

@@ -1,4 +1,4 @@
-"""All that a run will do, settled before any weight is loaded: arms, checked prompts, and one request a completion.
+"""All that a run will do, settled before any weight is loaded: checked prompts, and one request a completion.
 
 The key of a sample is made of all that can change it: a stored sample answers every request with its key.
 """
@@ -18,26 +18,11 @@ from typing import Any
 from harness.constants import BASELINE
 from harness.experiment.conditions import group_name, yardstick
 from harness.experiment.config import RunConfig
-from harness.experiment.problems import Dataset, Problem
+from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, hash_prompts, make_document
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One condition in one layout: a task for lm-eval.
-
-    Attributes:
-        task: Its name in results and logs.
-        built: Its prompts, as they were checked and will run.
-        replicates: How often it is run.
-    """
-
-    task: str
-    built: ConditionPrompts
-    replicates: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,27 +32,30 @@ class Plan:
     Attributes:
         dataset: The problems, the limit taken into account.
         whole: All problems that there are.
-        model: What of the model the prompts depend on; None where its tokenizer is not known.
+        arms: The prompts of each condition in each layout, by lm-eval's name of the task.
         limit: Only the first so many problems.
     """
 
     config: RunConfig
     dataset: Dataset
     whole: Dataset
-    model: ModelTokenizer | None
-    arms: tuple[Arm, ...]
+    arms: Mapping[str, ConditionPrompts]
     limit: int | None = None
 
     @property
     def size(self) -> int:
         """Completions to generate."""
         each = len(self.dataset.problems) * self.config.samples_per_problem
-        return each * sum(arm.replicates for arm in self.arms)
+        return each * sum(map(self.replicates, self.arms.values()))
+
+    def replicates(self, arm: ConditionPrompts) -> int:
+        """How often a condition is run."""
+        return self.config.replicates if arm.condition.name == BASELINE else 1
 
     @property
     def lines(self) -> dict[str, str]:
         """Under what name each task is shown while it runs: yardsticks of one kind are one line."""
-        names = {arm.task: arm.built.condition.name for arm in self.arms}
+        names = {task: arm.condition.name for task, arm in self.arms.items()}
         return {task: group_name(name) if yardstick(name) else task for task, name in names.items()}
 
     @cached_property
@@ -75,18 +63,18 @@ class Plan:
         """Every prompt with its document, as `prompts.jsonl` keeps it: problems outside, arms inside."""
         return [
             {
-                "task": arm.task,
-                "condition": arm.built.condition.name,
-                "layout": str(arm.built.layout),
+                "task": task,
+                "condition": arm.condition.name,
+                "layout": str(arm.layout),
                 "prompt": prompt.text,
                 "prompt_sha256": prompt.sha256,
                 "prompt_token_sha256": prompt.token_sha256,
                 "prompt_tokens": None if prompt.token_ids is None else len(prompt.token_ids),
-                "doc": make_document(problem, prompt.prompt, arm.built.condition, arm.built.layout),
+                "doc": make_document(problem, prompt.prompt, arm.condition, arm.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
                 **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
             }
-            for arm, problem, prompt in self.rows
+            for task, arm, problem, prompt in self.rows
         ]
 
     @cached_property
@@ -95,12 +83,12 @@ class Plan:
         return hash_prompts(self.prompts)
 
     @property
-    def rows(self) -> list[tuple[Arm, Problem, BuiltPrompt]]:
-        """Every prompt with its arm and problem: problems outside, arms inside."""
+    def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
+        """Every prompt with its task, arm and problem: problems outside, arms inside."""
         return [
-            (arm, problem, arm.built.prompts[place])
+            (task, arm, problem, arm.prompts[place])
             for place, problem in enumerate(self.dataset.problems)
-            for arm in self.arms
+            for task, arm in self.arms.items()
         ]
 
 
@@ -110,15 +98,11 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     Raises:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
-    whole = config.load_dataset()
+    whole = open_dataset(config.dataset)
     dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
-    arms = tuple(
-        Arm(
-            task=config.task_name(dataset.name, built.condition.name, layout),
-            built=built,
-            replicates=config.replicates if built.condition.name == BASELINE else 1,
-        )
+    arms = {
+        config.task_name(dataset.name, built.condition.name, layout): built
         for layout in config.layouts
         for built in build_checked_prompts(
             dataset.problems,
@@ -128,8 +112,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             max_gen_toks=config.max_gen_toks,
             instruction=config.instruction,
         )
-    )
-    return Plan(config=config, dataset=dataset, whole=whole, model=model, arms=arms, limit=limit)
+    }
+    return Plan(config=config, dataset=dataset, whole=whole, arms=arms, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,17 +159,17 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     come last, each in an order of its own, so that they share batches with other prompts than the first time.
     """
     seeded = not sampling.greedy and plan.config.model.takes_seeds
-    for replicate in range(max(arm.replicates for arm in plan.arms)):
-        rows = [row for row in plan.rows if row[0].replicates > replicate]
+    for replicate in range(plan.config.replicates):
+        rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object]] = Counter()
-        for index, (arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
-            chat_api = arm.built.layout is Layout.CHAT and plan.config.model.templates_itself
-            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.built.layout)
+        for index, (task, arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
+            chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
+            same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout)
             asked[same] += 1
             yield Request(
-                task=arm.task,
+                task=task,
                 problem_id=problem.id,
                 sample_index=index,
                 replicate=replicate,

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from harness import resources
 from harness.errors import DataError, explain_hub_error
@@ -71,12 +71,6 @@ class DatasetConfig(Strict):
     id: str | None = "unique_id"
     """The id's field; null numbers the lines."""
 
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
-        if self.problem == self.answer:
-            raise ValueError(f"problem and answer: expected two fields, got {self.problem!r} for both")
-        return self
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
@@ -93,20 +87,15 @@ class Dataset:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
-    """The problems that a config's `dataset` names.
+def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig = "math500") -> Dataset:
+    """The problems that a config's `dataset` names. `MATH500_PATH` may name others in place of MATH-500.
 
     Raises:
         DataError: they cannot be had, or a file is not as described. The message names file, line and field.
     """
     if isinstance(dataset, DatasetConfig):
         return _read_jsonl(dataset)
-    return load_demo() if dataset == "demo" else load_math500()
-
-
-def load_math500() -> Dataset:
-    """Load MATH-500, or the problems that `MATH500_PATH` names instead; as `open_dataset`."""
-    chosen = os.environ.get(PATH_VARIABLE, "").strip()
+    chosen = os.environ.get(PATH_VARIABLE, "").strip() if dataset == "math500" else dataset
     if not chosen:
         return _from_hub()
     return load_demo() if chosen == "demo" else load_jsonl(Path(chosen))

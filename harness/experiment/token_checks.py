@@ -100,7 +100,6 @@ def build_checked_prompts(
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
     instruction: str | None = None,
-    refuse: bool = True,
 ) -> list[ConditionPrompts]:
     """Build every prompt of the conditions in one layout, and refuse what breaks a guarantee.
 
@@ -111,7 +110,6 @@ def build_checked_prompts(
         model: Its tokenizer and context; None where they are not known, and then nothing is checked.
         max_gen_toks: Tokens that must fit the context after the longest prompt.
         instruction: Another system prompt than the layout's own.
-        refuse: False: say in `violations` and `notes` what is wrong, and no more.
 
     Raises:
         ConfigError: a filler needs a tokenizer, or does not exist in this one.
@@ -145,15 +143,17 @@ def build_checked_prompts(
     found = []
     for condition in conditions:
         prompts = plain if condition.is_plain else build(condition)
-        said: dict[bool, dict[str, None]] = {True: {}, False: {}}
-        if model is not None:
-            for problem, got, without in zip(problems, prompts, plain, strict=True):
-                for fatal, fault in _find_faults(f"problem {problem.id}", condition, got, without):
-                    said[fatal].setdefault(fault)
-        built = ConditionPrompts(
-            condition=condition, layout=layout, prompts=prompts, violations=tuple(said[True]), notes=tuple(said[False])
+        faults = dict.fromkeys(
+            fault
+            for problem, got, without in zip(problems, prompts, plain, strict=True)
+            if model is not None
+            for fault in _find_faults(f"problem {problem.id}", condition, got, without)
         )
-        if refuse and model is not None:
+        violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
+        built = ConditionPrompts(
+            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes
+        )
+        if model is not None:
             _refuse(built, model, max_gen_toks)
         found.append(built)
     return found

@@ -20,7 +20,7 @@ from harness import resources
 from harness.constants import PINNED_DATE, SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
-from harness.experiment.prompt import Layout, Prompt, Role
+from harness.experiment.prompt import Prompt, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,10 +90,6 @@ class ModelTokenizer:
         if unread := [one for one in switches if not re.search(rf"\b{re.escape(one)}\b", template)]:
             raise ConfigError(f"The chat template of {name} reads no switch {unread[0]!r}.")
         return cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
-
-    def layouts(self) -> tuple[Layout, ...]:
-        """The sound layouts that the model can be run in."""
-        return (Layout.RAW, Layout.CHAT) if self.tokenizer.chat_template else (Layout.RAW,)
 
 
 def _stated_length(arguments: Mapping[str, Any]) -> int | None:

@@ -16,19 +16,22 @@ import datasets
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
-from harness.experiment.problems import load_math500
+from harness.experiment.problems import open_dataset
 from harness.experiment.prompt import Layout, make_document
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.grading import COLUMNS, UNGRADED, Audit, AuditJob, Grade, GradeJob, GraderPool, as_text
+from harness.grading import COLUMNS, UNGRADED, AuditJob, GradeJob, GraderPool, as_text
 
 Documents = dict[str, datasets.Dataset]
 
 
 def _documents(condition: Condition, as_published: bool = False, /, **metadata: Any) -> Documents:
-    dataset = load_math500()
+    dataset = open_dataset()
     model = ModelTokenizer.from_arguments(metadata)
-    layouts = (Layout.AS_PUBLISHED,) if as_published else _layouts(metadata, model)
+    # lm-eval does not say whether it will apply the chat template, so both layouts are checked
+    layouts = [Layout.AS_PUBLISHED] if as_published else [Layout.RAW]
+    if model is not None and model.tokenizer.chat_template and not as_published:
+        layouts.append(Layout.CHAT)
     budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
         (built,) = build_checked_prompts(dataset.problems, [condition], layout, model, max_gen_toks=budget)
@@ -40,18 +43,6 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
     ]
     return {"test": datasets.Dataset.from_list(documents)}
-
-
-def _layouts(metadata: Mapping[str, Any], model: ModelTokenizer | None) -> tuple[Layout, ...]:
-    """The layouts to check: lm-eval does not say whether it will apply the chat template, so both unless told."""
-    if model is None:
-        return (Layout.RAW,)
-    wanted = metadata.get("layout")
-    if wanted is None:
-        return model.layouts()
-    if wanted not in ("raw", "chat"):
-        raise ConfigError(f"metadata `layout` must be raw or chat, got {wanted!r}. Leave it out to check both.")
-    return (Layout(wanted),)
 
 
 wo, mless, mful, random_sentence = (partial(_documents, condition) for condition in named_conditions().values())
@@ -86,12 +77,13 @@ def grade_responses(responses: Sequence[Sequence[str]], docs: Sequence[Mapping[s
                 finish_reason = getattr(completion, "finish_reason", None)
                 job = GradeJob(completion=completion, target=doc["answer"], finish_reason=finish_reason)
                 pool.submit((row, place, "grade"), job)
-                pool.submit((row, place, "audit"), _audit_job(completion, doc))
+                # the authors' rule reads the prompt too; a chat template adds no boxes to it
+                asked, solution = doc["system"] + doc["user"], doc["solution"] or ""
+                audit = AuditJob(prompt=asked, completion=completion, target=doc["answer"], solution=solution)
+                pool.submit((row, place, "audit"), audit)
             results: dict[tuple[int, int, str], Any] = dict(pool.drain())
         for row, place in missing:
-            grade, audit = results[row, place, "grade"], results[row, place, "audit"]
-            assert isinstance(grade, Grade) and isinstance(audit, Audit)
-            graded[row][place] = as_text(grade, audit)
+            graded[row][place] = as_text(results[row, place, "grade"], results[row, place, "audit"])
     return graded
 
 
@@ -108,13 +100,3 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
     said = {column: [g.get(column) for g in grades] for column in COLUMNS}
     columns = {column: fmean(map(bool, values)) for column, values in said.items() if None not in values}
     return {**verdicts, **columns, "ungraded": fmean(g["verdict"] in UNGRADED for g in grades)}
-
-
-def _audit_job(completion: str, doc: Mapping[str, Any]) -> AuditJob:
-    """The authors' rule reads the prompt too; a chat template adds no boxes to it, so the raw text stands for both."""
-    return AuditJob(
-        prompt=doc["system"] + doc["user"],
-        completion=completion,
-        target=doc["answer"],
-        solution=doc["solution"] or "",
-    )

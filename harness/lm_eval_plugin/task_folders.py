@@ -103,7 +103,7 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
     _refuse_used(folder)
     chosen = _read_conditions(conditions)
     names = [f"{task}_{condition.name}" for condition in chosen]
-    file, unsafe = _find_task(task, names)
+    file = _find_task(task)
     built = _build_one_prompt([named_conditions()[BASELINE], *chosen], _QUESTION, model)
     start = built[BASELINE].prompt.text.removesuffix(_QUESTION)
     files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
@@ -125,8 +125,6 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
             f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
         ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
         told.append(f"{name}: {tokens}")
-    if unsafe:
-        told.append(f"{task} runs the code that a model writes: lm_eval asks for --confirm_run_unsafe_code.")
     told.append(
         f"lm_eval --model vllm --model_args pretrained={resources.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
@@ -164,15 +162,11 @@ def _all_tasks() -> TaskManager:
     return TaskManager()
 
 
-def _find_task(name: str, own: Iterable[str]) -> tuple[str, bool]:
-    """A task's file within lm-eval's folder of tasks, and whether it runs code that a model writes.
-
-    Args:
-        name: lm-eval's name of it.
-        own: Names of the tasks to be written.
+def _find_task(name: str) -> str:
+    """A task's file within lm-eval's folder of tasks.
 
     Raises:
-        ConfigError: it is no single task of lm-eval whose YAML says that it generates, or lm-eval has one of our names.
+        ConfigError: it is no single task of lm-eval whose YAML says that it generates.
     """
     import lm_eval.tasks
 
@@ -185,11 +179,8 @@ def _find_task(name: str, own: Iterable[str]) -> tuple[str, bool]:
     if name not in able:
         near = list_near(name, able, 3)
         raise ConfigError(f"--wrap {name}: expected one task of lm-eval whose YAML generates text, such as {near}.")
-    if taken := [one for one in own if one in manager.all_tasks]:
-        raise ConfigError(f"{taken[0]} is lm-eval's own task. Give the condition another name.")
     path = Path(str(manager.task_index[name].yaml_path))
-    file = path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
-    return file, bool(settings[name].get("unsafe_code"))
+    return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 
 
 def _refuse_used(folder: Path) -> None:

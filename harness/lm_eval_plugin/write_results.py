@@ -36,18 +36,25 @@ class Replay(LM):  # type: ignore[misc]
     tokenizer_name = ""  # names lm-eval's cache of requests, which is off
     loglikelihood = loglikelihood_rolling = None  # never asked for
 
-    def __init__(self, prompts: Iterable[Mapping[str, Any]], completions: Mapping[tuple[str, str, int], str]) -> None:
+    def __init__(
+        self,
+        prompts: Iterable[Mapping[str, Any]],
+        samples: Mapping[tuple[str, str, int], Sample],
+        scores: Mapping[str, Score],
+    ) -> None:
         super().__init__()
-        self._completions = completions
+        self._samples, self._scores = samples, scores
         self._chats = {(row["doc"]["system"], row["doc"]["user"]): row["prompt"] for row in prompts}
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The recorded completions; the n-th time that a request is asked it is the n-th sample."""
         asked: Counter[tuple[str, str]] = Counter()
-        found = []
+        found: list[str] = []
         for instance in requests:
             place = str(instance.task_name), str(instance.doc["id"])
-            found.append(self._completions[(*place, asked[place])])
+            one = self._samples[(*place, asked[place])]
+            graded = json.dumps(self._scores[one.key].graded())
+            found.append(Completion(one.completion, finish_reason=one.finish_reason, graded=graded))
             asked[place] += 1
         return found
 
@@ -87,10 +94,6 @@ def export(
         raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
     samples = {(s.task, s.problem_id, s.sample_index): s for s in everything if s.replicate == 0}
-    completions = {
-        place: Completion(one.completion, finish_reason=one.finish_reason, graded=json.dumps(scores[one.key].graded()))
-        for place, one in samples.items()
-    }
     calls: dict[tuple[bool, str], dict[str, list[Mapping[str, Any]]]] = {}
     for row in prompts:
         chat = row["layout"] == "chat"
@@ -98,16 +101,13 @@ def export(
         own = row["condition"] if chat and row.get("answer_prefix") else ""
         calls.setdefault((chat, own), {}).setdefault(row["task"], []).append(row)
     dated = "20[0-9][0-9]-*"  # as lm-eval dates its files
-    for name in (
-        f"results_{dated}.json",
-        *(f"samples_{task}_{dated}.jsonl" for tasks in calls.values() for task in tasks),
-    ):
+    for name in (f"results_{dated}.json", *(f"samples_{task}_{dated}.jsonl" for task in identity.arms)):
         for old in folder.glob(name):
             old.unlink()
     return [
         entry
         for (chat, _), tasks in calls.items()
-        for entry in _evaluate(folder, identity, config, tasks, samples, completions, chat=chat)
+        for entry in _evaluate(folder, identity, config, tasks, samples, scores, chat=chat)
     ]
 
 
@@ -117,7 +117,7 @@ def _evaluate(
     config: Mapping[str, Any],
     tasks: Mapping[str, Sequence[Mapping[str, Any]]],
     samples: Mapping[tuple[str, str, int], Sample],
-    completions: Mapping[tuple[str, str, int], str],
+    scores: Mapping[str, Score],
     *,
     chat: bool,
 ) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def _evaluate(
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     manager = TaskManager(include_defaults=False)  # reading all of lm-eval's tasks would take 10 s
     loaded = manager.load([_task(task, rows, identity.arms[task]) for task, rows in tasks.items()])
-    replay = Replay((row for rows in tasks.values() for row in rows), completions)
+    replay = Replay((row for rows in tasks.values() for row in rows), samples, scores)
     # not simple_evaluate: it seeds random, numpy and torch for the whole process, and asks git about the working folder
     with _silence():
         results = evaluate(lm=replay, task_dict=loaded, apply_chat_template=chat, log_samples=True)

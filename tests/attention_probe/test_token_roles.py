@@ -15,7 +15,7 @@ from attention_probe.prompts.token_roles import ABSENT, FILLER, ROLES, SEPARATOR
 from harness.constants import SEPARATOR as GAP
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
-from harness.experiment.problems import Dataset, load_demo, load_math500
+from harness.experiment.problems import Dataset, load_demo, open_dataset
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode
@@ -110,7 +110,7 @@ def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
 
 def chosen_problems():
     """MATH-500 where MATH500_PATH names it, else the bundled problems; every tenth."""
-    dataset = load_math500() if os.environ.get("MATH500_PATH", "demo") != "demo" else load_demo()
+    dataset = open_dataset() if os.environ.get("MATH500_PATH", "demo") != "demo" else load_demo()
     return replace(dataset, problems=dataset.problems[::10])
 
 

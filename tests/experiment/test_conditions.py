@@ -164,15 +164,6 @@ def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
     assert make_plan(recipe_config, limit=3).size == 3 * len(recipe_config.conditions)
 
 
-@pytest.mark.slow
-@pytest.mark.engine
-def test_a_recipe_runs_on_the_bundled_model(mless, tmp_path):
-    for number, recipe in enumerate(RECIPES):
-        (tmp_path / "run.yaml").write_text(recipe)
-        done = mless("run", str(tmp_path / "run.yaml"), "--limit", "4", "-o", str(tmp_path / str(number)), "--quiet")
-        assert done.returncode == 0, done.stderr[-2000:]
-
-
 def test_a_fresh_draw_is_each_problems_own(demo_tokenizer):
     same = problems(a="What is $2+2$?", b="What is $2+2$?")
     for fresh in (True, False):
@@ -230,11 +221,6 @@ def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(sweep, lines):
         one.name for one in conditions if one.name != "wo"
     )
     assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
-
-
-def test_a_filler_that_states_no_tokens_has_no_length():
-    for values in ({"unit": "\n", "count": 9}, {"count_to": 9}, {"repeat_problem": 2}, {"text": "a"}):
-        assert condition(values).factors()["filler_tokens"] is None
 
 
 def test_a_runs_samples_have_what_was_swept(tmp_path):

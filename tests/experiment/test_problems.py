@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.experiment.problems import DatasetConfig, load_demo, load_jsonl, load_math500, open_dataset
+from harness.experiment.problems import DatasetConfig, load_demo, load_jsonl, open_dataset
 
 GOOD = {"problem": "1+1?", "answer": "2", "solution": "\\boxed{2}", "subject": "Algebra", "level": 1, "unique_id": "a"}
 
@@ -32,9 +32,9 @@ def test_fields_can_be_named_and_lines_numbered(tmp_path):
 
 def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
     monkeypatch.setenv("MATH500_PATH", "demo")
-    assert load_math500() == load_demo()
+    assert open_dataset() == load_demo()
     monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
-    assert len(load_math500().problems) == 1
+    assert len(open_dataset().problems) == 1
 
 
 def test_the_hash_changes_with_the_content(tmp_path):

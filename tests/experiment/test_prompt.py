@@ -49,11 +49,6 @@ def test_the_filler_stands_between_the_turns_of_a_chat():
     assert user["content"] == f"/ / / / / / /{SEPARATOR}What?"
 
 
-def test_without_filler_the_user_turn_is_the_problem_alone():
-    prompt = build_prompt("What?", as_condition("wo"), filler_text="", layout=Layout.CHAT)
-    assert prompt.user == "What?"
-
-
 def test_as_published_is_the_authors_string():
     mless = as_condition("mless")
     prompt = build_prompt("What?", mless, filler_text=mless.filler_text(), layout=Layout.AS_PUBLISHED)
@@ -101,7 +96,3 @@ def test_a_random_place_is_seeded_by_problem_and_varies():
     texts = [built(words, Placement.RANDOM, key=str(i)).text for i in range(60)]
     assert texts == [built(words, Placement.RANDOM, key=str(i)).text for i in range(60)]
     assert len(set(texts)) > 15
-
-
-def test_another_instruction_replaces_the_layouts_own():
-    assert built("What?", instruction="Answer.").text.startswith(f"Answer.{SEPARATOR}/ /")

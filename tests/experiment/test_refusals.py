@@ -9,7 +9,7 @@ import yaml
 
 from harness.errors import ConfigError, DataError
 from harness.experiment.config import load_config
-from harness.experiment.problems import DatasetConfig, load_jsonl, load_math500, open_dataset
+from harness.experiment.problems import DatasetConfig, load_jsonl, open_dataset
 from tests.experiment.test_problems import GOOD, write_lines
 
 MINIMAL = {"name": "x", "model": {"arguments": {"pretrained": "demo"}}, "conditions": ["wo", "mless"]}
@@ -25,53 +25,34 @@ def write(tmp_path, values):
 CONFIGS = [
     ({"colour": 1}, "unknown key 'colour'"),
     ({"model": {"pretrained": "demo"}}, "unknown key 'model.pretrained'"),
-    ({"sampling": {"max_tokens": 1}}, "unknown key 'sampling.max_tokens'"),
-    ({"dataset": {"path": "x", "question": "q"}}, "unknown key 'dataset.question'"),
-    ({"dataset": {"path": "x", "problem": "q", "answer": "q"}}, "got 'q' for both"),
-    ({"dataset": "gsm8k"}, "got 'gsm8k'"),
-    ({"conditions": []}, "conditions: "),
     ({"conditions": ["mles"]}, "got 'mles'"),
     ({"conditions": ["wo", False]}, "got False"),
     ({"conditions": ["wo", "wo"]}, "got wo, wo"),
     ({"conditions": ["wo", {"name": "wo_chat", "unit": "?"}], "layouts": ["raw", "chat"]}, "got wo, wo_chat"),
-    ({"layouts": ["cat"]}, "layouts.0: "),
-    ({"layouts": ["as_published"], "instruction": "Hi"}, "instruction: the layout as_published"),
-    ({"layouts": ["as_printed"], "conditions": ["wo", {"name": "x", "instruction": "Hi"}]}, "instruction: the layout"),
-    ({"sampling": {"top_p": 0.5}}, "sampling.temperature: "),
+    ({"layouts": ["as_published"], "instruction": "Hi"}, "instruction, prompt_null: the layout as_published"),
+    ({"layouts": ["as_printed"], "conditions": ["wo", {"name": "x", "instruction": "Hi"}]}, "the layout as_printed"),
     ({"sampling": {"temperature": float("inf")}}, "got inf"),
-    ({"sampling": "gredy"}, "got 'gredy'"),
     ({"samples_per_problem": 5}, "samples_per_problem is 5, and the sampling is greedy"),
-    ({"samples_per_problem": 2, "sampling": {"temperature": 0}}, "samples_per_problem is 2"),
     ({"model": {"arguments": {}}}, "model.arguments: expected `pretrained`"),
-    ({"name": None}, "name: "),
     ({"primary": "mful - wo"}, "mless - wo, got 'mful - wo'"),
-    ({"primary": "mless"}, "got 'mless'"),
-    ({"primary": "mless - wo", "conditions": ["mless"]}, "(none), got 'mless - wo'"),
-    ({"primary": "mless - wo", "contrasts": []}, "(none), got 'mless - wo'"),
+    ({"primary": "mless - wo", "conditions": ["mless"]}, "conditions lack the baseline wo"),
     ({"contrasts": ["mless"]}, "got 'mless'"),
     ({"contrasts": ["mless - mful"]}, "contrasts: expected pairs of wo, mless, each once, got mless - mful"),
-    ({"contrasts": ["wo - wo"]}, "got wo - wo"),
     ({"contrasts": ["mless - wo", "wo - mless"]}, "each once, got mless - wo, wo - mless"),
-    ({"contrasts": ["mless - mful"], "conditions": ["mless", "mful"]}, "contrasts: the baseline wo is not among"),
-    ({"replicates": 2, "conditions": ["mless"]}, "replicates: the baseline wo is not among"),
-    ({"replicates": 3}, "got 3"),
-    ({"prompt_null": 25}, "got 25"),
-    ({"prompt_null": 1, "conditions": ["mless"]}, "prompt_null: the baseline wo is not among"),
-    ({"prompt_null": 1, "layouts": ["as_published"]}, "prompt_null rewords the standard instruction"),
-    ({"filler_null": 100}, "got 100"),
+    ({"contrasts": ["mless - mful"], "conditions": ["mless", "mful"]}, "conditions lack the baseline wo"),
+    ({"prompt_null": 1, "layouts": ["as_published"]}, "the layout as_published"),
+    ({"prompt_null": 1, "instruction": "Hi"}, "prompt_null rewords the standard instruction"),
     ({"filler_null": 3, "conditions": ["wo"]}, "filler_null: expected a filler with a count, got none"),
     ({"filler_null": 3, "conditions": ["wo", {"name": "x", "text": "a"}]}, "with a count, got x"),
-    ({"positive_control": True, "model": CHAT_API}, "positive_control begins the answer, which a chat API does not"),
+    ({"positive_control": True, "model": CHAT_API}, "control begins the answer, which a chat API does not"),
     (
         {"conditions": ["wo", {"name": "x", "unit": "/", "placement": "answer"}], "model": CHAT_API},
         "x begins the answer",
     ),
     ({"study": {"name": "s", "models": ["a", "b"]}}, "this run's 'mless-demo' too, got a, b"),
     ({"study": {"name": "s", "models": ["a", "mless-demo"]}, "contrasts": []}, "study: "),
-    ({"sweep": [1]}, "got [1]"),
-    ({"sweep": {"lenght": [1]}}, "got {'lenght': [1]}"),
-    ({"sweep": {"unit": ["/"], "count": []}}, "sweep: count has no value"),
-    ({"sweep": {"unit": ["/", "/"], "count": 5}}, "'5-slash'"),
+    ({"sweep": {"lenght": [1]}}, "unknown key 'lenght'"),
+    ({"sweep": {"unit": ["/", "/"], "count": 5}}, "names must differ"),
     ({"sweep": {"count": [10]}}, "condition '10': count goes with unit, token_ids, sentence, got none"),
 ]
 CONDITIONS = [
@@ -79,26 +60,16 @@ CONDITIONS = [
     ({"units": "/"}, "condition 'x': unknown key 'units'"),
     ({"name": "mless", "unit": "?"}, "condition 'mless' has the name"),
     ({"name": "edit-01", "unit": "?"}, "condition 'edit-01' has the name"),
-    ({"name": "filler-07", "unit": "?"}, "condition 'filler-07' has the name"),
-    ({"name": "control", "unit": "?"}, "condition 'control' has the name"),
     ({"unit": "/", "text": "a"}, "expected one filler, got unit and text."),
     ({"unit": "/", "count": 0}, "got 0"),
     ({"unit": "/", "count": True}, "got True"),
-    ({"unit": "/", "count": 2.0}, "got 2.0"),
     ({"unit": "/", "count": 10**9}, "got 1000000000"),
-    ({"unit": "/", "placement": "middle"}, "condition 'x': placement: "),
     ({"unit": "/", "fresh": True}, "fresh goes with random_ids, got unit."),
-    ({"unit": "/", "instruction": ""}, "instruction: "),
     ({"token_ids": [-1]}, "got -1"),
-    ({"sentence": 0}, "sentence: "),
     ({"sentence": 1, "count": 500}, "got 500"),
     ({"text": "a", "count": 3}, "count goes with unit, token_ids, sentence, got text."),
-    ({"text": ""}, "text: "),
     ({"count_to": 5, "separator": ","}, "separator goes with unit, token_ids, got text."),
-    ({"count_to": 0}, "condition 'x': count_to: "),
     ({"cue": "A:", "label": "F:"}, "label goes with unit, token_ids, "),
-    ({"repeat_problem": 1}, "repeat_problem: "),
-    ({"random_ids": -3}, "got -3"),
 ]
 
 
@@ -194,4 +165,4 @@ def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
             open_dataset(DatasetConfig(path=tmp_path / path))
     monkeypatch.delenv("MATH500_PATH")
     with pytest.raises(DataError, match="MATH500_PATH=demo is the bundled problems"):
-        load_math500()
+        open_dataset()

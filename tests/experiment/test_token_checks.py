@@ -29,11 +29,11 @@ PROBLEMS = [*load_demo().problems[:25], *problems(**OWN)]
 
 
 def layouts(tokenizer):
-    return ModelTokenizer(name="x", tokenizer=tokenizer).layouts()
+    return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
 def build(tokenizer, *conditions, layout=Layout.RAW, of=PROBLEMS, length=None, **more):
-    """The prompts of each condition, refused if they break a guarantee, unless told."""
+    """The prompts of each condition, refused if they break a guarantee."""
     model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=length)
     return build_checked_prompts(of, conditions, layout, model, **more)
 
@@ -92,10 +92,6 @@ def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, me
 def test_other_token_ids_of_the_problem_are_refused_if_there_are_as_many(demo_tokenizer):
     close = Condition(name="close", instruction=INSTRUCTION)
     close._gap = " "
-    plain, built = build(demo_tokenizer, named_conditions()["wo"], close, of=problems(p="he is 2"), refuse=False)
-    (one,), (other,) = plain.prompts, built.prompts
-    assert len(one.problem_token_ids) == len(other.problem_token_ids)
-    assert built.violations == ("problem p: its token ids differ from those without a filler.",)
     with pytest.raises(PromptMismatchError, match="problem p: its token ids differ from those without a filler"):
         build(demo_tokenizer, close, of=problems(p="he is 2"))
 
@@ -105,9 +101,8 @@ def test_a_token_that_covers_filler_and_problem_is_seen():
 
     tokenizer = build_tokenizer("gpt2", bos=False)
     tokenizer.add_tokens(["/ \n\nWhat"])  # what precedes the problem is then part of its first token
-    (built,) = build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"), refuse=False)
-    assert (built.prompts[0].straddling, built.prompts[0].filler_tokens) == (1, 55), "as many as there should be"
-    assert [said.partition(":")[0] for said in built.violations] == ["problem p", "problem p"]
+    with pytest.raises(PromptMismatchError, match="problem p: 1 tokens cover filler and neighbouring text"):
+        build(tokenizer, named_conditions()["mless"], of=problems(p="What is $2$?"))
 
 
 def test_as_published_reports_and_does_not_refuse(any_tokenizer):

@@ -8,7 +8,7 @@ from datetime import date
 
 import pytest
 
-from harness.constants import PINNED_DATE, SEPARATOR
+from harness.constants import PINNED_DATE
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.problems import Problem
@@ -25,6 +25,7 @@ from harness.experiment.tokenizer import (
     template_switches,
 )
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
+from tests.experiment.test_token_checks import layouts
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]
 
@@ -33,10 +34,6 @@ def with_template(tokenizer, template):
     changed = copy.copy(tokenizer)
     changed.chat_template = template
     return changed
-
-
-def layouts(tokenizer):
-    return ModelTokenizer(name="x", tokenizer=tokenizer).layouts()
 
 
 def asked(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
@@ -124,12 +121,6 @@ def test_a_short_problem_is_not_mistaken_for_a_piece_of_the_template(any_tokeniz
             assert asked(any_tokenizer, other, name, layout)[1].endswith(other + text[high:])
 
 
-def test_an_empty_instruction_leaves_its_separator():
-    prompt = build_prompt("Find $x$.", named_conditions()["wo"], filler_text="", instruction="")
-    spans = [(role, prompt.text[low:high]) for role, (low, high) in find_segments(prompt, prompt.text)]
-    assert spans == [("separator", SEPARATOR), ("problem", "Find $x$.")]
-
-
 @pytest.mark.parametrize(
     "format",
     ["%d %b %Y", "%A, %-d %B %y", "%Y-%m-%d %H:%M:%S", "%%d is %d, %%%m", "no code", "%_d %^a %j %p %Z|%q", "%"],
@@ -137,15 +128,6 @@ def test_an_empty_instruction_leaves_its_separator():
 def test_every_format_of_the_date_is_pinned(demo_tokenizer, format):
     tokenizer = with_template(demo_tokenizer, f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}")
     assert apply_chat_template(tokenizer, USER) == f"{date(*PINNED_DATE).strftime(format)}|26 Jul 2024"
-
-
-def test_a_template_may_ask_whether_there_is_a_clock_and_use_it_in_its_macros(demo_tokenizer):
-    template = (
-        "{% macro day() %}{{ strftime_now('%d') }}{% endmacro %}"
-        "{% if strftime_now is defined %}{% set year = strftime_now(format='%Y') | int %}"
-        "{{ day() }} {{ year + 1 }}{% endif %}"
-    )
-    assert apply_chat_template(with_template(demo_tokenizer, template), USER) == "26 2025"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ def test_filler_takes_its_condition_from_metadata():
         ({"unit": "qxzvkj", "pretrained": DEMO}, PromptMismatchError, "splits the unit 'qxzvkj'"),
         ({"placement": "middle"}, ConfigError, "placement"),
         ({"pretrained": DEMO, "max_model_len": 1024}, PromptMismatchError, "over the context of 1024"),
-        ({"layout": "cat", "pretrained": DEMO}, ConfigError, "`layout` must be raw or chat, got 'cat'"),
     ],
 )
 def test_bad_metadata_ends_in_one_clear_line(metadata, error, message):

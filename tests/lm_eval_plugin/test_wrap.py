@@ -116,10 +116,8 @@ def test_keys_that_a_user_adds_replace_lm_evals(tmp_path):
 
 
 def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
-    told = write_wrapped(tmp_path / "tasks", "humaneval", "mless")
+    write_wrapped(tmp_path / "tasks", "humaneval", "mless")
     assert settings(tmp_path / "tasks" / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
-    (said,) = [line for line in told if line.startswith("humaneval runs the code")]
-    assert "--confirm_run_unsafe_code" in said
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,6 @@ def test_a_task_that_runs_code_is_written_and_not_tried(tmp_path):
         ("gsm8k", "2024-13-45", "got '2024-13-45'"),
         ("gsm8k", "[" * 3000, "--conditions: expected a list"),
         ("gsm8k", "{name: a, unit: '.', unit: '/'}", "the key 'unit' stands twice"),
-        ("gsm8k", "{name: cot, unit: '.'}", "gsm8k_cot is lm-eval's own task"),
         ("gsm8k", "{name: twice, repeat_problem: 2}", "'twice' .* repeat_problem"),
         ("gsm8k", "{name: words, random_ids: 5}", "'words' .* random_ids"),
         ("gsm8k", "{name: now, answer_prefix: 'It is '}", "'now' .* answer_prefix"),

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from harness import load_run, resources
 from harness.constants import GRADER_VERSION
 from harness.display.table_pages import make_table
-from harness.errors import ConfigError, JournalError, RunError
+from harness.errors import JournalError, RunError
 from harness.execution.regrade import regrade
 from harness.execution.run import _generation_config, _session, execute, finish, run_identity
 from harness.experiment.config import load_config
@@ -159,16 +159,6 @@ def test_a_first_line_that_is_torn_or_lacks_an_arm_is_named(tmp_path):
     (run / JOURNAL).write_text("")
     with pytest.raises(JournalError, match=r"journal.jsonl is empty, or its first line is torn"):
         load_run(run)
-
-
-@needs_vllm
-def test_an_intervention_that_no_engine_can_make_is_refused(plan, tmp_path, monkeypatch):
-    def intervened(*arguments):
-        return [dataclasses.replace(one, intervention={"layer": 0}) for one in make_requests(*arguments)]
-
-    monkeypatch.setattr("harness.execution.run.make_requests", intervened)
-    with pytest.raises(ConfigError, match=r"demo_wo asks for an intervention, and no engine can make one"):
-        execute(plan, output=tmp_path / "run", quiet=True)
 
 
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
