@@ -190,10 +190,9 @@ def main() -> None:
 HEAD = """\
 # Controls with known truth
 
-Written by `make controls`; do not edit. In a copy of [the greedy run](../tests/data/greedy_run) the completions of one
-condition were changed for {share:.0f} percent of the problems; then the run was graded and read again. Every row must
-name what was changed and nothing else: the verdict of `mless table`, the part of the difference and the shares that
-grew (`--mediators`), and the graders that see another difference than ours (`--audit`).
+Written by `make controls`. In a copy of [the greedy run](../tests/data/greedy_run) the completions of one condition
+were changed for {share:.0f} percent of the problems. Then the run was graded and read again. A row must name what was
+changed and nothing else: verdict, part of the difference, shares that grew, and graders that see another difference.
 
 {facts}
 

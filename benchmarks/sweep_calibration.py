@@ -87,7 +87,7 @@ def page(experiments: int) -> str:
         "",
         f"Written by `python -m benchmarks.sweep_calibration --experiments {experiments}`: that many of each, "
         f"{PROBLEMS} problems, eight lengths, one answer each, {100 * DISCORDANCE:.0f} % discordance, seed {SEED}.",
-        "trend: the test over all lengths (alpha 0.05). Holm: any of the eight single tests.",
+        "Trend: the test over all lengths. Holm: any of the eight single tests. Alpha is 0.05.",
         "",
         "| truth | problems | trend | Holm | ratio |",
         "| --- | --- | ---: | ---: | ---: |",
