@@ -97,8 +97,8 @@ def measure(*, small: bool = False) -> Figures:
     )
     return {
         "title": "Tables",
-        "what": f"Journals, scores and prompts of {size / 1e9:.1f} GB, completions of {CHARACTERS:,} characters. Memory "
-        "is the peak.",
+        "what": f"Journals, scores and prompts of {size / 1e9:.1f} GB, completions of {CHARACTERS:,} characters. "
+        "Memory is the peak.",
         "rows": rows,
         "notes": [],
         "measured": measured,
