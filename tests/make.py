@@ -216,6 +216,7 @@ def write_log(folder, lines, *, number=1, **results):
 
 
 LAYERS, HEADS = (0, 2), 3
+SHAPE = (len(LAYERS), HEADS)
 FILLED = ("mless", "random")
 
 
@@ -225,15 +226,15 @@ def make_header(**changes):
     )
 
 
-def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, **changes):
+def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
     """A prompt of `size` original tokens; where there is a filler, its tokens stand before original token `start`."""
-    inserted = filler if condition in FILLED else 0
+    inserted = filler if condition in {*FILLED, "mful"} else 0
     total = size + inserted
     random = np.random.default_rng([seed, sum(map(ord, problem_id + condition))])
     original = np.concatenate([np.arange(start), np.full(inserted, -1), np.arange(start, size)]).astype(np.int32)
     later = np.arange(total)[::-1].astype(np.int32)
     common = (size - np.cumsum(original >= 0)).astype(np.int32)
-    curves = random.random((2, len(LAYERS), HEADS, total), dtype=np.float32)
+    curves = random.random((2, *shape, total), dtype=np.float32)
     curves[0][:, :, later == 0] = np.nan
     curves[1][:, :, common == 0] = np.nan
     facts = {
@@ -249,11 +250,11 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "original_pos": original,
         "mean_all": curves[0],
         "mean_common": curves[1],
-        "count_all": np.tile(later, (len(LAYERS), 1)),
-        "count_common": np.tile(common, (len(LAYERS), 1)),
-        "value_norm": random.random((len(LAYERS), HEADS, total), dtype=np.float32),
+        "count_all": np.tile(later, (shape[0], 1)),
+        "count_common": np.tile(common, (shape[0], 1)),
+        "value_norm": random.random((*shape, total), dtype=np.float32),
         "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),
-        "measures": {"mass_filler": random.random((len(LAYERS), HEADS), dtype=np.float32)},
+        "measures": {"mass_filler": random.random(shape, dtype=np.float32)},
     }
     return Trace(**facts | changes)
 

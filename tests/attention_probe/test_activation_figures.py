@@ -24,13 +24,11 @@ from harness import cli
 from harness.analysis.choose_problems import Criterion, select
 from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
-from harness.errors import ConfigError
 from harness.runs.read import read_source
 from tests.make import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("histogram", "token-classes")
-C = {"Qwen2.5-Math-7B": 0.1, "Llama3.1-8B-Instruct": 0.32, "Gemma3-4b-it": 0.1}
 
 
 @pytest.fixture
@@ -164,32 +162,6 @@ def test_the_command_measures_once_for_both_figures(figure, tmp_path):
     (_,) = (tmp_path / "traces").iterdir()
     assert {file.stem for file in tmp_path.glob("*.png")} == {f"activations-{name}-demo" for name in FIGURES}
     assert set(pandas.read_csv(tmp_path / "activations-histogram-demo.csv")["prompts"]) == {2}
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_shipped_figures_show_the_studys_models_and_have_a_twin_on_the_bundled_one(name):
-    config, twin = load(name), load(f"{name}-demo")
-    shown = {one.name: one.c for one in config.models}
-    assert shown == {model: C[model] for model in list(C)[: 3 if name == "histogram" else 2]}
-    assert config.conditions == twin.conditions == ("wo", "mless")
-    assert [one.model for one in twin.models] == ["demo"]
-    for figure, stem in ((config, name), (twin, f"{name}-demo")):
-        assert figure.name == f"activations-{stem}" and figure.kind == name.replace("-", "_")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("models.0.c=0.2", r"models.0: c: expected one of 0.1, 0.13, 0.32, got 0.2"),
-        ("models.0.layer=1", r"unknown key 'models.0.layer'"),
-        ("models=[{name: x}]", r"models.0.model: Field required"),
-        ("prompts={run: x, flip: changed, controls: true}", r"prompts: .* expected no `flip`"),
-        ("heads=[{layer: 0, head: 0}]", r"kind: histogram needs `models`, and these only"),
-    ],
-)
-def test_what_a_config_may_not_say(override, message):
-    with pytest.raises(ConfigError, match=message):
-        load("histogram-demo", override)
 
 
 def test_without_bins_nothing_is_drawn(traces, tmp_path):

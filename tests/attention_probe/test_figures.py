@@ -19,24 +19,26 @@ from attention_probe.figures.attention_curves import (
     read_curves,
 )
 from attention_probe.figures.config import STUDY_COLOURS, load_figure_config
-from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.analysis import compare
 from harness.analysis.reference import read_reference
 from harness.display.figures.style import LOOKS, write_figure
 from harness.errors import ConfigError
+from tests.make import make_header, make_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
+CONDITIONS = ("wo", "mless", "mful", "random")
 
 
-def write_traces(path, *, controls=0, problems=5, filler=FILLER, family="qwen2"):
-    """Traces of a few prompts, open: spiky over the problem, low within the filler."""
-    header = TraceHeader(
+def open_traces(path, *, controls=0, problems=5, family="qwen2"):
+    """Traces of a few prompts: spiky over the problem, low within the filler."""
+    header = make_header(
         model="m",
         layers=tuple(range(LAYERS)),
         head_count=HEADS,
-        conditions=("wo", "mless", "mful", "random"),
+        conditions=CONDITIONS,
         on_outcome=bool(controls),
         options={"model_type": family},
     )
@@ -45,32 +47,13 @@ def write_traces(path, *, controls=0, problems=5, filler=FILLER, family="qwen2")
     for number in range(problems + controls):
         size = HEAD + 40 + 3 * number
         plain = 0.002 + 0.1 * draw.random((LAYERS, HEADS, size)).astype(np.float32) ** 8
-        for condition in header.conditions:
-            inserted = 0 if condition == "wo" else filler
-            low = np.full((LAYERS, HEADS, inserted), 0.001, dtype=np.float32)
-            mean = np.concatenate([plain[..., :HEAD], low, plain[..., HEAD:]], axis=-1)
-            positions = np.r_[np.arange(HEAD), np.full(inserted, -1), np.arange(HEAD, size)].astype(np.int32)
-            total = size + inserted
-            later = np.arange(total)[::-1].astype(np.int32)
-            mean[..., later == 0] = np.nan
-            traces.append(
-                Trace(
-                    problem_id=str(number),
-                    condition=condition,
-                    control=number >= problems,
-                    prompt_sha256="0",
-                    tokens=("t",) * total,
-                    filler_span=(HEAD, HEAD + inserted) if inserted else None,
-                    token_ids=np.zeros(total, dtype=np.int32),
-                    roles=np.zeros(total, dtype=np.int8),
-                    original_pos=positions,
-                    mean_all=0.5 * mean if inserted else mean,
-                    mean_common=mean,
-                    count_all=np.tile(later, (LAYERS, 1)),
-                    count_common=np.tile(later, (LAYERS, 1)),
-                    value_norm=np.full(mean.shape, 2, dtype=np.float32),
-                )
-            )
+        plain[..., -1] = np.nan
+        for condition in CONDITIONS:
+            mean = plain if condition == "wo" else np.insert(plain, [HEAD] * FILLER, 0.001, axis=-1)
+            curves = {"mean_common": mean, "mean_all": mean if condition == "wo" else 0.5 * mean}
+            control = number >= problems
+            made = {"size": size, "start": HEAD, "filler": FILLER, "shape": (LAYERS, HEADS), "control": control}
+            traces.append(make_trace(str(number), condition, **made, **curves))
     return traces
 
 
@@ -86,20 +69,13 @@ def write_files(config, drawn, folder, *, bars=None):
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    with write_traces(tmp_path_factory.mktemp("traces") / "plain.traces") as traces:
-        yield traces
-
-
-@pytest.fixture(scope="module")
-def llama_traces(tmp_path_factory):
-    with write_traces(tmp_path_factory.mktemp("traces") / "llama.traces", family="llama") as traces:
+    with open_traces(tmp_path_factory.mktemp("traces") / "plain.traces") as traces:
         yield traces
 
 
 @pytest.fixture(scope="module")
 def flipped(tmp_path_factory):
-    path = tmp_path_factory.mktemp("traces") / "flipped.traces"
-    with write_traces(path, controls=4) as traces:
+    with open_traces(tmp_path_factory.mktemp("traces") / "flipped.traces", controls=4) as traces:
         yield traces
 
 
@@ -161,18 +137,18 @@ def test_neither_legend_nor_label_covers_data_and_all_fit_the_page(name, traces)
                 assert text.get_window_extent().width <= region.get_window_extent().width, text
 
 
-def test_axes_say_the_quantity_its_definition_and_what_is_left_out(llama_traces):
-    config = load("llama-heads-20-25-26")
-    above, *_, below = draw_figure(config, draw_of(config, llama_traces), None).axes
-    assert above.get_ylabel() == "Average Attention Weight\n(published definition)"
-    assert " ".join(above.get_xlabel().split()) == "Token position (filler and first token left out)"
-    assert " ".join(below.get_xlabel().split()) == "Token position (first token left out)"
-    assert (above.get_xlim(), below.get_xlim()) == ((0, 60), (0, 120))
-    assert (above.get_ylim(), below.get_ylim()) == ((0, 0.08), (0, 0.05))
-    config = load("llama-heads-20-25-26", "definition=common", "exclude_first_token=false")
-    first, *_ = draw_figure(config, draw_of(config, llama_traces), None).axes
-    assert first.get_ylabel() == "Average Attention Weight\n(common queries)"
-    assert first.get_xlabel() == "Token position\n(filler left out)"
+def test_axes_say_the_quantity_its_definition_and_what_is_left_out(tmp_path):
+    with open_traces(tmp_path / "llama.traces", family="llama") as traces:
+        for options, quantity, position in (
+            ((), "published definition", "filler and first token left out"),
+            (("definition=common", "exclude_first_token=false"), "common queries", "filler left out"),
+        ):
+            config = load("llama-heads-20-25-26", *options)
+            axes = draw_figure(config, draw_of(config, traces), None).axes
+            assert axes[0].get_ylabel() == f"Average Attention Weight\n({quantity})"
+            assert " ".join(axes[0].get_xlabel().split()) == f"Token position ({position})"
+    assert (axes[0].get_xlim(), axes[-1].get_xlim()) == ((0, 60), (0, 120))
+    assert (axes[0].get_ylim(), axes[-1].get_ylim()) == ((0, 0.08), (0, 0.05))
 
 
 def test_the_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
@@ -311,17 +287,13 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     assert "Bars: 200 problems." in " ".join(figure.get_supxlabel().split())
 
 
-def test_a_reference_without_a_condition_is_refused(tmp_path):
-    path = tmp_path / "x.yaml"
-    config = load("accuracy-bars-and-head-14", f"bars.reference={path}").bars
-    shipped = read_reference("study-table-1").model_dump(mode="json")
-    path.write_text(json.dumps({**shipped, "accuracies": [{"model": "m", "conditions": {"wo": 3}}]}))
-    with pytest.raises(ConfigError, match=r"x.yaml: no accuracy for mless, mful"):
-        read_bars(config)
-
-
-def test_only_controls_are_refused(tmp_path):
+def test_what_has_nothing_to_show_is_refused(tmp_path):
     config = load("flipped-demo")
-    with write_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
+    with open_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=r"c.traces holds only controls"):
             read_curves(config.panels[0], config, traces, None)
+    shipped = read_reference("study-table-1").model_dump(mode="json")
+    path = tmp_path / "x.yaml"
+    path.write_text(json.dumps({**shipped, "accuracies": [{"model": "m", "conditions": {"wo": 3}}]}))
+    with pytest.raises(ConfigError, match=r"x.yaml: no accuracy for mless, mful"):
+        read_bars(load("accuracy-bars-and-head-14", f"bars.reference={path}").bars)

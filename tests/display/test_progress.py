@@ -89,17 +89,6 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
     assert shown.startswith("901/1000 samples") and 49 <= left <= 99 * one + 1, "99 at half a second, or what it took"
 
 
-def test_a_bar_shows_what_is_done_of_all():
-    written = in_terminal(
-        """
-        from harness.display.progress import progress_bar
-        with progress_bar("probe 3 problems") as advance:
-            advance(2, 3)
-        """
-    )
-    assert "probe 3 problems" in written and "2/3" in written
-
-
 def test_a_bar_says_nothing_where_there_is_no_terminal(capsys):
     with progress_bar("figure") as advance:
         advance(1, 2)

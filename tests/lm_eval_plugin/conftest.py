@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
 import lm_eval
 import pytest
+from torch.utils import collect_env
 
 from tests.conftest import PATIENCE
+
+collect_env.get_pretty_env_info = cache(collect_env.get_pretty_env_info)  # 3 s, asked anew by each evaluation
 
 
 @pytest.fixture(scope="session")

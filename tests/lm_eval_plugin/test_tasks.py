@@ -116,15 +116,6 @@ def test_grading_through_the_filter_and_process_results():
     assert set(first) == {metric["metric"] for metric in task.config.metric_list}
 
 
-def test_repeats_are_averaged():
-    (task,) = load("math500_wo").values()
-    doc = task.eval_docs[0]
-    from harness.lm_eval_plugin.hooks import grade_responses
-
-    graded = grade_responses([[f"\\boxed{{{doc['answer']}}}", "none"]], [doc])
-    assert task.process_results(doc, graded)["correct"] == 0.5
-
-
 class Replayed(str):
     """A completion out of a journal: graded before."""
 

