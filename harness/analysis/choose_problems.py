@@ -16,7 +16,6 @@ from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip, Repeats
 from harness.errors import ConfigError, PromptMismatchError, list_first
-from harness.experiment.conditions import yardstick
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source
 from harness.yaml_settings import Strict
 
@@ -223,8 +222,9 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
     """
     for name in (criterion.baseline, criterion.condition):
         if name not in source.conditions:
-            what = f"{name} is a {kind}; it" if (kind := yardstick(name)) else f"the condition {name!r}"
-            raise ConfigError(f"{source.name}: {what} is not one of {list_first(source.conditions, 6)}.")
+            raise ConfigError(
+                f"{source.name}: the condition {name!r} is not one of {list_first(source.conditions, 6)}."
+            )
     if source.metric is None:
         raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} cannot be told.")
 

@@ -249,17 +249,6 @@ def test_yardsticks_are_not_judged(run):
     assert table.loc["mful", "tests"] == 2
 
 
-def test_a_second_replicate_of_the_baseline_is_the_noise_floor(run):
-    again = samples(chances(4, 0.5, k=4), replicate=1)
-    frame = pandas.concat([run, again])
-    table = compare(frame)
-    expected = 100 * (again["correct"].mean() - run.loc[run["condition"] == "wo", "correct"].mean())
-    assert table["aa_difference"].to_list() == pytest.approx([expected] * 3)
-    assert (table["aa_wrong_to_right"] + table["aa_right_to_wrong"] > 0).all()
-    assert table.loc[1, "accuracy"] == compare(run).loc[1, "accuracy"]
-    assert compare(run)["aa_difference"].isna().all()
-
-
 REFUSED = {
     "no baseline": ({}, {"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
     "unknown contrast": ({}, {"contrasts": ["mles - wo"]}, "mles: .* wo"),

@@ -8,7 +8,6 @@ import pytest
 
 from harness.analysis import holm
 from harness.analysis.leaderboard import as_json, make_leaderboard
-from harness.display.comparison_tables import show_comparison
 from harness.display.table_pages import make_table
 from harness.errors import RunError
 from harness.runs.read import Run
@@ -49,15 +48,6 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     fewer = evaluation(drawn(5, 30, 1, {"wo": 0.4, "mless": 0.5}), model="few", **named)
     pair = make_leaderboard([*of_models(named), fewer])
     assert pair.comparison["primary"].sum() == 1, "one of the two models has no random sentence to compare with"
-
-
-def test_the_table_says_which_tests_were_registered():
-    grid = show_comparison(make_leaderboard(of_models({"primary": "mful - wo", "contrasts": ["mful - wo"]})))
-    text = " ".join(grid.notes)
-    assert [row[-2].text for row in grid.cells][1:] == ["exploratory", "inconclusive", "exploratory"]
-    assert "exploratory: not registered beforehand" in text
-    assert "over the 1 test registered beforehand (w/ Mful)." in text
-    assert "*: the primary contrast, tested first" in text
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,6 @@ from harness.analysis import difference_bounds, paired_test, score_interval
 from harness.analysis.leaderboard import as_json, make_leaderboard
 from harness.analysis.pooled import COLUMNS, estimate_new_models, pool_changes
 from harness.display.comparison_tables import show_comparison, show_pooled
-from harness.errors import ConfigError
-from harness.experiment.config import load_config
-from tests.experiment.test_config import MINIMAL, write
 from tests.make import drawn, evaluation
 
 NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
@@ -184,21 +181,3 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     lost[:3] = -1
     few = pool_changes([(lost, 1)] * 4)
     assert few["new_low"] <= few["low"] < few["high"] <= few["new_high"] and few["new_p"] >= few["p"]
-
-
-def test_a_study_names_its_models_and_is_hashed_into_each_run(tmp_path):
-    labelled = {**MINIMAL, "model": {**MINIMAL["model"], "label": "made"}}
-    good = {"name": "S", "models": ["made", "other"]}
-    config = load_config(write(tmp_path, {**labelled, "study": good}))
-    assert config.identity()["study"] == {**good, "label": "made"}
-    assert load_config(write(tmp_path, config.as_written())) == config
-    for changes, message in (
-        ({"study": {"name": "S", "models": ["a", "b"]}}, "study.models: .* got a, b"),
-        ({"study": {"name": "S", "models": ["made", "made"]}}, "study.models: .* got made, made"),
-        ({"study": {"name": "S", "models": ["made"]}}, "study.models: .*at least 2"),
-        ({"study": {"models": ["made", "b"]}}, "study.name: Field required"),
-        ({"study": good, "contrasts": []}, "study: .* `primary`"),
-        ({"study": good, "model": MINIMAL["model"]}, "'mless-demo' too, got made, other"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            load_config(write(tmp_path, {**labelled, **changes}))

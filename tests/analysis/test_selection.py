@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from harness import load_run, resources
+from harness import load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import CHANGES, FLIPS, Criterion, select, selected_problems
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.config import load_config
-from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.prompt import Segment, hash_text
-from harness.runs.folder import RunFolder, read_prompts, read_samples
+from harness.runs.folder import read_prompts
 from harness.runs.prompts_of_run import Problem, RunPrompt, Source, build_source
 from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
-from harness.runs.records import Sample
-from tests.make import GREEDY_RUN, drawn, evaluation, log_line, write_log
+from tests.make import GREEDY_RUN, drawn, evaluation, log_line, write_log, write_run
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -39,31 +34,16 @@ def demo():
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory):
-    """A run of six problems, raw and chat, three samples each: the recorded one or a wrong one, a right, a wrong."""
-    overrides = ["samples_per_problem=3", "sampling={temperature: 0.5}", "layouts=[raw, chat]"]
-    plan = make_plan(load_config(resources.folder("configs") / "runs" / "demo.yaml", overrides), limit=6)
-    sampling = plan.config.resolve_sampling(_generation_config(plan.config))
-    identity = run_identity(plan, sampling)
-    setting = identity.hash_setting()
-    recorded = {(s.task, s.problem_id): s.completion for s in read_samples(GREEDY_RUN)}
-    targets = {problem.id: problem.answer for problem in plan.dataset.problems}
-    folder = tmp_path_factory.mktemp("repeated") / "run"
-    with RunFolder(folder, identity, plan.prompts) as opened:
-        opened.begin_session(_session(plan))
-        for request in make_requests(plan, sampling):
-            first = recorded[request.task.removesuffix("_chat"), request.problem_id]
-            spoilt = request.problem_id in list(targets)[::2]
-            wrong = "\\boxed{-1234}"
-            texts = (wrong if spoilt else first, f"\\boxed{{{targets[request.problem_id]}}}", wrong)
-            sample = Sample.of(
-                request,
-                sample_key(request, setting),
-                texts[request.sample_index],
-                tokens=9,
-                reason="stop",
-            )
-            opened.journal.append(sample)
-    return execute(plan, output=folder, quiet=True)
+    """A run of six problems, three samples each: the first is wrong of every second problem, a right, a wrong."""
+    seen = []
+
+    def answer(request, target):
+        seen.extend({request.problem_id} - {*seen})
+        right = (seen.index(request.problem_id) % 2 == 1, True, False)[request.sample_index]
+        return f"\\boxed{{{target if right else -1234}}}", "stop"
+
+    several = {"samples_per_problem": 3, "sampling": {"temperature": 0.5}, "layouts": ["raw", "chat"], "audit": False}
+    return write_run(tmp_path_factory.mktemp("repeated") / "run", answer, conditions=[*CONDITIONS], **several)
 
 
 def rewrite(path, change, line=0):
@@ -90,7 +70,7 @@ def test_a_run_gives_the_prompts_that_were_run(demo):
             assert (prompt.text, prompt.sha256) == (row["prompt"], row["prompt_sha256"])
             assert prompt.token_sha256 == row["prompt_token_sha256"]
             assert prompt.prompt.text == prompt.text
-            assert (prompt.verdict, prompt.completion) == (sample["verdict"], sample["completion"])
+            assert (*prompt.verdicts, prompt.completion) == (sample["verdict"], sample["completion"])
             assert (problem.subject, problem.level) == (sample["subject"], sample["level"])
 
 
@@ -137,7 +117,7 @@ def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
     source = read_source(files)
     assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
     prompt = source.problems[3].prompts["mless"]
-    assert (prompt.segments, prompt.target, prompt.verdict, prompt.answer) == ((), "3", "correct", "boxed")
+    assert (prompt.segments, prompt.target, *prompt.verdicts, *prompt.answers) == ((), "3", "correct", "boxed")
     whole = Run.load(files, metric="exact_match,whole")
     assert not whole.samples["correct"].any() and len(whole.samples) == 40
     assert ", grader exact_match,whole, other filters boxed, " in receipt_line({"name": "logs", **whole.about})
@@ -180,19 +160,10 @@ def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
         for condition in CONDITIONS:
             ours, theirs = problem.prompts[condition], run.prompts[condition]
             assert (ours.text, ours.sha256, ours.token_sha256) == (theirs.text, theirs.sha256, theirs.token_sha256)
-            assert ours.segments == theirs.segments and ours.verdict is None and ours.completion is None
+            assert ours.segments == theirs.segments and ours.verdicts == () and ours.completion is None
     several = Condition(name="x", unit="qxzvkj")
     with pytest.raises(PromptMismatchError, match="splits the unit 'qxzvkj'"):
         build_source(few, [several], demo_tokenizer, "raw")
-
-
-def test_a_source_without_problems_or_with_double_ids_is_refused(demo):
-    with pytest.raises(RunError, match="holds no problem in the layout raw"):
-        replace(demo, problems=())
-    with pytest.raises(RunError, match="two problems have one name"):
-        replace(demo, problems=demo.problems[:1] * 2)
-    with pytest.raises(RunError, match=r"two conditions have one name"):
-        replace(demo, conditions=("wo", "wo"))
 
 
 # Selections.
@@ -372,7 +343,6 @@ def test_controls_are_never_silently_fewer():
         ({"level": 9}, "level 9: expected one of 1, 2, 3, 4, 5"),
         ({"ids": ("demo/9",)}, "id 'demo/9': expected one of demo/"),
         ({"flip": "both_right", "condition": "dots"}, "'dots' is not one of wo, mless"),
-        ({"flip": "both_right", "condition": "edit-01"}, "edit-01 is a rewording"),
     ],
 )
 def test_criteria_that_cannot_be_met_say_what_there_is(demo, values, message):
@@ -386,10 +356,6 @@ def test_without_verdicts_no_flip_is_told(demo_tokenizer):
     with pytest.raises(ConfigError, match=r"few \(here\) holds no verdicts, so both_right cannot be told"):
         select(built, Criterion(flip="both_right"))
     assert [p.outcome for p in select(built, Criterion()).problems] == [None, None]
-
-
-def demo_prompt(source, problem_id, condition):
-    return next(p for p in source.problems if p.id == problem_id).prompts[condition]
 
 
 def test_a_selection_holds_for_its_own_prompts_only(demo, repeated):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks import calibration, calibration_page
 from harness.analysis import (
     clustered_error,
     detection_power,
@@ -314,43 +312,3 @@ def test_for_single_samples_error_rate_and_coverage_are_right_over_all_outcomes(
                 covered += weight * (abs(score_statistic(counts, 0, bounds=BOTH_WAYS)) < 1.959964)
     assert rejected <= 0.05
     assert 0.94 <= covered <= 0.96
-
-
-def test_for_repeated_samples_simulated_rates_are_what_they_should_be():
-    cell = calibration.Cell(population="undecided", n=500, k=5, discordance=0.1, effect=0.0)
-    least = minimal_detectable_effect(n=500, k=5, discordance=0.1)
-    none, effect = (
-        calibration.simulate(cell, 150, 1),
-        calibration.simulate(dataclasses.replace(cell, effect=least), 150, 1),
-    )
-    low, high = stats.binom.ppf([0.001, 0.999], 150, 0.95) / 150
-    assert none.false_any <= 1 - low
-    for rates in (none, effect):
-        assert low <= rates.score_covers <= high
-        assert low <= rates.shown_covers
-    assert stats.binom.ppf(0.001, 150, 0.8) <= 150 * effect.found <= stats.binom.ppf(0.999, 150, 0.8)
-
-
-@settings(max_examples=20)
-@given(st.sampled_from(calibration.DISCORDANCES), st.floats(0, 0.3))
-def test_the_calibrations_beta_population_has_its_discordance_and_effect(discordance, share):
-    effect = share * discordance
-    draw = calibration.population(
-        calibration.Cell(population="beta", n=400_000, k=1, discordance=discordance, effect=effect)
-    )
-    before, after = draw(rng(3))
-    assert (after - before).mean() == pytest.approx(effect, abs=0.002)
-    assert (before * (1 - after) + after * (1 - before)).mean() == pytest.approx(discordance, abs=0.003)
-
-
-def test_the_calibration_page_marks_what_misses_its_target():
-    cell = calibration.Cell(population="undecided", n=500, k=1, discordance=0.05, effect=0.0)
-    few, many = (
-        calibration.Rates(dataclasses.replace(cell, discordance=share), 100, 0.04, rate, 0.0, 0.95, 0.94, 0.0)
-        for share, rate in ((0.05, 0.051), (0.1, 0.049))
-    )
-    facts = dict.fromkeys(("command", "seed", "git revision", "date"), "x")
-    text, missed = calibration_page.page([few, many], facts)
-    assert "| undecided | 1 | 5 | **5.10** | 4.00 | 95.00 | **94.00** | 0.00 | - |" in text
-    assert missed[0].startswith("false effects 5.10: undecided, n 500, k 1, discordance 5 %, effect 0.00 points")
-    assert len(missed) == 3
