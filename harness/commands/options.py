@@ -21,7 +21,7 @@ SplitBy = Annotated[list[Split] | None, typer.Option("--by", help="Split the tab
 Baseline = Annotated[str, typer.Option(help="Condition that the others are compared with.")]
 Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
-LayoutName = Annotated[str | None, typer.Option(help="raw, chat, as_published or as_printed, where there are several.")]
+LayoutName = Annotated[str | None, typer.Option(help="raw, chat or as_published, where there are several.")]
 RightBy = Annotated[Repeats, typer.Option(help="By what of its several samples a problem changes.")]
 Subject = Annotated[str | None, typer.Option(help="Only this subject.")]
 Level = Annotated[int | None, typer.Option(help="Only this level.")]

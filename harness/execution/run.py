@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,17 +74,20 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in folder.repairs:
             print(f"mless: {text}", file=sys.stderr)
-        with termination_as_interrupt():
-            try:
-                worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
-                if worked or not _is_finished(path):
-                    finish(path)
-                else:
-                    print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
-            except KeyboardInterrupt:
-                safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {path}"
-                told = f"interrupted: {safe}. Run the same command again to continue."
-                raise RunInterrupted(told) from None
+        # a job scheduler's SIGTERM ends a run as Ctrl-C does
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            worked = _generate_and_grade(plan, sampling, identity, folder, quiet=quiet, engines=engines)
+            if worked or not _is_finished(path):
+                finish(path)
+            else:
+                print(f"mless: {path} is finished, nothing was left to do", file=sys.stderr)
+        except KeyboardInterrupt:
+            safe = f"{len(folder.sample_keys)} of {plan.size} samples are safe in {path}"
+            told = f"interrupted: {safe}. Run the same command again to continue."
+            raise RunInterrupted(told) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return path
 
 
@@ -234,7 +237,6 @@ def _generate_and_grade(
             ):
                 facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
-                _tell_other_device(folder, facts["device_names"])
                 folder.begin_session({**session, "engine": facts})
                 with progress:
                     started = time.monotonic()
@@ -259,14 +261,6 @@ def _generate_and_grade(
         show(scorer.finish())
     folder.end_session(timing)
     return True
-
-
-def _tell_other_device(folder: RunFolder, devices: Sequence[str] | None) -> None:
-    """Say so if an earlier session generated on another kind of device, such as another GPU model."""
-    sessions = read_sessions(folder.path) if folder.sample_keys else []
-    before = [session["engine"]["device_names"] for session in sessions if session["engine"]]
-    if before and before[-1] != devices:
-        print(f"mless: earlier samples are from {before[-1]}, and those to come from {devices}", file=sys.stderr)
 
 
 def _session(plan: Plan) -> dict[str, Any]:
@@ -302,16 +296,6 @@ def _generation_config(config: RunConfig) -> dict[str, Any] | None:
             f"`sampling` is model_default, and generation_config.json cannot be read: {explain_hub_error(name, error)}"
         ) from error
     return dict(own.to_diff_dict())
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """A job scheduler's SIGTERM ends a run as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

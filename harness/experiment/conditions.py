@@ -178,7 +178,7 @@ class Condition(Strict):
         if self.random_ids is not None:
             seed = self.seed + self._draw
             draw = random.Random(seed if key is None else f"{seed}/{key}")
-            return _draw_words(words, self.random_ids, count_tokens or (lambda text: len(text.split())), draw)
+            return _draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
         return self.text or ""
@@ -283,12 +283,11 @@ CONTROL = Condition(name="control", answer_prefix="The final answer is $\\boxed{
 @cache
 def named_conditions() -> dict[str, Condition]:
     """The study's four conditions, by name, in the order in which tables and figures show them."""
-    drawn = SENTENCES.index(random.Random(DEFAULT_SEED).choice(SENTENCES)) + 1
     fillers: dict[str, dict[str, Any]] = {
         BASELINE: {},
         STUDIED: {"unit": "/"},
         "mful": {"unit": "he"},
-        "random": {"sentence": drawn},
+        "random": {"sentence": 4},  # drawn once
     }
     return {name: Condition(name=name, **filler) for name, filler in fillers.items()}
 

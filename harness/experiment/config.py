@@ -53,7 +53,7 @@ class ModelConfig(Strict):
     def _without_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if found := next(_secrets(arguments), None):
             raise ConfigError(
-                f"model.arguments.{found} looks like a secret, and a config is copied into journal, receipt and logs. "
+                f"model.arguments{found} looks like a secret, and a config is copied into journal, receipt and logs. "
                 "Remove it and set the variable that the library reads instead: HF_TOKEN for the hub, OPENAI_API_KEY "
                 "for a server."
             )
@@ -103,7 +103,7 @@ def _secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
     """Where values lie that must not be written down, dotted."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _secrets(inner, f"{where}.{key}" if where else str(key), str(key))
+            yield from _secrets(inner, f"{where}.{key}", str(key))
     elif isinstance(value, (list, tuple)):
         for number, inner in enumerate(value):
             yield from _secrets(inner, f"{where}.{number}", name)
@@ -158,7 +158,7 @@ class RunConfig(Strict):
     positive_control: bool = False
     """Whether an answer at once is asked for too, which must harm."""
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
-    """`raw`, `chat`, `as_published` (the authors' code), `as_printed` (their paper)."""
+    """`raw`, `chat`, or `as_published` (the authors' code)."""
     instruction: str | None = None
     """Another instruction than the study's."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
@@ -191,7 +191,6 @@ class RunConfig(Strict):
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
         tasks = [self.task_name("x", one.name, layout) for layout in self.layouts for one in self.all_conditions]
-        fixed = {Layout.AS_PUBLISHED, Layout.AS_PRINTED} & set(self.layouts)
         pairs = [frozenset(pair) for pair in self.tested]
         odd = [
             contrast_name(*pair)
@@ -209,8 +208,8 @@ class RunConfig(Strict):
                 f"conditions: names must differ, also as name_layout; got {', '.join(names)}",
             ),
             (
-                fixed and (own or any(one.instruction for one in self.all_conditions)),
-                f"instruction, prompt_null: the layout {', '.join(fixed)} has the authors' own",
+                Layout.AS_PUBLISHED in self.layouts and (own or any(one.instruction for one in self.all_conditions)),
+                "instruction, prompt_null: the layout as_published has the authors' own",
             ),
             (
                 self.prompt_null and own,
@@ -286,9 +285,7 @@ class RunConfig(Strict):
             ConfigError: several greedy samples of one problem.
             ModelError: `model_default`, and there is no generation_config.
         """
-        sampling = resolve_sampling(
-            self.sampling, max_tokens=self.max_gen_toks, stop=self.until, generation_config=generation_config
-        )
+        sampling = resolve_sampling(self.sampling, self.max_gen_toks, self.until, generation_config)
         if self.samples_per_problem > 1 and sampling.greedy:
             asked = f"samples_per_problem is {self.samples_per_problem}, and the sampling is greedy"
             raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")

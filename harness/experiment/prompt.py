@@ -24,11 +24,6 @@ from harness.experiment.problems import Problem
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
 
-AS_PRINTED_INSTRUCTION = (
-    "You are an expert mathematician. Solve the following problem carefully. Put your final answer within a \\boxed{}."
-)
-"""The system prompt that the paper prints; its code runs another."""
-
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
 
@@ -40,19 +35,16 @@ class Layout(StrEnum):
 
     `raw` joins all segments into one string. `chat` puts the instruction into the system turn, and the rest into the
     user turn. `as_published` is the string of the authors' code, without separators and without a template.
-    `as_printed` is `raw` with the instruction that their paper prints.
     """
 
     RAW = "raw"
     CHAT = "chat"
     AS_PUBLISHED = "as_published"
-    AS_PRINTED = "as_printed"
 
     @property
     def instruction(self) -> str:
         """The system prompt of the layout."""
-        special = {Layout.AS_PUBLISHED: AS_PUBLISHED_INSTRUCTION, Layout.AS_PRINTED: AS_PRINTED_INSTRUCTION}
-        return special.get(self, INSTRUCTION)
+        return AS_PUBLISHED_INSTRUCTION if self is Layout.AS_PUBLISHED else INSTRUCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,6 @@ def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS
 
 def resolve_sampling(
     choice: Literal["greedy", "model_default"] | ExplicitSampling,
-    *,
     max_tokens: int,
     stop: tuple[str, ...],
     generation_config: Mapping[str, Any] | None,

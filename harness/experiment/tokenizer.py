@@ -83,7 +83,7 @@ class ModelTokenizer:
         )
         length = _stated_length(arguments)
         if weights == name and not (length and arguments.get("hf_overrides")):
-            own = context_length(resources.resolve_model(name), revision=revision, trust_remote_code=trust)
+            own = context_length(resources.resolve_model(name), revision, trust)
             length = min(filter(None, (length, own)), default=None)
         switches = template_switches(arguments)
         template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
@@ -151,7 +151,7 @@ def refuse_missing_folder(name: str) -> None:
         raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, or `demo`.")
 
 
-def context_length(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int | None:
+def context_length(name: str, revision: str | None, trust_remote_code: bool) -> int | None:
     """The number of positions that the model's config allows. None: it does not state one."""
     from transformers import AutoConfig
 
@@ -159,8 +159,7 @@ def context_length(name: str, *, revision: str | None = None, trust_remote_code:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(explain_hub_error(name, error)) from error
-    config = config.get_text_config()
-    return getattr(config, "max_position_embeddings", None)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:

@@ -55,7 +55,6 @@ def write_standalone(folder: Path, model: str | None = None) -> list[str]:
         ModelError: the tokenizer cannot be had.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
-    _refuse_used(folder)
     conditions = named_conditions()
     built = _build_one_prompt(conditions.values(), "{{problem}}", model)  # which lm-eval fills in
     files = {
@@ -100,7 +99,6 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
         ModelError: the tokenizer cannot be had.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
-    _refuse_used(folder)
     chosen = _read_conditions(conditions)
     names = [f"{task}_{condition.name}" for condition in chosen]
     file = _find_task(task)
@@ -183,14 +181,10 @@ def _find_task(name: str) -> str:
     return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 
 
-def _refuse_used(folder: Path) -> None:
-    """Raise ConfigError unless the folder is new or empty."""
+def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write texts by file name into a new or empty folder and return their paths."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         raise ConfigError(f"{folder} exists and is not an empty folder.")
-
-
-def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Write texts by file name into a folder and return their paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

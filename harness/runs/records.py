@@ -68,7 +68,7 @@ class Prompt(Struct):
     layout: Annotated[
         str,
         column(
-            "how instruction, filler and problem make a prompt: raw, chat, as_published or as_printed",
+            "how instruction, filler and problem make a prompt: raw, chat or as_published",
             "category",
         ),
     ]

@@ -28,7 +28,7 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import AS_PRINTED_INSTRUCTION, INSTRUCTION, Layout, build_prompt
+from harness.experiment.prompt import INSTRUCTION, Layout, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.runs.read import Run
 from tests.experiment.test_token_checks import PROBLEMS, build, layouts, problems
@@ -130,11 +130,6 @@ def test_what_a_config_says_comes_back():
         assert as_condition(one.recorded()) == one
 
 
-def test_the_printed_layout_has_the_papers_instruction():
-    (sound, *_), (printed, *_) = (planned(layouts=[one]).prompts for one in ("raw", "as_printed"))
-    assert printed["prompt"] == sound["prompt"].replace(INSTRUCTION, AS_PRINTED_INSTRUCTION) != sound["prompt"]
-
-
 def test_a_run_keeps_every_prompt_as_it_was_asked(tmp_path):
     """Chats with one question differ by how the answer begins."""
     conditions = ["wo", *({"name": f"b{n}", **EXACT[n]} for n in (3, 4))]
@@ -221,15 +216,6 @@ def test_all_that_is_swept_beside_the_length_is_a_line_of_its_own(sweep, lines):
         one.name for one in conditions if one.name != "wo"
     )
     assert [sorted(of) for of in groups.values()] == [[0, 5, 9]] * 2
-
-
-def test_a_runs_samples_have_what_was_swept(tmp_path):
-    plan = planned(sweep={"unit": ["/", "he"], "count": [2, 5, 9], "placement": ["between"]}, prompt_null=2, limit=3)
-    frame = Run.load(execute(plan, output=tmp_path / "run", quiet=True)).read(texts=True)
-    found = frame[["condition", "filler", "filler_tokens", "placement"]].drop_duplicates().set_index("condition")
-    assert found.loc["he-5-between"].tolist() == ["he", 5, "between"]
-    assert found.loc["wo", "filler_tokens"] == 0 and found.loc["wo", ["filler", "placement"]].isna().all()
-    assert found.loc["edit-01"].isna().all()
 
 
 def test_names_of_yardsticks_are_known():

@@ -1,44 +1,18 @@
-"""A plan builds and tokenises every prompt once, and what was checked is what runs."""
+"""What was checked of a plan is what runs."""
 
 from __future__ import annotations
 
 import copy
 import json
-import sys
-from collections import Counter
-from contextlib import contextmanager
-
-import pytest
 
 from harness import resources
 from harness.display.dry_run import describe_plan
 from harness.engines.vllm import engine_arguments
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.prompt import build_prompt
 from harness.experiment.tokenizer import encode
 
 RUNS = resources.folder("configs") / "runs"
-pytestmark = pytest.mark.usefixtures("demo_tokenizer")  # while calls are counted, importing transformers takes a minute
-
-
-@contextmanager
-def counted():
-    """The problems that are built and the texts that are tokenised meanwhile, whoever asks for it."""
-    built, tokenised = Counter(), Counter()
-
-    def note(frame, event, argument):
-        if event == "call" and frame.f_code is build_prompt.__code__:
-            built[frame.f_locals["problem"]] += 1
-        elif event == "call" and frame.f_code is encode.__code__:
-            tokenised[frame.f_locals["text"]] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        yield built, tokenised
-    finally:
-        sys.setprofile(before)
 
 
 def planned(name, *changes, limit):
@@ -46,14 +20,6 @@ def planned(name, *changes, limit):
     plan = make_plan(load_config(RUNS / name, changes), limit=limit)
     assert plan.prompts and describe_plan(plan)
     return plan, list(make_requests(plan, plan.config.resolve_sampling({})))
-
-
-def test_every_prompt_is_built_and_tokenised_once():
-    with counted() as (built, tokenised):
-        plan, requests = planned("example.yaml", limit=20)
-    assert len(plan.prompts) == 20 * 24 and len(requests) == 5 * 20 * 25
-    assert built.total() == 480 and set(built.values()) == {24}
-    assert tokenised == Counter(row["prompt"] for row in plan.prompts) and tokenised.total() == 480
 
 
 def test_the_token_ids_that_were_checked_are_those_that_run(demo_tokenizer):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from harness.constants import SEPARATOR
 from harness.experiment.conditions import Condition, Placement, as_condition
 from harness.experiment.prompt import (
-    AS_PRINTED_INSTRUCTION,
     AS_PUBLISHED_INSTRUCTION,
     INSTRUCTION,
     Layout,
@@ -78,8 +77,8 @@ def test_the_problem_and_the_instruction_are_never_changed(problem, placement, l
     asked = "".join(segment.text for segment in prompt.segments)
     fillers = [segment.text for segment in (*prompt.segments, *prompt.answer) if segment.role == "filler"]
     assert fillers == ["/ / / / / / /"] and ("/ / / / / / /" in asked) == (placement is not Placement.ANSWER)
-    special = {Layout.AS_PUBLISHED: AS_PUBLISHED_INSTRUCTION, Layout.AS_PRINTED: AS_PRINTED_INSTRUCTION}
-    assert joined(prompt, "instruction") == special.get(layout, INSTRUCTION)
+    published = layout is Layout.AS_PUBLISHED
+    assert joined(prompt, "instruction") == (AS_PUBLISHED_INSTRUCTION if published else INSTRUCTION)
     assert asked == prompt.text == prompt.system + prompt.user
 
 

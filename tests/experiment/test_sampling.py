@@ -24,7 +24,7 @@ def request(sampling, seed):
 
 def resolve(choice, own=None):
     chosen = choice if isinstance(choice, str) else ExplicitSampling(**choice)
-    return resolve_sampling(chosen, max_tokens=9, stop=("x",), generation_config=own)
+    return resolve_sampling(chosen, 9, ("x",), own)
 
 
 def test_greedy_passes_over_what_the_model_sets_and_says_so():
