@@ -65,7 +65,7 @@ COLUMNS = {
     "fillers": "other fillers of the same length",
     "filler_spread": "standard deviation of the accuracy among these, points",
     "filler_difference": "accuracy less the fillers' mean, points",
-    "verdict": "better, worse, equivalent, inconclusive, or exploratory",
+    "verdict": "better, worse, equivalent, inconclusive, exploratory, or baseline",
 }
 """Meaning of each column of `compare`. Intervals have level 1 - alpha / tests, those of equivalence 1 - 2 alpha."""
 _COUNTS = ("n", "k", "problems_up", "problems_down", "tests", "wordings", "fillers")
