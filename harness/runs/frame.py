@@ -42,7 +42,7 @@ _FACTS = {
     "looping": np.bool_,
 }
 """Columns of samples, with their types; `place` and `score` are rows of the prompts and of the scores."""
-_TEXTS = ("completion", "finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")
+_TEXTS = ("finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")
 _REASONS = ("reason", "audit_reason")
 """What a frame with texts has besides, of a sample and of its score."""
 _VERDICTS = get_args(Verdict)
@@ -86,17 +86,17 @@ def read_factors(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_frame(
-    folder: Path,
+    folder: Path | None,
     receipt: Mapping[str, Any],
     prompts: Sequence[Mapping[str, Any]],
     *,
     texts: bool = False,
-    read: tuple[Iterable[Sample], Iterable[Score]] | None = None,
+    read: Iterable[Iterable[Any]] = (),
 ) -> pandas.DataFrame:
     """The samples of a run with their verdicts, in the order of the prompts: layout, condition, problem, replicate.
 
     Args:
-        folder: A run folder.
+        folder: A run folder; None for samples of logs, which no run promises.
         receipt: `folder.read_receipt` of it, or as much of a receipt as there is yet: its config, the model's name.
         prompts: `folder.read_prompts` of it.
         texts: Whether to hold all that is known of each sample, the columns of `load_run`. Otherwise: model,
@@ -111,7 +111,10 @@ def read_frame(
     """
     import pandas
 
-    recorded, graded = read or (read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score))
+    if folder is None or read:
+        recorded, graded = read
+    else:
+        recorded, graded = read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score)
     rows: dict[str, int] = {}
     answers: dict[str | None, int] = {}
     scores = _score_columns(graded, rows, answers, texts=texts)
@@ -119,7 +122,8 @@ def read_frame(
     place, score = samples.pop("place"), samples.pop("score")
     if not len(place):
         raise RunError(f"{folder} holds no sample. The command that began it continues it.")
-    refuse_missing(folder, prompts, read_identity(folder), np.bincount(place, minlength=len(prompts)).tolist())
+    if folder is not None:
+        refuse_missing(folder, prompts, read_identity(folder), np.bincount(place, minlength=len(prompts)).tolist())
     label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
     found: dict[str, Any] = {
         **samples,
@@ -149,13 +153,14 @@ def read_frame(
     frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain})
     if not texts:
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
-    if not frame["completion_tokens"].isna().any():
-        frame["completion_tokens"] = frame["completion_tokens"].astype(int)
+    for name, kind in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
+        if not frame[name].isna().any():
+            frame[name] = frame[name].astype(kind)
     return frame.infer_objects()
 
 
 def match_records(
-    folder: Path, samples: Iterable[Sample], prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
+    folder: Path | None, samples: Iterable[Sample], prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
 ) -> Iterator[tuple[Sample, int, int]]:
     """Every sample with its row in the prompts and in the scores.
 
@@ -173,8 +178,7 @@ def match_records(
             )
         if seen[score]:
             raise RunError(
-                f"{folder / JOURNAL}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is "
-                "there twice."
+                f"{folder}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is there twice."
             )
         seen[score] = 1
         yield sample, place, score
@@ -185,12 +189,12 @@ def _sample_columns(joined: Iterable[tuple[Sample, int, int]], *, texts: bool) -
 
     def facts() -> Iterator[tuple[Any, ...]]:
         for sample, place, score in joined:
-            text = sample.completion
+            text = sample.completion or ""  # a log of a task without completions has none
             tokens = math.nan if sample.completion_tokens is None else sample.completion_tokens
             one = place, score, sample.sample_index, sample.replicate, tokens, len(text), loops(text)
-            yield (*one, *more(sample)) if texts else one
+            yield (*one, text, *more(sample)) if texts else one
 
-    return _gather(facts(), _FACTS | dict.fromkeys(_TEXTS if texts else (), object))
+    return _gather(facts(), _FACTS | dict.fromkeys(("completion", *_TEXTS) if texts else (), object))
 
 
 def _score_columns(
@@ -210,7 +214,7 @@ def _score_columns(
             one = verdicts[score.verdict], answer, score.boxes_after_first, *map(truth, judged(score))
             yield (*one, *more(score)) if texts else one
 
-    kinds = {"verdict": np.int8, "answer": np.int32, "boxes_after_first": np.int32, **dict.fromkeys(GRADERS, np.int8)}
+    kinds = {"verdict": np.int8, "answer": np.int32, "boxes_after_first": np.float64, **dict.fromkeys(GRADERS, np.int8)}
     return _gather(facts(), kinds | dict.fromkeys(_REASONS if texts else (), object))
 
 

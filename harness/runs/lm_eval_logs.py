@@ -7,29 +7,30 @@ the condition of each file, unless `mless tasks --wrap` wrote the task. Then lm-
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from harness.constants import BASELINE
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import find_yardsticks, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
-from harness.experiment.prompt import Layout, Role, Segment, document_prompt, hash_problem, is_ours
-from harness.grading import COLUMNS as GRADERS
-from harness.grading import AuditColumns
-from harness.runs.frame import loops
+from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
+from harness.runs.frame import read_frame
 from harness.runs.journal import PACKED, differing, find_stored, is_stored, open_stored
-from harness.runs.prompts_of_run import RunPrompt
-from harness.runs.records import COLUMNS, Graded, fit
+from harness.runs.prompts_of_run import answered_prompts
+from harness.runs.records import Graded, Sample, Score, fit
 
 if TYPE_CHECKING:
     import pandas
@@ -117,13 +118,8 @@ class ResultsFile(Struct, kw_only=True):
         return str(self.model_name or self.model or "model").rstrip("/").rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedSample:
-    """A problem's prompt with what only a log has beside it: grades with their audit, and tokens, one a completion."""
-
-    prompt: RunPrompt
-    grades: Sequence[Graded]
-    tokens: Sequence[int | None]
+Logged = tuple[dict[str, Any], list[tuple[Sample, Score]]]
+"""A problem's prompt as a row of `prompts.jsonl` has it, with place and hash, and what came back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +140,7 @@ class SampleLog:
     results: ResultsFile
     metric: str | None
     other_filters: tuple[str, ...]
-    samples: tuple[LoggedSample, ...]
+    samples: tuple[Logged, ...]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -197,7 +193,7 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "grader_version": None,
         "metric": ", ".join(dict.fromkeys(log.metric for log in every if log.metric)),
         "other_filters": ", ".join(dict.fromkeys(one for log in every for one in log.other_filters)),
-        "prompts_sha256": hash_json([one.prompt.sha256 for log in every for one in log.samples]),
+        "prompts_sha256": hash_json([row["prompt_sha256"] for log in every for row, _ in log.samples]),
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
@@ -213,16 +209,16 @@ def read_logs(name: str, files: Sequence[tuple[str | None, Path]], *, metric: st
         "git_revision": first.git_hash,
         "logs": {f"{condition}, {layout}": str(log.path) for (condition, layout), (log, _) in arms.items()},
     }
+    shown = sorted(arms, key=lambda arm: (arm[1], order.index(arm[0])))
+    rows, answered = zip(*(one for arm in shown for one in arms[arm][1]), strict=True)
     return {
         "name": name,
         "about": about,
         "problems": problems,
         "model": next((log.results.model for log in every if log.results.model), None),
         "metric": about["metric"] or None,
-        "read": partial(_frame, arms, order),
-        "read_prompts": lambda: [
-            replace(one.prompt, condition=condition) for (condition, _), (_, asked) in arms.items() for one in asked
-        ],
+        "read": partial(_frame, first.label, rows, answered),
+        "read_prompts": partial(answered_prompts, rows, answered),
     }
 
 
@@ -240,7 +236,7 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     path = _one_file(path)
     task, results = _read_results(path)
     name, _, wanted = (metric or "").partition(",")
-    samples: dict[str, LoggedSample] = {}
+    samples: dict[str, Logged] = {}
     filters: dict[str, None] = {}
     for where, raw, line in _read_lines(path):
         filters[line.filter] = None
@@ -248,9 +244,10 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
         if line.filter != wanted:
             continue
         sample, name = _read_sample(where, raw, line, name, task, results)
-        if sample.prompt.problem_id in samples:
-            raise RunError(f"{where}: problem {sample.prompt.problem_id} again.")
-        samples[sample.prompt.problem_id] = sample
+        problem = sample[0]["doc"]["id"]
+        if problem in samples:
+            raise RunError(f"{where}: problem {problem} again.")
+        samples[problem] = sample
     if not samples:
         found = f" under the filter {wanted!r}: expected one of {', '.join(filters)}" if filters else ""
         raise RunError(f"{path} has no sample{found}.")
@@ -309,54 +306,68 @@ def _read_results(log: Path) -> tuple[str | None, ResultsFile]:
 
 def _read_sample(
     where: str, raw: Mapping[str, Any], line: LogLine, metric: str, task: str | None, results: ResultsFile
-) -> tuple[LoggedSample, str]:
+) -> tuple[Logged, str]:
     """The sample, and the metric that its verdicts were read from. `results` is the file beside it."""
     doc = line.doc
     text, generated = _arguments(where, line)
     stated = results.configs.get(task or "", TaskConfig()).metadata or {}
-    segments: tuple[Segment, ...] = ()
-    system_size = 0
+    target = "" if line.target is None else str(line.target)
+    level = re.search(r"\d+", str(doc.get("level", "")))
+    shown = {
+        **doc,
+        "id": str(doc.get("id") or doc.get("unique_id") or line.doc_id),
+        "subject": str(doc.get("subject") or doc.get("type") or ""),
+        "level": int(level[0]) if level else 0,
+        "answer": target,
+    }
     layout, condition = Layout.CHAT if results.chat_template else Layout.RAW, stated.get("filler_condition") or ""
     if is_ours(doc):
-        prompt, condition = document_prompt(doc), doc["condition"]
-        segments, system_size = prompt.segments, prompt.system_size
+        condition = doc["condition"]
         plain = Layout.AS_PUBLISHED if doc["layout"] == Layout.AS_PUBLISHED else Layout.RAW
-        layout = plain if text == prompt.text else Layout.CHAT
-    elif text and stated.get("filler") is not None:
-        segments = _split_text(text, doc, stated["filler"])
+        layout = plain if text == document_prompt(doc).text else Layout.CHAT
+    else:
+        known = text and stated.get("filler") is not None
+        shown |= {"segments": _split_text(text, doc, stated["filler"]) if known else [], "system": ""}
     filtered = _flat(line.filtered_resps)
     # what another task's filter lets through is the model's own words, whatever they say
     graded = is_ours(doc) and metric in ("", "verdict")
     grades = [fit(Graded, msgspec.json.decode(grade), f"{where}: its grade") for grade in filtered] if graded else []
-    verdicts: list[str] = [grade.verdict for grade in grades]
+    judged: list[dict[str, Any]] = [asdict(grade) for grade in grades]
     if grades:
         metric = "verdict"
     elif metric := metric or next((name for name in METRICS if name in raw), ""):
-        verdicts = [_verdict(where, raw, metric)]
-    level = re.search(r"\d+", str(doc.get("level", "")))
-    prompt_of_run = RunPrompt(
-        where=where,
-        problem_id=str(doc.get("id") or doc.get("unique_id") or line.doc_id),
-        subject=str(doc.get("subject") or doc.get("type") or ""),
-        level=int(level[0]) if level else 0,
-        condition=condition,
-        layout=str(layout),
-        text=text,
-        sha256=line.prompt_hash,
-        token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
-        segments=segments,
-        system_size=system_size,
-        doc=doc,
-        completions=tuple(_flat(line.resps)) if generated else (),
-        verdicts=tuple(verdicts),
-        answers=tuple(grade.answer for grade in grades) if grades else tuple(filtered) if generated else (),
-        target=None if line.target is None else str(line.target),
-    )
-    tokens = [generation.completion_tokens for generation in line.generations]
-    return LoggedSample(prompt=prompt_of_run, grades=grades, tokens=tokens), metric
+        judged = [{"verdict": _verdict(where, raw, metric)}]
+    ungraded = {"verdict": None, "boxes_after_first": math.nan}
+    answered = []
+    completions = _flat(line.resps) if generated else []
+    parts = zip_longest(judged, completions, filtered if generated else (), line.generations)
+    for index, (grade, completion, answer, generation) in enumerate(parts):
+        about: dict[str, Any] = {
+            "task": where,
+            "problem_id": shown["id"],
+            "prompt_token_sha256": generation and generation.prompt_token_sha256,
+            "completion": completion,
+            "completion_tokens": generation and generation.completion_tokens,
+        }
+        about |= dict.fromkeys(("seed", "prompt_tokens", "finish_reason"))
+        score: dict[str, Any] = {**ungraded, "answer": answer, **(grade or {})}
+        key = f"{where}, {index}"
+        answered.append((Sample(key=key, sample_index=index, replicate=0, **about), Score(key=key, **score)))
+    row = {
+        "where": where,
+        "task": where,
+        "condition": condition,
+        "layout": str(layout),
+        "prompt": text,
+        "prompt_sha256": line.prompt_hash,
+        "prompt_token_sha256": line.generations[0].prompt_token_sha256 if line.generations else None,
+        "doc": shown,
+        "problem_sha256": hash_problem(doc, target),
+    }
+    return (row, answered), metric
 
 
-def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment, ...]:
+def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str, str]]:
     """The segments of another task's prompt. The problem is the longest text of the document that stands in it.
 
     What stands before the problem counts as instruction, a chat template's opening and worked examples included, and
@@ -368,7 +379,7 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment
     before, _, after = asked.rpartition(problem)
     inserted = filler.strip() or filler
     left, _, right = filler.partition(inserted) if filler else ("", "", "")
-    parts: list[tuple[Role, str]] = [
+    parts = [
         ("instruction", head),
         ("separator", left),
         ("filler", inserted),
@@ -377,7 +388,7 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> tuple[Segment
         ("problem", problem),
         ("separator", after),
     ]
-    return tuple(Segment(role=role, text=part) for role, part in parts if part)
+    return [{"role": role, "text": part} for role, part in parts if part]
 
 
 def _arguments(where: str, line: LogLine) -> tuple[str, bool]:
@@ -412,7 +423,7 @@ def _flat(values: Any) -> list[str]:
     return [values] if isinstance(values, str) else []
 
 
-Arms = dict[tuple[str, str], tuple[SampleLog, list[LoggedSample]]]
+Arms = dict[tuple[str, str], tuple[SampleLog, list[Logged]]]
 """Of each condition and layout its log and its samples."""
 
 
@@ -425,10 +436,11 @@ def _arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
     arms: Arms = {}
     for given, log in logs:
         for sample in log.samples:
-            condition = given or sample.prompt.condition
+            row, _ = sample
+            row["condition"] = condition = given or row["condition"]
             if not condition:
                 raise RunError(f"{log.path} names no condition: say which log is which, as wo=FILE mless=FILE.")
-            other, asked = arms.setdefault((condition, sample.prompt.layout), (log, []))
+            other, asked = arms.setdefault((condition, row["layout"]), (log, []))
             if other is not log:
                 raise RunError(f"{name} holds two logs of condition {condition!r}: {other.path} and {log.path}.")
             asked.append(sample)
@@ -440,7 +452,7 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     known = [log for log in logs if log.settings]
     for log in known[1:]:
         first = known[0]
-        alike = log.task == first.task or all(is_ours(one.samples[0].prompt.doc) for one in (log, first))
+        alike = log.task == first.task or all(is_ours(one.samples[0][0]["doc"]) for one in (log, first))
         ours, theirs = (
             {**one.settings, **({"task_version": one.results.versions.get(one.task or "")} if alike else {})}
             for one in (first, log)
@@ -457,66 +469,23 @@ def _shared_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for log in logs:
-        hashes = {one.prompt.problem_id: hash_problem(one.prompt.doc, one.prompt.target) for one in log.samples}
+        hashes = {row["doc"]["id"]: row["problem_sha256"] for row, _ in log.samples}
         if others := [name for name, sha256 in hashes.items() if found.setdefault(name, sha256) != sha256]:
             raise ComparisonError(f"{log.path} asks others under the same ids: {list_first(others)}.")
     return found
 
 
-def _frame(arms: Arms, order: list[str], *, texts: bool = False) -> pandas.DataFrame:
+def _frame(
+    label: str, rows: Sequence[dict[str, Any]], answered: Sequence[list[tuple[Sample, Score]]], *, texts: bool = False
+) -> pandas.DataFrame:
     """One row per graded sample, with the columns of `frame.read_frame`.
 
     Raises:
         RunError: the log says of a sample neither right nor wrong.
     """
-    import pandas
-
-    logged = [(condition, log, one) for (condition, _), (log, asked) in arms.items() for one in asked]
-    for _, _, one in logged:
-        if not texts and not one.prompt.verdicts:
-            raise RunError(f"{one.prompt.where}: the log says neither right nor wrong. Name what does with --metric.")
-    rows = [row for condition, log, one in logged for row in _rows(one, log.results.label, condition)]
-    outcomes = [name for name in COLUMNS if name in _OUTCOMES or name in GRADERS]
-    names = list(COLUMNS) if texts else [*outcomes, "characters", "looping"]
-    frame = pandas.DataFrame(rows or [dict.fromkeys(names)], columns=names)
-    frame["condition"] = pandas.Categorical(frame["condition"], categories=pandas.Index(order), ordered=True)
-    kinds: dict[str, Any] = dict.fromkeys(GRADERS, "boolean")
-    frame = frame.astype(kinds | dict.fromkeys(("completion_tokens", "boxes_after_first"), float))
-    return frame.sort_values(["layout", "condition"], kind="stable", ignore_index=True)
-
-
-_OUTCOMES = (
-    "model condition layout problem_id sample_index replicate subject level verdict correct answer target "
-    "completion_tokens boxes_after_first"
-).split()
-"""What a frame without texts has beside the graders' verdicts."""
-
-
-def _rows(sample: LoggedSample, model: str, condition: str) -> Iterator[dict[str, Any]]:
-    def at(values: Sequence[Any], index: int, default: Any = None) -> Any:
-        return values[index] if index < len(values) else default
-
-    prompt, audited = sample.prompt, (*AuditColumns.__struct_fields__, "reason", "audit_reason")
-    for index, verdict in enumerate(prompt.verdicts):
-        completion, grade = at(prompt.completions, index, ""), at(sample.grades, index)
-        yield {
-            "model": model,
-            "condition": condition,
-            "layout": prompt.layout,
-            "problem_id": prompt.problem_id,
-            "sample_index": index,
-            "replicate": 0,
-            "subject": prompt.subject,
-            "level": prompt.level,
-            "verdict": verdict,
-            "correct": verdict == "correct",
-            "answer": at(prompt.answers, index),
-            "target": prompt.target,
-            "completion": completion,
-            "prompt_sha256": prompt.sha256,
-            "prompt_token_sha256": prompt.token_sha256,
-            "completion_tokens": at(sample.tokens, index),
-            **{name: getattr(grade, name, None) for name in audited},
-            "characters": len(completion),
-            "looping": loops(completion),
-        }
+    for row, pairs in zip(rows, answered, strict=True):
+        if not any(score.verdict for _, score in pairs):
+            raise RunError(f"{row['where']}: the log says neither right nor wrong. Name what does with --metric.")
+    graded = [pair for pairs in answered for pair in pairs if pair[1].verdict]
+    receipt = {"config": {"model": {"label": label}, "conditions": ()}}
+    return read_frame(None, receipt, rows, texts=texts, read=zip(*graded, strict=True))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Prompt, Segment
+from harness.experiment.prompt import Layout, Prompt, Segment, document_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, find_segments
+from harness.runs.records import Sample, Score
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -183,6 +184,47 @@ def build_source(
         filled_answers=filled_answers(conditions),
         fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )
+
+
+def answered_prompts(
+    rows: Iterable[Mapping[str, Any]], answered: Iterable[Iterable[tuple[Sample, Score]]]
+) -> list[RunPrompt]:
+    """Prompts with what came back the first time; further replicates measure noise.
+
+    Args:
+        rows: As of `prompts.jsonl`, each with its place as `where`.
+        answered: Of each its samples and their scores.
+    """
+    merged: list[tuple[Mapping[str, Any], list[tuple[Sample, Score]]]] = []
+    for row, pairs in zip(rows, answered, strict=True):
+        if not row.get("sample_index"):  # a prompt of a later sample only is shown with the first one's
+            merged.append((row, []))
+        merged[-1][1].extend(pair for pair in pairs if not pair[0].replicate)
+    found = []
+    for row, repeats in merged:
+        repeats.sort(key=lambda pair: pair[0].sample_index)
+        doc, prompt = row["doc"], document_prompt(row["doc"])
+        found.append(
+            RunPrompt(
+                where=row["where"],
+                problem_id=doc["id"],
+                subject=doc["subject"],
+                level=doc["level"],
+                condition=row["condition"],
+                layout=row["layout"],
+                text=row["prompt"],
+                sha256=row["prompt_sha256"],
+                token_sha256=row["prompt_token_sha256"],
+                segments=prompt.segments,
+                system_size=prompt.system_size,
+                doc=doc,
+                completions=tuple(sample.completion for sample, _ in repeats if sample.completion is not None),
+                verdicts=tuple(score.verdict for _, score in repeats if score.verdict),
+                answers=tuple(score.answer for _, score in repeats),
+                target=doc["answer"],
+            )
+        )
+    return found
 
 
 def by_problem(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:

@@ -13,7 +13,7 @@ from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import as_condition, contrast_name, find_yardsticks, named_conditions
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
-from harness.experiment.prompt import Layout, document_prompt, hash_problem, refuse_other_text
+from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
@@ -29,7 +29,7 @@ from harness.runs.folder import (
 from harness.runs.frame import match_records, read_frame
 from harness.runs.journal import hash_stored, is_stored
 from harness.runs.lm_eval_logs import find_logs, read_logs
-from harness.runs.prompts_of_run import RunPrompt, Source, by_problem, filled_answers
+from harness.runs.prompts_of_run import RunPrompt, Source, answered_prompts, by_problem, filled_answers
 from harness.runs.records import Sample, Score
 
 if TYPE_CHECKING:
@@ -238,32 +238,8 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     for sample, place, score in match_records(path, read_samples(path), prompts, rows):
         answered[place].append((sample, scores[score]))
     refuse_missing(path, prompts, read_identity(path), [len(samples) for samples in answered])
-    found: list[RunPrompt] = []
-    for number, (row, samples) in enumerate(zip(prompts, answered, strict=True), start=1):
-        repeats = sorted((one for one in samples if not one[0].replicate), key=lambda one: one[0].sample_index)
-        doc = row["doc"]
-        prompt = document_prompt(doc)
-        found.append(
-            RunPrompt(
-                where=f"{path / PROMPTS}, line {number}",
-                problem_id=doc["id"],
-                subject=doc["subject"],
-                level=doc["level"],
-                condition=row["condition"],
-                layout=row["layout"],
-                text=row["prompt"],
-                sha256=row["prompt_sha256"],
-                token_sha256=row["prompt_token_sha256"],
-                segments=prompt.segments,
-                system_size=prompt.system_size,
-                doc=doc,
-                completions=tuple(sample.completion for sample, _ in repeats),
-                verdicts=tuple(score.verdict for _, score in repeats),
-                answers=tuple(score.answer for _, score in repeats),
-                target=doc["answer"],
-            )
-        )
-    return found
+    places = [{**row, "where": f"{path / PROMPTS}, line {line}"} for line, row in enumerate(prompts, start=1)]
+    return answered_prompts(places, answered)
 
 
 def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
