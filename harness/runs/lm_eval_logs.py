@@ -337,22 +337,26 @@ def _read_sample(
         metric = "verdict"
     elif metric := metric or next((name for name in METRICS if name in raw), ""):
         judged = [{"verdict": _verdict(where, raw, metric)}]
-    ungraded = {"verdict": None, "boxes_after_first": math.nan}
+    ungraded: dict[str, Any] = {"verdict": None, "boxes_after_first": math.nan}
+    said = (_flat(line.resps), filtered) if generated else ((), ())
+    parts: Iterator[Any] = zip_longest(judged, *said, line.generations)
     answered = []
-    completions = _flat(line.resps) if generated else []
-    parts = zip_longest(judged, completions, filtered if generated else (), line.generations)
     for index, (grade, completion, answer, generation) in enumerate(parts):
-        about: dict[str, Any] = {
-            "task": where,
-            "problem_id": shown["id"],
-            "prompt_token_sha256": generation and generation.prompt_token_sha256,
-            "completion": completion,
-            "completion_tokens": generation and generation.completion_tokens,
-        }
-        about |= dict.fromkeys(("seed", "prompt_tokens", "finish_reason"))
-        score: dict[str, Any] = {**ungraded, "answer": answer, **(grade or {})}
-        key = f"{where}, {index}"
-        answered.append((Sample(key=key, sample_index=index, replicate=0, **about), Score(key=key, **score)))
+        told, key = generation or Generation(), f"{where}, {index}"
+        sample = Sample(
+            key=key,
+            task=where,
+            problem_id=shown["id"],
+            sample_index=index,
+            replicate=0,
+            seed=None,
+            prompt_token_sha256=told.prompt_token_sha256,
+            prompt_tokens=None,
+            completion=completion,
+            completion_tokens=told.completion_tokens,
+            finish_reason=None,
+        )
+        answered.append((sample, Score(**{"key": key, **ungraded, "answer": answer, **(grade or {})})))
     row = {
         "where": where,
         "task": where,

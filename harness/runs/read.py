@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.constants import BASELINE
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import as_condition, contrast_name, find_yardsticks, named_conditions
+from harness.experiment.conditions import as_condition, contrast_name, find_yardsticks
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
@@ -119,7 +118,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     """The prompts of a run, exactly as they were run.
 
     Args:
-        run: The run. In logs the condition without filler is `wo`, or the first if none is called so.
+        run: The run.
         layout: Which one, where there are several.
 
     Raises:
@@ -128,18 +127,21 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     """
     asked = run.prompts
     for one in asked:
-        _refuse_unknown_text(one)
-    chosen = _choose_layout(run.name, (one.layout for one in asked), layout)
+        if not one.text:
+            raise RunError(
+                f"{one.where}: the prompt was sent as chat messages, and the text that the server made of them is not "
+                "recorded. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
+            )
+        refuse_other_text(one.text, one.sha256, one.where)
+    layouts = list(dict.fromkeys(one.layout for one in asked))
+    chosen = layout or (layouts[0] if len(layouts) == 1 else None)
+    if chosen not in layouts:
+        raise ConfigError(f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {chosen}. Name one.")
     # of the yardsticks, rewordings and the control's prefix could not be aligned
     kinds = run.about.get("yardsticks") or {}
     asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
-    conditions = list(dict.fromkeys(one.condition for one in asked))
     facts: dict[str, Any] = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
     if run.is_logs:
-        baseline = BASELINE if BASELINE in conditions else conditions[0]
-        places = {condition: place for place, condition in enumerate((baseline, *named_conditions()))}
-        conditions.sort(key=lambda condition: places.get(condition, len(places)))
-        asked = sorted(asked, key=lambda one: conditions.index(one.condition))
         facts = {"logs": {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}}
     elif chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
         raise RunError(
@@ -152,31 +154,12 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         kind="log" if run.is_logs else "run",
         model=run.model,
         layout=chosen,
-        conditions=tuple(conditions),
+        conditions=tuple(dict.fromkeys(one.condition for one in asked)),
         problems=by_problem(asked),
         filled_answers=filled_answers(stated),
         metric=run.metric,
         fingerprint=facts,
     )
-
-
-def _refuse_unknown_text(asked: RunPrompt) -> None:
-    """Raise RunError if the text that the model got is not recorded, PromptMismatchError if it is another one."""
-    if not asked.text:
-        raise RunError(
-            f"{asked.where}: the prompt was sent as chat messages, and the text that the server made of them is not "
-            "recorded. Run the task through a backend that templates by itself (hf, vllm, local-completions)."
-        )
-    refuse_other_text(asked.text, asked.sha256, asked.where)
-
-
-def _choose_layout(where: str, found: Iterable[str], wanted: str | None) -> str:
-    layouts = list(dict.fromkeys(found))
-    if wanted is None and len(layouts) == 1:
-        return layouts[0]
-    if wanted not in layouts:
-        raise ConfigError(f"{where}: expected one of the layouts {', '.join(layouts)}, got {wanted}. Name one.")
-    return wanted
 
 
 def _read_folder(path: Path) -> Run:
@@ -199,7 +182,13 @@ def _read_folder(path: Path) -> Run:
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
         "sampling": sampling.lm_eval(),
-        "settings": _run_settings(receipt),
+        "settings": {
+            "backend": receipt["config"]["model"]["backend"],
+            "model_args": {name: str(value) for name, value in fixed_arguments(arguments).items()},
+            "instruction": receipt["config"].get("instruction"),
+            "seed": receipt["seed"],
+            "limit": receipt.get("limit"),
+        },
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],
         "engine": " ".join(filter(None, [engine["name"], engine["version"], "on", engine["device"] or "unknown"])),
@@ -240,15 +229,3 @@ def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     refuse_missing(path, prompts, read_identity(path), [len(samples) for samples in answered])
     places = [{**row, "where": f"{path / PROMPTS}, line {line}"} for line, row in enumerate(prompts, start=1)]
     return answered_prompts(places, answered)
-
-
-def _run_settings(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that could change a sample and have no fact of their own."""
-    model = receipt["config"]["model"]
-    return {
-        "backend": model["backend"],
-        "model_args": {k: str(v) for k, v in fixed_arguments(model["arguments"]).items()},
-        "instruction": receipt["config"].get("instruction"),
-        "seed": receipt["seed"],
-        "limit": receipt.get("limit"),
-    }
