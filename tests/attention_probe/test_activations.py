@@ -2,18 +2,16 @@
 
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attention_probe.measure.activations import ACTIVATION_UNITS, Reference, gini, measure_activations
-from attention_probe.measure.token_classes import CLASSES, LEXICON, classify
+from attention_probe.measure.token_classes import CLASSES, classify
 from harness import resources
 from harness.constants import ACTIVATION_BINS
 from harness.errors import ModelError
@@ -172,13 +170,3 @@ def test_any_text_in_any_pieces_is_classed(text, cuts):
     whole = classify(list(text))
     for token, start, kind in zip(tokens, edges, classify(tokens), strict=False):
         assert kind == min(whole[start : start + len(token)], default=CLASSES.index("other"))
-
-
-def test_the_lexicon_names_nothing_twice():
-    lists = yaml.safe_load(LEXICON.read_text("utf-8"))
-    operators, conjunctions = lists["operators"], lists["conjunctions"]
-    for entries in (operators["characters"], operators["commands"] + conjunctions["commands"], conjunctions["words"]):
-        assert len(set(entries)) == len(entries)
-    assert all(re.fullmatch(r"[^\w\s]", character) for character in operators["characters"])
-    assert all(re.fullmatch(r"[A-Za-z]+", command) for command in operators["commands"] + conjunctions["commands"])
-    assert all(re.fullmatch(r"[a-z]+", word) for word in conjunctions["words"])

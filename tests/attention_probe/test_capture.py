@@ -137,12 +137,6 @@ def test_layer_1_with_filler_is_the_gapped_prompt_times_one_minus_mass(model_typ
     assert identity_error(loaded, ids[0], (12, 30)) < 1e-6
 
 
-def test_the_identity_notices_a_wrong_span(qwen2):
-    ids, _ = prompts("none")
-    ids[0, 12:30] = ids[0, 12]
-    assert identity_error(qwen2, ids[0], (12, 30)) < 1e-6
-
-
 def test_a_window_leaves_the_identity_to_the_queries_that_see_everything():
     loaded = build("mistral")  # its window is of 16 tokens
     ids, _ = prompts("none")

@@ -98,12 +98,3 @@ def test_every_config_for_a_real_model_can_see_two_points_or_has_a_twin_that_can
             sampled = ("temperature 0.5, top_p 0.95, 8 samples a problem", one.layouts)
             assert (twin.sampling_words, twin.layouts) == sampled
             assert twin.model == one.model and twin.conditions == one.conditions
-
-
-def test_the_plan_has_its_power_and_time_and_fits_a_terminal(tmp_path):
-    plan = make_plan(config(tmp_path), limit=3)
-    page = describe_plan(plan)
-    shown = " ".join(page.split())
-    assert f"detects {describe_power(plan.config, 3)}" in shown
-    assert f"time {describe_time(plan.config, plan.size)}" in shown
-    assert max(len(line) for line in page.splitlines() if str(tmp_path) not in line) <= 80

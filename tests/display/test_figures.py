@@ -100,16 +100,6 @@ def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, frame):
         assert not covered(figure), kind
 
 
-def test_the_check_for_words_that_are_cut_off_or_covered_finds_them(table):
-    figure = draw_forest(table)
-    assert not cut_off(figure) and not covered(figure)
-    name, other = [text for text in figure.axes[0].texts if text.get_text() == "w/ Mless"][:2]
-    other.xy = name.xy
-    assert covered(figure)
-    name.xyann = (-1000, 0)
-    assert cut_off(figure) == ["w/ Mless"]
-
-
 def estimates(axes):
     """What each row of dots shows: the marker, the colour, whether it is filled, the value and its interval, by y."""
     drawn = [line for line in axes.lines if len(line.get_xdata())]

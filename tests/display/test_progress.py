@@ -11,7 +11,7 @@ import textwrap
 import time
 
 from harness.display import progress as shown
-from harness.display.progress import Progress, progress_bar
+from harness.display.progress import Progress
 
 RUN = """
     import time
@@ -87,9 +87,3 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
         shown, minutes, seconds = re.match(r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err).groups()
     left, one = 60 * int(minutes) + int(seconds), time.monotonic() - started
     assert shown.startswith("901/1000 samples") and 49 <= left <= 99 * one + 1, "99 at half a second, or what it took"
-
-
-def test_a_bar_says_nothing_where_there_is_no_terminal(capsys):
-    with progress_bar("figure") as advance:
-        advance(1, 2)
-    assert capsys.readouterr() == ("", "")
