@@ -126,8 +126,7 @@ def compare(
     _refuse_unknown(settings, baseline, pairs.values())
     unnamed = {(model, row_name(*read_contrast(name), baseline)) for model, name in left_out}
     about = None if primary is None else row_name(*read_contrast(primary), baseline)
-    rewordings = [name for name, kind in yardsticks.items() if kind == "rewording"]
-    broken = find_broken(frame, rewordings, baseline=baseline)
+    broken = find_broken(frame, [name for name in yardsticks if yardsticks[name] == "rewording"], baseline=baseline)
     rows: list[Row] = []
     for setting, arms in settings.items():
         noise: Row = {}

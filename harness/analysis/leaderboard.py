@@ -117,10 +117,9 @@ def make_leaderboard(
     whole = primary is not None and study is not None and not study.missing
     factors = join_factors(runs)
     models = frame["model"].nunique()
-    swept, several = not by and bool(find_sweeps(factors)), not by and models > 1
-    counted = count_outcomes(frame) if swept or several else []
+    counted = count_outcomes(frame) if not by and (models > 1 or find_sweeps(factors)) else []
     pooled = pool(
-        counted if several else [],
+        counted,
         pairs,
         registered=row_name(*read_contrast(primary), baseline) if primary and whole else None,
         models=models,
@@ -142,7 +141,7 @@ def make_leaderboard(
         mediators=mediator_table(frame, baseline=baseline, by=by),
         audit=audit_table(frame, baseline=baseline, by=by),
         pooled=pooled,
-        sweeps=sweep_table(counted if swept else [], factors, baseline=baseline),
+        sweeps=sweep_table(counted, factors, baseline=baseline),
         study=study,
         behind=behind,
         baseline=baseline,
