@@ -155,8 +155,7 @@ def finish(path: Path) -> None:
     assert scored_by is not None
     with clear_messages(path):
         (path / RECEIPT).unlink(missing_ok=True)
-        tasks = export(path, identity, config, prompts, samples, scores)
-        receipt = {
+        receipt: dict[str, Any] = {
             "run": config["name"],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **as_json(identity),
@@ -165,13 +164,14 @@ def finish(path: Path) -> None:
             "problems": len({row["doc"]["id"] for row in prompts}),
             "timing": read_timing(path),
             "seed": config["seed"],
-            "tasks": tasks,
+            "tasks": [],
             "sessions": read_sessions(path),
             "versions": receipts.versions(),
             "git_revision": receipts.git_revision(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))
+        frame = read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
+        receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         figure = draw_accuracies(
             accuracy_table(frame[~frame["condition"].isin(find_yardsticks(frame["condition"].unique()))]),
             title=f"Results on {identity.dataset.name} ({receipt['problems']} problems)",

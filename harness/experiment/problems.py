@@ -116,10 +116,8 @@ def _read_jsonl(fields: DatasetConfig) -> Dataset:
     path = fields.path.expanduser()
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
-    except OSError as error:
-        raise DataError(f"Data file {path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Data file {path}: {getattr(error, 'strerror', error)}.") from error
     records = []
     for number, line in enumerate(text.rstrip().split("\n"), start=1):
         if line.strip():

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -151,14 +152,21 @@ def refuse_missing_folder(name: str) -> None:
         raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, or `demo`.")
 
 
+@contextmanager
+def _hub_errors(name: str) -> Iterator[None]:
+    """What the hub, or a library that reads a model's folder, complains of is a ModelError."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(explain_hub_error(name, error)) from error
+
+
 def context_length(name: str, revision: str | None, trust_remote_code: bool) -> int | None:
     """The number of positions that the model's config allows. None: it does not state one."""
     from transformers import AutoConfig
 
-    try:
+    with _hub_errors(name):
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ModelError(explain_hub_error(name, error)) from error
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -171,10 +179,8 @@ def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     unneeded = ["*.pth", "*.gguf", "original/*"] + ([] if weights else ["*.safetensors", "*.bin"])
-    try:
+    with _hub_errors(name):
         return Path(snapshot_download(name, revision=revision, ignore_patterns=unneeded))
-    except Exception as error:
-        raise ModelError(explain_hub_error(name, error)) from error
 
 
 def encode(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -190,7 +196,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, 
     Random tokens are drawn anew for each `key`, such as a problem's id, if one is given.
 
     Raises:
-        ConfigError: the filler needs a tokenizer and none was given, or it has no such ids or no sentence so long.
+        ConfigError: the filler needs a tokenizer and none was given, or it has no sentence so long.
         PromptMismatchError: the tokenizer reads the decoded ids back as other ids.
     """
     if tokenizer is None:
@@ -202,9 +208,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None, 
 
         words = () if condition.random_ids is None else _words(tokenizer)
         return condition.filler_text(count_tokens, words, key)
-    wanted, largest = list(islice(cycle(condition.token_ids), condition.count)), max(condition.token_ids)
-    if largest >= len(tokenizer):
-        raise ConfigError(f"Filler {condition.name!r}: token id {largest} of {len(tokenizer)} in the tokenizer.")
+    wanted = list(islice(cycle(condition.token_ids), condition.count))
     text = str(tokenizer.decode(wanted))
     got = _ids_between_separators(text, tokenizer)
     if got != wanted:

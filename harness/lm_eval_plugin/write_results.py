@@ -23,7 +23,6 @@ from harness import resources
 from harness.engines.mless_vllm import Completion
 from harness.errors import JournalError
 from harness.runs import receipts
-from harness.runs.folder import count_expected
 from harness.runs.records import Arm, Identity, Sample, Score
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def export(
         identity: Its journal's first line.
         config: The run config as it was last used.
         prompts: Its prompts.
-        everything: Its samples, replicates included.
+        everything: Its samples, replicates included; none is missing.
         scores: The score of every sample, by its key.
 
     While lm-eval evaluates, about a second, the whole process has another `sys.stderr` and lm-eval's logger another
@@ -87,11 +86,8 @@ def export(
     before afterwards. lm-eval draws a few numbers from `random` and seeds nothing.
 
     Raises:
-        JournalError: a sample or a score is missing, or lm-eval could not write a file whole.
+        JournalError: lm-eval could not write a file whole.
     """
-    wanted = sum(count_expected(prompts, identity))
-    if len(everything) < wanted or any(sample.key not in scores for sample in everything):
-        raise JournalError(f"{folder} holds {len(everything)} of {wanted} samples. Continue the run first.")
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
     samples = {(s.task, s.problem_id, s.sample_index): s for s in everything if s.replicate == 0}
     calls: dict[tuple[bool, str], dict[str, list[Mapping[str, Any]]]] = {}
