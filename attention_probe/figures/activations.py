@@ -21,7 +21,7 @@ from attention_probe.measure.token_classes import CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
 from harness.display.figures import style
-from harness.display.numbers import LEVEL, plural
+from harness.display.numbers import LEVEL
 from harness.experiment.conditions import contrast_name
 
 WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
@@ -160,14 +160,8 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
     look = looks[WITH]
     below.errorbar(places, mean, [mean - low, high - mean], fmt=look.marker, color=look.colour, markersize=4, capsize=2)
     below.axhline(0, color=style.MUTED, linewidth=0.6)
-    tokens = table[table["condition"] == WITHOUT].set_index("quantity")
-    said = []
-    for name, quantity in zip(CLASSES, names, strict=True):
-        count = tokens["count"][quantity]
-        some = f"{tokens['mean'][f'tokens_{name}']:.1f} tokens\n{count} {plural('prompt', count)}"
-        said.append(f"{name}\n{some if count else 'none'}")
     above.set_xticks(places, [])
-    below.set_xticks(places, said)
+    below.set_xticks(places, CLASSES)
     for axes in panel:
         axes.set_xlim(-0.5, len(CLASSES) - 0.5)
         style.tidy(axes, grid="y")
@@ -190,4 +184,4 @@ def _note(config: FigureConfig, table: pandas.DataFrame) -> str:
     )
     if config.kind == "histogram":
         return f"{said} {ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger; Gini: of these."
-    return f"{said} Tokens: the mean of a prompt; prompts: those that have any."
+    return said

@@ -26,7 +26,6 @@ from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
 from harness.display.numbers import label
 from harness.display.visible import visible
-from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 from harness.runs.frame import load_run
 
@@ -103,8 +102,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     The column `reference` names the source of published numbers; it is missing where runs of ours are shown.
 
     Raises:
-        ConfigError: the reference file is missing or not of the form that results/reference/ has, or a condition has
-            no accuracy.
+        ConfigError: the reference file is missing or not of the form that results/reference/ has.
         RunError: a run is missing or unfinished.
     """
     if config.reference is None:
@@ -118,10 +116,6 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         ]
         unknown = {"accuracy_low": np.nan, "accuracy_high": np.nan, "n": 0}
         table = pandas.DataFrame(rows).assign(**unknown, reference=published.source)
-    if missing := [name for name in BARS if name not in set(table["condition"])]:
-        raise ConfigError(
-            f"{config.reference or ', '.join(map(str, config.runs))}: no accuracy for {', '.join(missing)}."
-        )
     return pandas.concat([table[table["condition"] == name] for name in BARS], ignore_index=True)
 
 
@@ -140,9 +134,7 @@ def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Da
         kinds = shown["note"].isna().map({True: "bar", False: "reference bar"})
         legends = shown["condition"].map(label)
         tables.append(shown.assign(kind=kinds, panel=config.bars.title, legend=legends, unit="percent"))
-    table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
-    leading = ["figure", "kind", "panel", "row", "column", "model", "condition", "legend"]
-    return table[[*leading, *table.columns.difference(leading, sort=False)]]
+    return pandas.concat(tables, ignore_index=True).assign(figure=config.name)
 
 
 def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> Figure:
@@ -167,7 +159,7 @@ def draw_figure(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.Dat
                 _add_legend(axes)
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[:, 0])
-            _draw_bars(axes, bars, config.bars.y_limits)
+            _draw_bars(axes, bars, config.bars.y_limits or (0, 100))
             stamp(axes, visible(config.bars.title, keep=""), bars, above=1.6 * FONT)
             _add_legend(axes)
     return figure
@@ -194,9 +186,6 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
         name = contrast_name(condition, shows.subtracted) if shows.subtracted else condition
         mine = points[points["condition"] == name]
         line = mine[mine["kind"] == "curve"]
-        if shows.fill:
-            shade: Any = {"where": 2 * line["count"] >= line["prompts"], "color": look.colour, "linewidth": 0}
-            axes.fill_between(line["x"], 0, line["mean"], alpha=0.12, **shade)
         # later lines are drawn over earlier ones: thinner, so that a line still shows where both are the same
         thickness = 0.8 + 0.5 * (len(panel.looks) - 1 - place)
         marks: Any = {"marker": look.marker, "markevery": (3 + 4 * place, 12), "markersize": 2.5}
@@ -228,7 +217,6 @@ def _label_axes(axes: Axes, panel: Panel, config: FigureConfig, first_left_out: 
     left_out = [] if panel.shows.view == "full" else ["filler"]
     left_out += ["first token"] if first_left_out else []
     axes.set_xlabel("Token position" + (f"\n({' and '.join(left_out)} left out)" if left_out else ""))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 4, 5, 10]))
     if panel.column == 0:
         subtracted = panel.shows.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label

@@ -41,14 +41,12 @@ class RowConfig(Strict):
         series: A line for each condition.
         y_limits: The ends of the axis, for the row or for each head.
         region: The name of the inserted tokens.
-        fill: Whether the area under the lines is shaded.
     """
 
     view: Shown
     series: dict[str, SeriesConfig] = Field(min_length=1)
     y_limits: tuple[Limits, ...] = ()
     region: str = "Meaningless tokens"
-    fill: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -105,13 +103,13 @@ class BarsConfig(Strict):
         title: The title above them.
         runs: Run folders. Either these or a reference.
         reference: A file of reference numbers.
-        y_limits: The ends of the axis, in percent.
+        y_limits: The ends of the axis, in percent; 0 to 100 by default.
     """
 
     title: str
     runs: tuple[Path, ...] = ()
     reference: Path | None = None
-    y_limits: Limits = (0, 100)
+    y_limits: Limits | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -57,9 +57,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
         *(replace(one, of=main) for one in _explained([whole, declared.P, declared.VERDICT], facts) if main),
         *(replace(declared.BARE, heading=label(name), of=name) for name in others if name != main),
     ]
-    bracketed = any(row["verdict"] == "exploratory" and row["condition"] != main for row in rows)
-    first = "Best baseline first. All but the baseline's are differences; only those that passed their test are bold"
-    remarks.insert(0, first + (", those in brackets exploratory." if bracketed else "."))
+    first = "Best baseline first. All but the baseline's are differences: bold if the test was passed, else in brackets"
+    remarks.insert(0, f"{first} if exploratory.")
     ordered = sorted(lines.values(), key=lambda line: -line[board.baseline]["accuracy"])
     return Table(title, ordered, columns, remarks, facts)
 

@@ -43,8 +43,6 @@ def _lines(plan: Plan) -> Iterator[str]:
     if golds:
         share = f"{len(golds)} of {len(plan.dataset.problems)} gold answers"
         yield f"golds     {share} cannot be compared: at most the same text is right. {list_first(golds, 5)}"
-    if plan.limit is not None and plan.limit > problems:
-        yield f"note      --limit {plan.limit} is more than there are: all {problems} are asked"
     for arm in plan.arms.values():
         if said := arm.notes or arm.violations:
             more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
@@ -52,7 +50,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
-    extra += [f"{number} {group}" if number > 1 else f"1 {group.removesuffix('s')}" for group, number in groups.items()]
+    extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     if known := [
         length * config.samples_per_problem * plan.replicates(arm)

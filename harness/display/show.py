@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.analysis.choose_problems import Criterion, Selection
 from harness.display.numbers import LEVEL, define_flips, difference, flips, label
 from harness.display.table import Column, Table, fold, render
-from harness.display.visible import name_character, visible
+from harness.display.visible import visible
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import group_name
 from harness.runs.prompts_of_run import RunPrompt, Source
@@ -129,9 +129,6 @@ def print_problem(
         RunError: the run has no such problem, condition or layout.
     """
     asked = run.prompts
-    known = list(dict.fromkeys(one.problem_id for one in asked))
-    if problem not in known:
-        raise RunError(f"{run.name} has no problem {problem}: expected one of its {len(known)}: {list_first(known)}.")
     kinds = run.about.get("yardsticks") or {}
     here = [one for one in asked if one.problem_id == problem]
     shown = [
@@ -140,9 +137,9 @@ def print_problem(
         if layout in (None, one.layout) and (one.condition == condition if condition else one.condition not in kinds)
     ]
     if not shown:
-        found = list_first(list(dict.fromkeys(f"{one.condition} ({one.layout})" for one in here)), 6)
-        asked_for = " and ".join(filter(None, (condition, layout)))
-        raise RunError(f"{run.name} did not ask problem {problem} under {asked_for}: expected one of {found}.")
+        wanted = ", ".join(filter(None, (problem, condition, layout)))
+        there = dict.fromkeys(f"{one.condition} ({one.layout})" if here else one.problem_id for one in here or asked)
+        raise RunError(f"{run.name} has no {wanted}: expected one of {list_first(list(there), 6)}.")
     _print_title(console, problem, shown[0])
     for one in shown:
         console.print()
@@ -155,7 +152,7 @@ def print_problem(
 def spell_out(text: str, encoding: str = "utf-8") -> str:
     """The text without characters that a terminal would obey, except line breaks, or that its encoding lacks."""
     shown = visible(text.replace("\t", "    "), keep="\n")
-    return "".join(one if _encodes(one, encoding) else name_character(one) for one in shown)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _print_title(console: Console, words: str, one: RunPrompt) -> None:
@@ -177,7 +174,3 @@ def _print_answers(console: Console, one: RunPrompt, places: Iterable[int], limi
         said = Text(f"-> completion{number}: {verdict or 'not graded'}", style=colour)
         said.append(f", answer {spell_out(answer or '-', console.encoding)}\n", style="none")
         console.print(said.append(shown, style="none"), overflow="fold")
-
-
-def _encodes(character: str, encoding: str) -> bool:
-    return character.isascii() or bool(character.encode(encoding, "ignore"))

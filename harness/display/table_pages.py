@@ -104,7 +104,9 @@ def make_leaderboard_page(
     by = list(dict.fromkeys(Split(name).value for name in by))
     groups = by_table([Run.load(run, metric=metric) for run in locate(runs)])
     boards = [make_leaderboard(group, baseline=baseline, margin=margin, by=by) for group in groups]
-    names = _titles(boards)
+    names = [
+        f"{task_name(board.receipt)}, {list_first([str(entry['name']) for entry in board.receipt])}" for board in boards
+    ]
     if form == "csv" and len(boards) > 1:
         raise ConfigError(
             f"CSV holds one table: expected the runs of one, got tables of {'; '.join(names)}. Name those of one."
@@ -120,15 +122,6 @@ def make_leaderboard_page(
         title = f"{name}: {first.title}" if len(boards) > 1 else first.title
         tables += [replace(first, title=title), shown.show_pooled(board)]
     return _page(tables, form, *boards)
-
-
-def _titles(boards: Sequence[Leaderboard]) -> list[str]:
-    """The name of each table: its dataset and, if several tables have the same one, its runs."""
-    datasets = [task_name(board.receipt) for board in boards]
-    return [
-        name if datasets.count(name) == 1 else f"{name}, {list_first([str(entry['name']) for entry in board.receipt])}"
-        for name, board in zip(datasets, boards, strict=True)
-    ]
 
 
 def _page(tables: Sequence[Table | None], form: Format, *boards: Leaderboard) -> str:

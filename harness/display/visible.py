@@ -9,11 +9,6 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 separators of lines and paragraphs."""
 
 
-def is_hidden(character: str) -> bool:
-    """Whether a character could hide others, turn them around, or give an order to a terminal."""
-    return unicodedata.category(character) in HIDDEN
-
-
 def name_character(character: str) -> str:
     """A character by its number, as `<U+202E>`."""
     return f"<U+{ord(character):04X}>"
@@ -24,4 +19,6 @@ def visible(text: object, *, keep: str = "\n\t") -> str:
     shown = str(text)
     if shown.isprintable():  # nearly always
         return shown
-    return "".join(name_character(one) if is_hidden(one) and one not in keep else one for one in shown)
+    return "".join(
+        name_character(one) if unicodedata.category(one) in HIDDEN and one not in keep else one for one in shown
+    )

@@ -243,4 +243,4 @@ def test_the_command_names_its_files_and_refuses_what_it_cannot_read_or_write(ca
     refused(here(capsys, monkeypatch, "plot", str(tmp_path)), "holds no finished run")
     (tmp_path / "file").write_text("")
     arguments = ("--kind", "accuracy", "-o", str(tmp_path / "file"))
-    refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. Choose")
+    refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. ")

@@ -207,8 +207,8 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     write_report([EXAMPLE], tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     said = card(page)
-    assert f"Positive control mless-demo, raw (an answer at once, no working): {signed(-72.4)} [" in said
-    assert f"harm. Noise (A/A) mless-demo, raw: the baseline run again moves by {signed(-0.6)}, 5.8 / 7.0" in said
+    assert f"Positive control, mless-demo, raw (an answer at once, no working): {signed(-72.4)} [" in said
+    assert f"A/A, mless-demo, raw: the baseline run again moves by {signed(-0.6)}, 5.8 / 7.0" in said
     (drawn,) = images(page)
     texts = re.findall("<!-- (.*?) -->", drawn)
     assert texts.index("w/o again (A/A)") < texts.index("10 rewordings") < texts.index("w/ Mless")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 
 from harness.display.figures import style
 
@@ -19,7 +18,7 @@ def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
     Returns:
         Columns model, layout, condition, unit, length, samples, share.
     """
-    first = frame[frame["replicate"] == 0] if "replicate" in frame else frame
+    first = frame[frame["replicate"] == 0]
     counted = first["completion_tokens"].notna().all()
     lengths = first["completion_tokens" if counted else "characters"].astype(int)
     keys = ["model", "layout", "condition"]
@@ -61,8 +60,4 @@ def draw_completion_lengths(shares: pandas.DataFrame) -> Figure:
             axes.grid(axis="x", color=style.GRID, linewidth=0.5)
         grid[0].set_ylim(0, 101)
         grid[0].set_ylabel("Completions no longer (%)")
-        if shares["length"].max() > 30 * max(1, shares["length"].min()):
-            grid[0].set_xscale("log")
-            for axes in grid:
-                axes.xaxis.set_major_formatter(ScalarFormatter())
     return figure

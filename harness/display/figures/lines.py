@@ -16,9 +16,6 @@ from harness.display.figures import style
 from harness.display.numbers import LEVEL, PASSED
 from harness.display.visible import name_character, visible
 
-_OFTEN = {"/": "mless", "he": "mful", "sentence": "random"}
-"""Fillers that have the look of a condition of the study, where they stand at one place only."""
-
 
 def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:
     """A curve: solid, with its band, where at least half of the prompts reach; dotted where fewer do.
@@ -52,8 +49,7 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
     """
     doses = find_sweeps(factors)
     several = len({key[1:] for key in doses}) > 1
-    named = {key: " ".join(key) if several else _OFTEN.get(key[0], key[0]) for key in doses}
-    looks, settings = style.looks(named.values()), style.split_settings(table)
+    looks, settings = style.looks(map(" ".join, doses)), style.split_settings(table)
     baseline = style.label(table["baseline"].iloc[0])
     step = 0.012 * max(count for lengths in doses.values() for count in lengths)
     note = (
@@ -69,8 +65,8 @@ def draw_dose(table: pandas.DataFrame, factors: Mapping[str, Mapping[str, Any]])
                 mine = found.reindex(list(lengths.values())).assign(count=list(lengths)).dropna(subset="verdict")
                 shift = step * (number - (len(doses) - 1) / 2)
                 mine["x"] = mine["count"] + np.where(mine["count"] > 0, shift, 0)
-                legend = ", ".join(_spell(part) for part in (key if several else key[:1]) if part)
-                _draw_filler(panel, mine, looks[named[key]], legend)
+                legend = style.label(", ".join(_spell(part) for part in (key if several else key[:1]) if part))
+                _draw_filler(panel, mine, looks[" ".join(key)], legend)
             panel.set_xlabel("Tokens of filler")
         for panel in axes[::3]:
             panel.set_ylabel(f"Difference from {baseline} (points)")
@@ -89,8 +85,7 @@ def _draw_behind(panel: Axes, rows: pandas.DataFrame) -> None:
         panel.axhspan(rewordings.min(), rewordings.max(), color="#e4e4e4", zorder=0, linewidth=0, label="rewordings")
     again = rows["aa_difference"].abs().max()
     if again == again:
-        for end, name in ((-again, "A/A"), (again, None)):
-            panel.axhline(end, color=style.MUTED, linewidth=0.8, linestyle=":", zorder=1, label=name)
+        panel.axhspan(-again, again, edgecolor=style.MUTED, linestyle=":", fill=False, zorder=1, label="A/A")
 
 
 def _draw_filler(panel: Axes, rows: pandas.DataFrame, look: style.Look, name: str) -> None:

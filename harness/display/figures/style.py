@@ -20,7 +20,7 @@ from harness.analysis.controls import APART
 from harness.constants import FONT, INCHES, LETTER, NAME_LETTERS
 from harness.display.numbers import label as whole_label
 from harness.display.visible import visible
-from harness.errors import ConfigError
+from harness.runs.journal import clear_messages
 
 
 class Look(NamedTuple):
@@ -34,13 +34,8 @@ class Look(NamedTuple):
 _SETTINGS: Any = {
     "font.size": FONT,
     "axes.titlesize": FONT,
-    "axes.linewidth": 0.6,
     "xtick.labelsize": FONT - 0.5,
     "ytick.labelsize": FONT - 0.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
     "legend.fontsize": FONT - 0.5,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
@@ -124,10 +119,7 @@ def drawing(height: float, note: str, *, managed: bool = True, legend: bool = Tr
         entries = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
         handles = {name: handle for handle, name in chain(*entries)}
         if handles and legend:
-            longest = sorted(map(len, handles), reverse=True)
-            room = 1.6 * 72 * INCHES / FONT  # letters
-            beside = next((n for n in (4, 3, 2) if sum(longest[:n]) + 6 * n < room), 1)
-            figure.legend(handles.values(), handles, loc="outside upper center", ncols=beside)
+            figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)  # names are short
         figure.supxlabel(wrap(note), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
 
 
@@ -179,15 +171,13 @@ def write_figure(
         receipt: What was drawn from what.
 
     Raises:
-        ConfigError: the files cannot be written.
+        JournalError: the files cannot be written.
     """
-    path, table = folder / name, folder / f"{name}.csv"
-    try:
+    table = folder / f"{name}.csv"
+    with clear_messages(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        files = save_figure(figure, path, receipt, formats=("png", "svg", "pdf"), dpi=300)
+        files = save_figure(figure, folder / name, receipt, formats=("png", "svg", "pdf"), dpi=300)
         numbers.to_csv(table, index=False)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
     return [*files, table]
 
 

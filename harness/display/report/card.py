@@ -13,13 +13,6 @@ from harness.display.numbers import difference, label, p_value, plural, points, 
 from harness.display.table import Row
 from harness.errors import list_first
 
-MEANING = {
-    "better": "More often right, by more than chance explains.",
-    "worse": "Less often right, by more than chance explains.",
-    "equivalent": "Any difference is smaller than the margin.",
-    "inconclusive": "The data neither show an effect nor rule one out.",
-    "exploratory": "Not registered beforehand, so not judged.",
-}
 _FAMILIES = {"registered": "registered beforehand", "all": "not registered beforehand", "exploratory": "besides"}
 
 
@@ -36,10 +29,13 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     return {
         "question": f"Does {names} change the accuracy of {about}?" if first else f"How accurate is {about}?",
         "answers": [
-            {"kind": row["verdict"], "verdict": _judge(row), "said": f"{_where(row)}, " * several + _say(row)}
+            {
+                "kind": row["verdict"],
+                "verdict": _judge(row),
+                "said": f"{row['model']}, {row['layout']}, {_say(row)}" if several else _say(row),
+            }
             for row in first[:CARD_ROWS]
         ],
-        "meaning": MEANING[first[0]["verdict"]] if len({row["verdict"] for row in first}) == 1 else "",
         "counts": [*_count(tested)] or ["There is one condition only, so nothing is compared."],
         "facts": {title: said for title, said in _facts(board, rows, models).items() if said},
     }
@@ -72,20 +68,10 @@ def _facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> di
     bases = [row for row in rows if row["verdict"] == "baseline"]
     dates = sorted(str(one["created"])[:10] for one in board.receipt if one.get("created"))
     sizes = (f"{row['n']} {plural('problem', row['n'])}, {row['k']} {plural('sample', row['k'])} each" for row in bases)
-    remarks = {title: list[str]() for title in ("Positive control", "A/A", "Set apart")}
-    for remark in remark_noise(board):
-        title, _, said = remark.partition(", ")
-        remarks[title].append(said)
+    noise = " ".join(remark_noise(board))
     return {
         "Model": ", ".join(models),
         "Dataset": f"{task_name(board.receipt)} ({'; '.join(dict.fromkeys(sizes))})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "Positive control": " ".join(remarks["Positive control"]) or "None: nothing shows what this run can see.",
-        "Noise (A/A)": " ".join(remarks["A/A"])
-        or "The baseline was run once, so nothing shows how far it moves by itself.",
-        "Set apart": " ".join(remarks["Set apart"]),
+        "Noise and control": noise or "The baseline was run once and no positive control, so nothing shows them.",
     }
-
-
-def _where(row: Row) -> str:
-    return f"{row['model']}, {row['layout']}"

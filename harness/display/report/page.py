@@ -111,14 +111,13 @@ def _parts(
     ]
     index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
     several = any(row["verdict"] != "baseline" for row in rows)
-    paths = [Path(one.name) for one in runs]
     receipts = [
         (receipt_line(about).removeprefix("receipt: "), one.receipt)
         for about, one in zip(board.receipt, runs, strict=True)
     ]
     receipts += [(f"traces {one.name}", one.receipt) for one in attention]
     return {
-        "title": " + ".join(path.resolve().name if path.exists() else str(path) for path in paths),
+        "title": " + ".join(Path(one.name).resolve().name for one in runs),
         "card": make_card(board),
         "forest": _embed(draw_forest(board.comparison, pooled=board.pooled), FOREST) if several else None,
         "results": shown.show_comparison(board),
@@ -156,13 +155,8 @@ def _fill(parts: Mapping[str, Any]) -> str:
 
 def _other_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
     """All models together, yardsticks, mediators, all graders, and the comparison by level and by subject."""
-    beside = [
-        shown.show_pooled(board),
-        shown.show_yardsticks(board),
-        shown.show_mediators(board),
-        shown.show_audit(board),
-    ]
-    found = [table for table in beside if table]
+    found = [shown.show_mediators(board), shown.show_audit(board)]
+    found += filter(None, (shown.show_pooled(board), shown.show_yardsticks(board)))
     frame = join(runs)
     frame = frame[~frame["condition"].isin(board.yardsticks)]
     for column in ("level", "subject"):
