@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attention_probe.measure.measure_prompts import Record, measure_group
-from attention_probe.model.load_first_layers import LoadedModel, check_indices, load_model
+from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
@@ -38,11 +38,7 @@ class ProbeSettings:
 
     Attributes:
         model: Folder, hub name or `demo`; None for the model that was run.
-        tokenizer: Another tokenizer than the model's own.
-        revision: Branch, tag or commit of the model on the hub.
         layers: Decoder layers, from 0.
-        heads: Heads that will be looked at, from 0. All heads are recorded; these are refused at once if the model
-            does not have them.
         conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
             recorded.
         record: What to keep.
@@ -54,10 +50,7 @@ class ProbeSettings:
     """
 
     model: str | None = None
-    tokenizer: str | None = None
-    revision: str | None = None
     layers: tuple[int, ...] = (0,)
-    heads: tuple[int, ...] | None = None
     conditions: tuple[str, ...] = ()
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
@@ -94,20 +87,13 @@ class ProbeSettings:
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer."""
-        name = self.tokenizer or self.model
-        if name is None:
+        if self.model is None:
             raise ConfigError("Nothing says which model is probed. Name the model with --model.")
-        return load_tokenizer(resources.resolve_model(name), revision=self.revision)
+        return load_tokenizer(resources.resolve_model(self.model))
 
-    def load_model(self, *, dtype: Dtype | None = None) -> LoadedModel:
-        """The layers asked."""
-        return load_model(
-            resources.resolve_model(str(self.model)),
-            revision=self.revision,
-            layers=self.layers,
-            dtype=getattr(torch, dtype or self.dtype),
-            device=self.device,
-        )
+    def load_model(self, dtype: Dtype) -> LoadedModel:
+        """The layers asked, to compute in this type."""
+        return load_model(str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device)
 
 
 def run_probe(
@@ -144,20 +130,18 @@ def run_probe(
         for problem in problems
     }
     every = [prompt for by_condition in prompts.values() for prompt in by_condition.values()]
-    loaded = settings.load_model()
+    loaded = settings.load_model(settings.dtype)
     context = getattr(loaded.model.config, "max_position_embeddings", None)
     for prompt in every:
-        where = f"Problem {prompt.problem_id}, condition {prompt.condition!r}"
         if context is not None and len(prompt) > context:
-            raise PromptMismatchError(f"{where}: {len(prompt)} tokens; {loaded.name} has a context of {context}.")
-        if prompt.token_ids.max() >= loaded.config.vocab_size:
-            raise PromptMismatchError(f"{where}: token id {prompt.token_ids.max()} is none of {loaded.name}'s.")
-    if settings.heads is not None:
-        check_indices("head", settings.heads, loaded.head_count, loaded.name)
+            raise PromptMismatchError(
+                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} tokens; {loaded.name} has "
+                f"a context of {context}."
+            )
     token_ids = torch.from_numpy(np.unique(np.concatenate([prompt.token_ids for prompt in every])).astype(np.int64))
     loaded.keep_embeddings(token_ids)
-    other_type = settings.dtype != "float32"
-    checks = self_check(loaded, prompts, settings.record, settings.load_model(dtype="float32") if other_type else None)
+    exact = None if settings.dtype == "float32" else settings.load_model("float32")
+    checks = self_check(loaded, prompts, settings.record, exact)
     receipt = _receipt(source, selection, settings, tokenizer, checks)
     with AttentionTraces.create(path, _header(loaded, source, selection, settings), receipt=receipt) as traces:
         for prompt in every:
@@ -178,8 +162,8 @@ def run_probe(
     return receipt
 
 
-def keep_freed_memory() -> bool:
-    """Tell this process's allocator to keep freed memory for the next tensor. False if it takes no such advice.
+def keep_freed_memory() -> None:
+    """Tell this process's allocator, if it is glibc's, to keep freed memory for the next tensor.
 
     By default glibc gives every large block back to the system when it is freed, and the system zeroes it again for the
     next one, page by page. A forward pass frees and takes tens of megabytes at every step, so this costs a twelfth of a
@@ -187,8 +171,10 @@ def keep_freed_memory() -> bool:
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    with suppress(AttributeError, TypeError):  # another C library has no such function, or cannot be found so
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _refuse_other_record(traces: AttentionTraces, prompt: TokenizedPrompt, wanted: SelectedProblem) -> None:

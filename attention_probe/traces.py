@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import safetensors.numpy
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.definitions import ARRAYS, MEASURES
-from harness.constants import BASELINE, TRACES_FORMAT
+from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
 from harness.runs.journal import differences
 
@@ -38,8 +38,8 @@ class TraceEntry:
     Attributes:
         problem_id: Which problem of the source.
         condition: Under which condition.
-        subject: The problem's subject, if it has one.
-        level: The problem's level, if it has one.
+        subject: The problem's subject; empty if it has none.
+        level: The problem's level; 0 if it has none.
         outcome: What became of the problem between the selection's two conditions, such as `wrong_to_right`.
         control: Whether it was chosen as an unflipped control.
         prompt_sha256: Hash of the prompt's text, as in the run.
@@ -48,10 +48,10 @@ class TraceEntry:
 
     problem_id: str
     condition: str
-    subject: str | None = None
-    level: int | None = None
-    outcome: str | None = None
-    control: bool = False
+    subject: str
+    level: int
+    outcome: str | None
+    control: bool
     prompt_sha256: str
     filler_span: tuple[int, int] | None
 
@@ -81,11 +81,6 @@ class Trace(TraceEntry):
     activations: Mapping[str, float] = field(default_factory=dict)
     self_check: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name, the measures among them."""
-        return {name: getattr(self, name) for name in ARRAYS} | dict(self.measures)
-
 
 FACTS = tuple(one.name for one in fields(Trace) if one.name not in (*ARRAYS, "measures"))
 
@@ -109,44 +104,33 @@ class TraceHeader:
     """
 
     model: str
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any]
     layers: tuple[int, ...]
     head_count: int
     conditions: tuple[str, ...]
-    baseline: str = BASELINE
-    layout: str = "raw"
-    queries: str = "prompt"
-    dtype: str = "float32"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    on_outcome: bool = False
+    baseline: str
+    layout: str
+    queries: str
+    dtype: str
+    options: Mapping[str, Any]
+    on_outcome: bool
 
     @property
     def stamps(self) -> tuple[str, ...]:
         """What must be said wherever numbers of these traces are shown."""
         return ("selected on outcome",) if self.on_outcome else ()
 
-    def layer_index(self, layer: int) -> int:
-        """Where a layer stands on the layer axis.
+    def place(self, axis: Literal["layer", "head"], index: int) -> int:
+        """Where a layer or head stands on its axis.
 
         Raises:
             ConfigError: it was not recorded.
         """
-        return _place("layer", layer, self.layers)
-
-    def check_head(self, head: int) -> int:
-        """The head, if the model has it.
-
-        Raises:
-            ConfigError: the model does not have it.
-        """
-        return _place("head", head, range(self.head_count))
-
-
-def _place(noun: str, number: int, known: Sequence[int]) -> int:
-    if number not in known:
-        held = ", ".join(map(str, known))
-        raise ConfigError(f"{noun} {number} ({noun.title()} {number + 1}) is not in these traces; they hold {held}.")
-    return known.index(number)
+        known = self.layers if axis == "layer" else range(self.head_count)
+        if index not in known:
+            held = ", ".join(map(str, known))
+            raise ConfigError(f"{axis} {index} ({axis.title()} {index + 1}) is not in these traces; they hold {held}.")
+        return known.index(index)
 
 
 class AttentionTraces:
@@ -230,7 +214,8 @@ class AttentionTraces:
         from harness.runs.journal import write_atomic
 
         facts = {name: getattr(trace, name) for name in FACTS}
-        arrays = {name: np.ascontiguousarray(values) for name, values in trace.arrays.items()}
+        arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         last = next((int(file.stem) for file, _ in reversed(self._files.values())), 0)
         file = self.path / f"{last + 1:08d}.safetensors"
         with _told(file), write_atomic(file) as part:
@@ -245,28 +230,20 @@ class AttentionTraces:
         """One record.
 
         Raises:
-            ConfigError: there is no such record.
+            KeyError: there is no such record.
             JournalError: it is damaged.
         """
-        if not self.has(problem_id, condition):
-            raise ConfigError(f"{self.path} holds no trace of problem {problem_id} under {condition}.")
         file, _ = self._files[problem_id, condition]
         with _told(file):
             facts, arrays = _read_facts(file), safetensors.numpy.load_file(file)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
-    def select(self, condition: str | None = None, problem_ids: Collection[str] | None = None) -> Iterator[Trace]:
-        """The records of one condition and of these problems, in the order in which they were added."""
-        for entry in self.entries():
-            if condition in (None, entry.condition) and (problem_ids is None or entry.problem_id in problem_ids):
-                yield self.get(entry.problem_id, entry.condition)
-
     def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> NDArray[np.float64]:
         """Measures of all heads, for which every record is read but once: [measure, problem, layer, head].
 
         Raises:
-            ConfigError: one was not recorded for one of the problems, or a problem is not there.
+            ConfigError: one was not recorded for one of the problems.
         """
         found = [self.get(problem_id, condition).measures for problem_id in problem_ids]
         if missing := [name for name in names if any(name not in one for one in found)]:
@@ -295,7 +272,7 @@ class AttentionTraces:
         return len(self._files)
 
     def __iter__(self) -> Iterator[Trace]:
-        return self.select()
+        return (self.get(*key) for key in self._files)
 
     def __enter__(self) -> Self:
         return self

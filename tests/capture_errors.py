@@ -124,7 +124,8 @@ def ask(loaded: LoadedModel, padding: str, **more: object) -> Capture:
     """The capture that all comparisons are about: a block is 16 queries, which does not divide the length."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
-    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **{"chunk": 16, **more})
+    usual = {"chunk": 16, "entropy_regions": [0, 1, 2]}
+    return capture(loaded, ids, attention_mask=mask, query_sets=sets, key_regions=regions, **usual | more)
 
 
 def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
@@ -136,32 +137,22 @@ def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
     return {layer: out.attentions[layer].double().masked_fill(hidden, torch.nan) for layer in LAYERS}
 
 
-def reference(weights: torch.Tensor, padding: str, window: int | None) -> dict[str, torch.Tensor]:
+def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:
     """The definitions, written out on a whole attention matrix."""
     _, mask = prompts(padding)
     sets, regions = sets_and_regions()
     query, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
     real = mask.bool()
     later = sets[:, :, :, None] & (query > key) & real[:, None, :, None] & real[:, None, None, :]
-    seen = later & (query - key < (window or LENGTH))
     strictly = weights.nan_to_num()[:, None] * later[:, :, None]
     parts = weights[..., None, :] * regions[:, None, None]
     share = parts / parts.sum(-1, keepdim=True)
     return {
         "column_mean": strictly.sum(-2) / later.sum(-2)[:, :, None],
         "column_count": later.sum(-2),
-        "visible_count": seen.sum(-2),
         "region_mass": parts.sum(-1),
         "region_entropy": -torch.xlogy(share, share).sum(-1),
     }
-
-
-def window_of(model: PreTrainedModel, layer: int) -> int | None:
-    """The layer's sliding window, as its config has it."""
-    types = getattr(model.config, "layer_types", None)
-    if types is not None and types[layer] != "sliding_attention":
-        return None
-    return getattr(model.config, "sliding_window", None)
 
 
 def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -177,7 +168,7 @@ def errors(model_type: str, padding: str) -> dict[str, float]:
     found = ask(build(model_type), padding)
     worst: dict[str, float] = {}
     for layer, weights in eager(whole, padding).items():
-        for name, expected in reference(weights, padding, window_of(whole, layer)).items():
+        for name, expected in reference(weights, padding).items():
             error = largest_error(getattr(found[layer], name), expected)
             worst[name] = max(error, worst.get(name, 0.0))
     return worst

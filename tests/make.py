@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -221,9 +222,9 @@ FILLED = ("mless", "random")
 
 
 def make_header(**changes):
-    return TraceHeader(
-        **{"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED)} | changes
-    )
+    facts = {"model": "tiny", "layers": LAYERS, "head_count": HEADS, "conditions": ("wo", *FILLED), "baseline": "wo"}
+    facts |= {"layout": "raw", "queries": "prompt", "dtype": "float32", "fingerprint": {}, "options": {}}
+    return TraceHeader(**facts | {"on_outcome": False} | changes)
 
 
 def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, seed=0, shape=SHAPE, **changes):
@@ -242,6 +243,8 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "condition": condition,
         "subject": "Algebra",
         "level": 1 + seed % 5,
+        "outcome": None,
+        "control": False,
         "prompt_sha256": f"hash of {problem_id} {condition}",
         "tokens": tuple(f"{condition}{place}" for place in range(total)),
         "filler_span": (start, start + inserted) if inserted else None,
@@ -282,8 +285,9 @@ def same(one, other):
 
 
 def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **options):
-    """The curve of one head under one condition."""
-    return average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)[0]
+    """The curve of one head under one condition: its columns as arrays."""
+    table = average_curves(traces, conditions=[condition], heads=[head], view=view, baseline=baseline, **options)
+    return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 
 full_curve = partial(aligned_curve, view="full")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas
@@ -23,75 +22,10 @@ from attention_probe.measure.definitions import SHARE
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import BAND, BAND_DRAWS, DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
+from harness.experiment.conditions import contrast_name
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
 """Families whose first token takes most of the attention; the study leaves it out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curve:
-    """One head's average attention weights under one condition.
-
-    Attributes:
-        condition: Its name; `mless - wo` for a difference.
-        layer: Index from 0.
-        head: Index from 0.
-        unit: Of mean, low and high.
-        definition: Which queries the average is over.
-        view: What x is: the original token's position, or the position in the prompt as it was.
-        first_token_excluded: Whether x = 0 was left out (nothing was renormalised).
-        x: Ascending positions [n] to which at least one prompt contributes.
-        mean: [n] the average weight; one prompt's value if there is only one prompt.
-        low: [n] lower end of the band, NaN where fewer than two prompts contribute.
-        high: [n] upper end.
-        count: [n] how many prompts contribute.
-        prompts: How many prompts went in.
-        filler_region: Full view: what to shade, from half a token before the filler's first position to half a token
-            after its last, true of every prompt in the mean. None without filler.
-        tokens: [n] the tokens' texts, for one prompt; None for a mean.
-        note: What a reader must be told; None if there is nothing.
-    """
-
-    condition: str
-    layer: int
-    head: int
-    unit: str
-    definition: Definition
-    view: View
-    first_token_excluded: bool
-    x: NDArray[np.int64]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    count: NDArray[np.int64]
-    prompts: int
-    filler_region: tuple[float, float] | None = None
-    tokens: tuple[str, ...] | None = None
-    note: str | None = None
-
-    @property
-    def label(self) -> str:
-        """For people, counted from 1."""
-        return f"Layer {self.layer + 1} Head {self.head + 1}"
-
-    @property
-    def in_filler(self) -> NDArray[np.bool_]:
-        """[n] whether each position lies in what is to be shaded."""
-        start, stop = self.filler_region or (0, 0)
-        return (self.x > start) & (self.x < stop)
-
-
-_COLUMNS = (
-    *("condition", "layer", "head", "label", "view", "definition", "first_token_excluded", "x", "tokens", "mean"),
-    *("low", "high", "unit", "count", "prompts", "in_filler", "note"),
-)
-
-
-def as_frame(curves: Iterable[Curve]) -> pandas.DataFrame:
-    """The curves' numbers, one row per point; `in_filler` marks the shaded ones."""
-    frames = [pandas.DataFrame({name: getattr(curve, name) for name in _COLUMNS}) for curve in curves]
-    table = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
-    return table.rename(columns={"tokens": "token"})
 
 
 def leaves_out_first_token(header: TraceHeader) -> bool:
@@ -113,15 +47,12 @@ def average_curves(
     definition: Definition = "common",
     exclude_first: bool | None = False,
     problem_ids: Sequence[str] | None = None,
-    draws: int = BAND_DRAWS,
-    seed: int = DEFAULT_SEED,
-) -> list[Curve]:
-    """Curves of several heads under several conditions, head by head. Every trace is read only once.
+) -> pandas.DataFrame:
+    """Curves of several heads under several conditions: a row for each point. Every trace is read once.
 
-    Use it for anything but one head under one condition. In the full view the mean is over the prompts whose filler
-    stands at the same positions. They must be more than half, and the note says how many they are. Against a baseline
-    without filler the attention summed over all tokens always drops, because of the softmax. That is no finding, and
-    the note of the difference says so.
+    In the full view the mean is over the prompts whose filler stands at the same positions. They must be more than
+    half, and the note says how many they are. Against a baseline without filler the attention summed over all tokens
+    always drops, because of the softmax. That is no finding, and the note of the difference says so.
 
     Args:
         traces: Where from.
@@ -135,18 +66,25 @@ def average_curves(
             out for the families of models for which the study does.
         problem_ids: Which prompts; all of the condition by default. To set conditions side by side, give those of
             `chosen_problems`.
-        draws: Bootstrap draws for the band.
-        seed: Of the bootstrap. The same seed resamples the same prompts in every condition.
+
+    Returns:
+        Of each point:
+
+        - condition (`mless - wo` for a difference), layer and head (from 0), label (from 1), view, definition, unit;
+          first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
+        - x: the original token's position, or the position in the prompt as it was.
+        - mean, low, high: the average weight and the ends of its band, NaN where fewer than two prompts contribute.
+        - count: how many prompts contribute. prompts: how many went in.
+        - in_filler: full view: whether the point lies in the filler, which is the same for every prompt in the mean.
+        - token: its text, of a single prompt. note: what a reader must be told. Else None.
 
     Raises:
         ConfigError: no such layer, head, condition or problem in the traces, no region is shared by more than half of
             the prompts.
     """
-    if baseline is not None and view == "full":
-        raise ConfigError("A difference is one of the same tokens: expected the aligned view, got full.")
     header = traces.header
-    index = header.layer_index(layer)
-    checked = [header.check_head(head) for head in heads]
+    index = header.place("layer", layer)
+    checked = [header.place("head", head) for head in heads]
     left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
 
     def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
@@ -167,9 +105,9 @@ def average_curves(
             chosen = chosen_problems(traces, (name, baseline)) if baseline else shared_problems(traces, [name])
         else:
             chosen = list(dict.fromkeys(problem_ids))
-        region, asked = None, len(chosen)
+        (start, stop), asked = (0, 0), len(chosen)
         if view == "full":
-            chosen, region = _sharing_one_region(traces, name, chosen)
+            chosen, (start, stop) = _sharing_one_region(traces, name, chosen)
             if len(chosen) < asked:
                 notes.append(
                     f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
@@ -186,29 +124,29 @@ def average_curves(
         for head, table in zip(checked, tables, strict=True):
             counts = np.isfinite(table).sum(axis=0)
             x = np.flatnonzero(counts)
-            low, high = bootstrap_band(table[:, x], draws=draws, seed=seed)
+            low, high = bootstrap_band(table[:, x])
             one = len(chosen) == 1 and baseline is None
-            curves.append(
-                Curve(
-                    condition=name if baseline is None else f"{name} - {baseline}",
-                    layer=layer,
-                    head=head,
-                    unit=SHARE,
-                    definition=definition,
-                    view=view,
-                    first_token_excluded=left_out,
-                    x=x,
-                    mean=np.nanmean(table[:, x], axis=0),
-                    low=low,
-                    high=high,
-                    count=counts[x],
-                    prompts=len(chosen),
-                    filler_region=region,
-                    tokens=tuple(texts[place] for place in x.tolist()) if one else None,
-                    note="; ".join(notes) or None,
-                )
-            )
-    return sorted(curves, key=lambda curve: checked.index(curve.head))
+            points = {
+                "condition": name if baseline is None else contrast_name(name, baseline),
+                "layer": layer,
+                "head": head,
+                "label": f"Layer {layer + 1} Head {head + 1}",
+                "view": view,
+                "definition": definition,
+                "first_token_excluded": left_out,
+                "x": x,
+                "token": [texts[place] for place in x.tolist()] if one else None,
+                "mean": np.nanmean(table[:, x], axis=0),
+                "low": low,
+                "high": high,
+                "unit": SHARE,
+                "count": counts[x],
+                "prompts": len(chosen),
+                "in_filler": (x >= start) & (x < stop),
+                "note": "; ".join(notes) or None,
+            }
+            curves.append(pandas.DataFrame(points))
+    return pandas.concat(curves, ignore_index=True)
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -218,8 +156,7 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
         ConfigError: there is none.
     """
     names = list(conditions)
-    known = {(entry.problem_id, entry.condition) for entry in traces.entries()}
-    shared = [name for name in traces.problem_ids if all((name, condition) in known for condition in names)]
+    shared = [name for name in traces.problem_ids if all(traces.has(name, condition) for condition in names)]
     if not shared:
         raise ConfigError(
             f"{traces.path} has no problem under all of {', '.join(names)}; it has {', '.join(traces.conditions)}."
@@ -247,8 +184,8 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
 
 def _sharing_one_region(
     traces: AttentionTraces, condition: str, chosen: Sequence[str]
-) -> tuple[list[str], tuple[float, float] | None]:
-    """The prompts whose filler stands where most have it, and the region to shade, which is None without filler."""
+) -> tuple[list[str], tuple[int, int]]:
+    """The prompts whose filler stands where most have it, and its span."""
     spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
     ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
     if 2 * most <= len(chosen):
@@ -256,8 +193,7 @@ def _sharing_one_region(
             f"the filler of {condition} stands at different positions: none is shared by more than half of the "
             f"{len(chosen)} prompts. Use the aligned view."
         )
-    sharing = [problem_id for problem_id in chosen if spans[problem_id] == span]
-    return sharing, None if span is None else (span[0] - 0.5, span[1] - 0.5)
+    return [problem_id for problem_id in chosen if spans[problem_id] == span], span or (0, 0)
 
 
 def bootstrap_band(

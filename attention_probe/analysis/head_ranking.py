@@ -18,7 +18,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas
@@ -39,11 +39,11 @@ def rank_heads(
     baseline: str | Sequence[str],
     condition: str | Sequence[str],
     *,
-    problem_ids: Sequence[str] | None = None,
     draws: int = RANKING_DRAWS,
-    seed: int = DEFAULT_SEED,
 ) -> pandas.DataFrame:
     """All heads by how far a measure differs between two conditions, `condition` minus `baseline`.
+
+    Over the prompts that were traced under all conditions, without controls.
 
     Args:
         traces: Where from.
@@ -51,9 +51,7 @@ def rank_heads(
         baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
         condition: The condition that it is subtracted from, or several. With several on either side the string is the
             unit, else the prompt.
-        problem_ids: Which prompts. By default all that were traced under all conditions, without controls.
         draws: How many sign flips or permutations are drawn. If there are no more than that, all are taken.
-        seed: Of these.
 
     Returns:
         One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (units), the mean
@@ -71,7 +69,7 @@ def rank_heads(
         raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
     if both := [name for name in new if name in old]:
         raise ConfigError(f"{both[0]} cannot be contrasted with itself. Choose two conditions.")
-    chosen = list(chosen_problems(traces, (*old, *new)) if problem_ids is None else problem_ids)
+    chosen = chosen_problems(traces, (*old, *new))
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")
     guaranteed = measure in GUARANTEED and any(has_one_filler(traces, one, other) for one in new for other in old)
@@ -81,32 +79,24 @@ def rank_heads(
         for names in (old, new)
     )
     if max(len(old), len(new)) > 1:
-        found = _by_string(without, with_it, draws, seed)
+        found, note = _by_string(without, with_it, draws)
     else:
         one_string = any(_is_one_string(traces, name, chosen) for name in (*old, *new))
-        found = _by_prompt(with_it[0] - without[0], 0 if one_string else draws, seed)
-    header, note = traces.header, found.note
+        found, note = _by_prompt(with_it[0] - without[0], 0 if one_string else draws)
+    header = traces.header
     if guaranteed:
-        nothing = np.full_like(found.t, np.nan)
-        found = found._replace(t=nothing, p=nothing)
+        found[["t", "p_adjusted"]] = np.nan
         note = (
             f"{measure} of {','.join(new)} against {','.join(old)} is no finding: one of the two has no filler, and "
             "softmax and the shift of positions change it whatever is inserted. Contrast two fillers."
         )
     frame = pandas.MultiIndex.from_product([header.layers, range(header.head_count)]).to_frame(False, ["layer", "head"])
-    frame = frame.assign(
-        label=[f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)],
-        n=found.n,
-        mean_difference=found.mean,
-        standard_error=found.error,
-        t=found.t,
-        p_adjusted=found.p,
-        guaranteed=guaranteed,
-    ).sort_values(
+    frame["label"] = [f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)]
+    frame = frame.join(found.assign(guaranteed=guaranteed)).sort_values(
         "mean_difference" if guaranteed else "t", key=np.abs, ascending=False, kind="stable", ignore_index=True
     )
     frame.insert(0, "rank", range(1, len(frame) + 1))
-    frame.attrs = {"found": int((found.p < HEADS_ALPHA).sum()), "note": "; ".join([note, *header.stamps])}
+    frame.attrs = {"found": int((found["p_adjusted"] < HEADS_ALPHA).sum()), "note": "; ".join([note, *header.stamps])}
     return frame
 
 
@@ -115,17 +105,6 @@ def _is_one_string(traces: AttentionTraces, condition: str, chosen: Sequence[str
     records = (traces.get(problem_id, condition) for problem_id in chosen)
     fillers = Counter(one.token_ids[slice(*one.filler_span)].tobytes() for one in records if one.filler_span)
     return any(2 * count > len(chosen) for count in fillers.values())
-
-
-class _Contrast(NamedTuple):
-    """A contrast of each head [head]; n is the number of units."""
-
-    n: NDArray[Any]
-    mean: Floats
-    error: Floats
-    t: Floats
-    p: Floats
-    note: str
 
 
 class Adjusted(NamedTuple):
@@ -143,29 +122,35 @@ class Adjusted(NamedTuple):
         return f"{said}; no p below {least:.2g} is possible, {more}" if out_of_reach else said
 
 
-def _by_prompt(differences: Floats, draws: int, seed: int) -> _Contrast:
-    """One condition against one, paired by prompt; with no draws, no p."""
+def _by_prompt(differences: Floats, draws: int) -> tuple[pandas.DataFrame, str]:
+    """One condition against one, paired by prompt: a row for each head, and a note. With no draws, no p."""
     table = pandas.DataFrame(differences)
-    t, p = t_values(differences), np.full(differences.shape[1], np.nan)
+    numbers = pandas.DataFrame({"n": table.count(), "mean_difference": table.mean(), "standard_error": table.sem()})
+    numbers = numbers.assign(t=t_values(differences), p_adjusted=np.nan)
     how = "ordered by t, no p: one string says nothing about others like it, name several"
     if draws:
-        found = flip_signs(differences, draws=draws, seed=seed)
-        p, how = found.p, found.told("sign flips", 1 / found.permutations, "probe at least 6")
-    note = f"{len(differences)} prompts, {how}"
-    return _Contrast(table.count().to_numpy(), table.mean().to_numpy(), table.sem().to_numpy(), t, p, note)
+        found = flip_signs(differences, draws=draws)
+        numbers["p_adjusted"] = found.p
+        how = found.told("sign flips", 1 / found.permutations, "probe at least 6")
+    return numbers, f"{len(differences)} prompts, {how}"
 
 
-def _by_string(without: Floats, with_it: Floats, draws: int, seed: int) -> _Contrast:
-    """Several strings against several: each the mean of the same prompts."""
+def _by_string(without: Floats, with_it: Floats, draws: int) -> tuple[pandas.DataFrame, str]:
+    """Several strings against several, each the mean of the same prompts."""
     prompts = without.shape[1]
     without, with_it = (np.nanmean(side, axis=1) for side in (without, with_it))
-    found = permute_labels(without, with_it, draws=draws, seed=seed)
+    found = permute_labels(without, with_it, draws=draws)
     least = (1 + (len(without) == len(with_it))) / found.permutations  # the mirrored labels have the same |t|
     how = found.told("permutations of their labels", least, "name more strings")
+    numbers = {
+        "n": len(with_it) + len(without),
+        "mean_difference": with_it.mean(axis=0) - without.mean(axis=0),
+        "standard_error": _pooled_error(without, with_it),
+        "t": found.t,
+        "p_adjusted": found.p,
+    }
     note = f"{len(with_it)} strings against {len(without)}, each the mean of {prompts} prompts, {how}"
-    difference = with_it.mean(axis=0) - without.mean(axis=0)
-    n = np.full(len(difference), len(with_it) + len(without))
-    return _Contrast(n, difference, _pooled_error(without, with_it), found.t, found.p, note)
+    return pandas.DataFrame(numbers), note
 
 
 def _adjust(t: Floats, largest: Iterable[Floats], count: int, exact: bool) -> Adjusted:
@@ -175,9 +160,7 @@ def _adjust(t: Floats, largest: Iterable[Floats], count: int, exact: bool) -> Ad
     return Adjusted(t, np.asarray(beaten / count if exact else (1 + beaten) / (1 + count)), count, exact)
 
 
-def permute_labels(
-    without: Floats, with_it: Floats, *, draws: int = RANKING_DRAWS, seed: int = DEFAULT_SEED
-) -> Adjusted:
+def permute_labels(without: Floats, with_it: Floats, *, draws: int = RANKING_DRAWS) -> Adjusted:
     """Two-sample t of each head, and its p adjusted for all heads.
 
     If it made no difference which strings are called what, every way to call as many of them so would be as likely.
@@ -186,12 +169,11 @@ def permute_labels(
         without: [string, head] Of one side.
         with_it: [string, head] Of the other.
         draws: How many permutations are drawn. If there are no more than that, all are taken, and p is exact.
-        seed: Of these.
     """
     values, size = np.concatenate([with_it, without]), len(with_it)
     count = math.comb(len(values), size)
     exact = count <= draws
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(DEFAULT_SEED)
     splits: Iterable[Sequence[int]] = (
         itertools.combinations(range(len(values)), size)
         if exact

@@ -2,71 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from attention_probe.analysis.curves import average_curves, chosen_problems, leaves_out_first_token, shared_problems
+from attention_probe.analysis.curves import chosen_problems, shared_problems
 from attention_probe.traces import AttentionTraces
-from harness.constants import Definition
 from harness.display.table import Column, Table, render
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 
 
-def summary(traces: AttentionTraces, *, heads: Sequence[int] | None = None, definition: Definition = "common") -> str:
-    """Masses and the highest point of the aligned curve, for each layer, head and condition: a table of 80 columns.
-
-    Args:
-        traces: Where from.
-        heads: Indices from 0. None: the mean over all heads, without a curve.
-        definition: Which queries the curve averages over.
+def summary(traces: AttentionTraces) -> str:
+    """Masses for each layer and condition, means over all heads: a table of 80 columns.
 
     Raises:
-        ConfigError: there is no such head, or no problem has every condition.
+        ConfigError: no problem has every condition.
     """
     header = traces.header
     problems = chosen_problems(traces, traces.conditions)
-    left_out = leaves_out_first_token(header)
     masses = {name: traces.measures(MASSES, name, problems) for name in traces.conditions}
     rows = []
     for place, layer in enumerate(header.layers):
-        curves = average_curves(
-            traces,
-            conditions=traces.conditions if heads else (),
-            layer=layer,
-            heads=heads or (),
-            definition=definition,
-            exclude_first=left_out,
-            problem_ids=problems,
-        )
-        by_head = {(curve.head, curve.condition): curve for curve in curves}
-        for head in [None] if heads is None else heads:
-            for name in traces.conditions:
-                row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "head": "mean", "condition": name}
-                for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
-                    there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
-                    there = there if head is None else there[:, head]
-                    row[mass] = there.mean() if there.size else np.nan
-                if head is not None:
-                    curve = by_head[head, name]
-                    peak = curve.mean.argmax() if len(curve.x) else None
-                    row["head"] = f"Head {head + 1}"
-                    row["peak"], row["at"] = (np.nan, np.nan) if peak is None else (curve.mean[peak], curve.x[peak])
-                rows.append(row)
-    queries = "the problem's tokens" if header.queries == "prompt" else "the completion's tokens"
-    title = f"{header.model}, {len(problems)} problems; shares of the attention of {queries}"
-    if heads is not None:
-        over = f"{definition} queries" if header.queries == "prompt" else "the completion's"
-        title += f"; peak of the aligned curve ({over}{', first token left out' if left_out else ''}) and its position"
+        for name in traces.conditions:
+            row: dict[str, Any] = {"layer": f"Layer {layer + 1}", "condition": name}
+            for mass, values in zip(MASSES, masses[name][:, :, place], strict=True):
+                there = values[~np.isnan(values).all(1)]  # an empty completion has no queries, in any head
+                row[mass] = there.mean() if there.size else np.nan
+            rows.append(row)
+    asked = "problem" if header.queries == "prompt" else "completion"
+    title = f"{header.model}, {len(problems)} problems; shares of the attention of the {asked}'s tokens"
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
         title += f"; {controls} controls were traced and are left out here"
-    seen = [mass for mass in MASSES if mass != "mass_completion" or header.queries == "completion"]
     columns = [
-        *(Column(name, name, str, numeric=False) for name in ("layer", "head", "condition")),
-        *(Column(mass, mass.removeprefix("mass_"), "{:.4f}".format) for mass in seen),
-        *([Column("peak", "peak", "{:.4f}".format), Column("at", "at", "{:.0f}".format)] if heads else []),
+        *(Column(name, name, str, numeric=False) for name in ("layer", "condition")),
+        *(
+            Column(mass, mass.removeprefix("mass_"), "{:.4f}".format)
+            for mass in MASSES
+            if mass != "mass_completion" or header.queries == "completion"
+        ),
     ]
     return "\n".join([*header.stamps, render([Table(title, rows, columns)])])
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.commands.options import TracesPath, split_words
+from attention_probe.commands.probe import split_words
 from harness.constants import STUDIED
 from harness.errors import ConfigError
 
 
 def heads(
-    traces: TracesPath,
+    traces: Annotated[Path, typer.Argument(help="A folder of traces, as `mless probe` writes it.")],
     measure: Annotated[
         str, typer.Option(help="Measure to rank by; header.json in the folder lists them.")
     ] = "mass_filler",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.commands.options import Averaged, parse_indices, split_words
 from harness.commands.options import (
     Baseline,
     Condition,
@@ -34,7 +34,6 @@ def probe(
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
     layers: Annotated[str, typer.Option(help="Indices from 0, such as 0,1,2 or 0-2.")] = "0",
-    heads: Annotated[str | None, typer.Option(help="Heads in the summary, from 0. All are recorded.")] = None,
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
     layout: LayoutName = None,
     flip: Annotated[
@@ -56,7 +55,6 @@ def probe(
         bool, typer.Option("--decompose", help="Position-gap control; shift, scale and bias of each head's output.")
     ] = False,
     activations: Annotated[bool, typer.Option("--activations", help="Record the first MLP too.")] = False,
-    definition: Averaged = "common",
     dtype: Annotated[Dtype, typer.Option(help="Type that the layers are computed in.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     output: Annotated[
@@ -91,13 +89,8 @@ def probe(
     settings = ProbeSettings(
         model=model,
         layers=parse_indices(layers, "--layers"),
-        heads=None if heads is None else parse_indices(heads, "--heads"),
         conditions=split_words(conditions),
-        record=Record(
-            completion=queries == "completion",
-            decompose=decompose,
-            activations=activations,
-        ),
+        record=Record(completion=queries == "completion", decompose=decompose, activations=activations),
         dtype=dtype,
         device=device,
     )
@@ -106,7 +99,7 @@ def probe(
     with progress_bar(f"probe {len(selection.problems)} problems") as advance:
         receipt = run_probe(opened, selection, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
-        typer.echo(summary(traces, heads=settings.heads, definition=definition))
+        typer.echo(summary(traces))
     typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
 
 
@@ -117,3 +110,20 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
         if not condition or not path:
             raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
     return {condition: path for condition, _, path in pairs} or None
+
+
+def split_words(text: str | None) -> tuple[str, ...]:
+    """The words between commas, each once, without spaces around them."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
+
+
+def parse_indices(text: str, option: str) -> tuple[int, ...]:
+    """Indices such as 0,2 or 11-13."""
+    found: list[int] = []
+    for part in split_words(text) or [text]:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if low > high:
+            raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
+        found += range(low, high + 1)
+    return tuple(dict.fromkeys(found))

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from attention_probe.analysis.curves import bootstrap_band, chosen_problems
 from attention_probe.figures.attention_curves import draw_groups, stamp
 from attention_probe.figures.config import FigureConfig, ModelConfig
-from attention_probe.measure.activations import ACTIVATION_UNITS
-from attention_probe.measure.token_classes import CLASSES
+from attention_probe.measure.activations import ACTIVATION_UNITS, CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.constants import ACTIVATION_BINS, BASELINE, COVERED, STUDIED
 from harness.display.figures import style

@@ -16,7 +16,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attention_probe.analysis.curves import as_frame, average_curves, chosen_problems, shared_problems
+from attention_probe.analysis.curves import average_curves, chosen_problems, shared_problems
 from attention_probe.figures.config import BarsConfig, FigureConfig, Limits, Panel
 from attention_probe.traces import AttentionTraces
 from harness.analysis.outcomes import accuracy_table
@@ -59,11 +59,12 @@ def read_curves(panel: Panel, config: FigureConfig, traces: AttentionTraces, pro
     matched = [name for name in shared_problems(traces, needed) if name not in set(chosen)]
     if problem is not None:
         chosen, matched = [problem], []
+    legends = {contrast_name(one, subtracted) if subtracted else one: panel.name(one) for one in shows.series}
     tables = []
-    for kind, problems in (("curve", chosen), ("control", matched)):
+    for kind, problems in (("curve", chosen), *([("control", matched)] if matched else [])):
         curves = average_curves(
             traces,
-            conditions=shows.series if problems else (),
+            conditions=shows.series,
             layer=panel.head.layer,
             heads=[panel.head.head],
             view="full" if shows.view == "full" else "aligned",
@@ -72,8 +73,7 @@ def read_curves(panel: Panel, config: FigureConfig, traces: AttentionTraces, pro
             exclude_first=config.exclude_first_token,
             problem_ids=problems,
         )
-        for condition, curve in zip(shows.series, curves, strict=False):
-            tables.append(as_frame([curve]).assign(kind=kind, legend=panel.name(condition)))
+        tables.append(curves.assign(kind=kind, legend=curves["condition"].map(legends)))
     return pandas.concat(tables, ignore_index=True).assign(
         panel=panel.title,
         row=panel.row,

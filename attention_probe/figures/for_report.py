@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pandas
 from matplotlib.figure import Figure
 
-from attention_probe.analysis.curves import Curve, as_frame, average_curves, chosen_problems, leaves_out_first_token
+from attention_probe.analysis.curves import average_curves, chosen_problems, leaves_out_first_token
 from attention_probe.figures.attention_curves import EXPLAINED
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import Definition
@@ -36,6 +36,7 @@ def read_attention(
         header = traces.header
         left_out = leaves_out_first_token(header)
         layer = header.layers[0] if layer is None else layer
+        problems = chosen_problems(traces, traces.conditions)
         curves = average_curves(
             traces,
             conditions=traces.conditions,
@@ -43,24 +44,26 @@ def read_attention(
             heads=range(header.head_count) if heads is None else heads,
             definition=definition,
             exclude_first=left_out,
-            problem_ids=chosen_problems(traces, traces.conditions),
+            problem_ids=problems,
         )
         return AttentionFile(
             name=path.name,
             model=str(header.fingerprint.get("name", header.model)),
-            figure=_draw({name: list(found) for name, found in groupby(curves, key=lambda curve: curve.label)}),
-            notes=tuple(_notes(header, curves[0], left_out)),
+            figure=_draw(curves),
+            notes=tuple(_notes(header, definition, len(problems), left_out)),
             prompts=tuple((one.problem_id, one.condition, one.prompt_sha256) for one in traces.entries()),
             receipt=traces.receipt,
         )
 
 
-def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
+def _draw(table: pandas.DataFrame) -> Figure:
     """A panel for each head: its curves with their bands."""
+    shown = looks(table["condition"].unique())
+    heads = {str(name): points for name, points in table.groupby("label", sort=False)}
     with panels(heads, "", 1.6) as (figure, grid):
-        for axes, curves in zip(grid, heads.values(), strict=True):
-            for curve, look in zip(curves, looks(curve.condition for curve in curves).values(), strict=True):
-                draw_curve(axes, as_frame([curve]), look, label(curve.condition), linewidth=1)
+        for axes, points in zip(grid, heads.values(), strict=True):
+            for condition, look in shown.items():
+                draw_curve(axes, points[points["condition"] == condition], look, label(condition), linewidth=1)
             axes.set_ylim(bottom=0)
         for axes in grid[::3]:
             axes.set_ylabel("Attention")
@@ -69,10 +72,10 @@ def _draw(heads: Mapping[str, Sequence[Curve]]) -> Figure:
     return figure
 
 
-def _notes(header: TraceHeader, curve: Curve, left_out: bool) -> Iterator[str]:
+def _notes(header: TraceHeader, definition: Definition, prompts: int, left_out: bool) -> Iterator[str]:
     """Sentences that a reader of these curves needs."""
-    yield EXPLAINED["completion" if header.queries == "completion" else curve.definition]
-    yield f"Means over {curve.prompts} prompts with 95 % bootstrap intervals, where at least half of them reach."
+    yield EXPLAINED["completion" if header.queries == "completion" else definition]
+    yield f"Means over {prompts} prompts with 95 % bootstrap intervals, where at least half of them reach."
     if left_out:
         yield "The first token, which takes most of this model's attention, is left out; nothing is rescaled."
     if header.on_outcome:

@@ -5,6 +5,19 @@ up_proj(x). They are compared over the same original tokens without and with fil
 bins of the histogram, are taken from the prompt without filler and used for its other conditions too. Otherwise a
 spread that grows would move its own yardstick.
 
+They are counted by what kind of thing a token is, too: a digit, an operator, a conjunction, or other.
+Tokens are read in their text, not one by one: `frac` is an operator where a backslash stands before it, `if` split
+into two tokens is a conjunction still, and `and` inside `operand` is none. Of a token that holds several kinds, such as
+`^2`, the first of CLASSES counts.
+
+LaTeX commands that name an operation or a relation (`\\frac`, `\\cdot`, `\\le`) are operators: they are what `/`, `*`
+and `<` would be in plain text. Commands that only set or name things (`\\left`, `\\pi`, `\\text`) are other. The class
+goes to the command's letters alone: many tokenizers give the backslash a token of its own, whose activations cannot
+know what follows it, so it is other, and a command counts the same with every tokenizer.
+
+Read from context, because the character alone misleads: the hyphen or slash inside words (`two-digit`, `$x$-axis`) and
+the mark after a word (`Great!`) are no operators; `^\\circ` is a unit; in [asy] drawings only the digits count.
+
 Source: https://arxiv.org/abs/2510.01032, the activation redistribution module and its analysis of sparsity
 """
 
@@ -12,20 +25,43 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Int32
+import yaml
+from jaxtyping import Float, Int8, Int32
 
-from attention_probe.measure.token_classes import CLASSES, classify
 from harness.constants import ACTIVATION_BINS, COVERED, NEAR_ZERO_FACTORS, NORMAL_CONSISTENCY
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
+
+
+CLASSES = ("digits", "operators", "conjunctions", "other")
+"""In the order of precedence."""
+
+LEXICON = Path(__file__).with_name("token_classes.yaml")
+
+_OTHER = CLASSES.index("other")
+_LEXEMES = re.compile(
+    r"""
+      \[asy\].*?\[/asy\]
+    | \^\s*\{?\s*\\circ(?![A-Za-z])
+    | \\(?P<commands>[A-Za-z]+)
+    | \\[^A-Za-z]                                                  # an escape such as \% or \\
+    | (?<=[\w})])\$-(?=[a-z]{2})                                     # $x$-axis
+    | (?P<words>[A-Za-z]+)((?<=[a-z]{3})([-/](?=[a-z]{2})|!))?      # with a hyphen or mark of prose
+    | (?P<characters>[^\w\s])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +86,6 @@ class Reference:
         magnitude = _magnitude(activations).ravel()
         median, top = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
         return cls(mad=float(np.median(np.abs(magnitude - median), overwrite_input=True)), top=float(top))
-
-    @property
-    def thresholds(self) -> dict[float, float]:
-        """Below which |a| is near zero, for each factor: 1.4826 * MAD * c."""
-        return {factor: NORMAL_CONSISTENCY * self.mad * factor for factor in NEAR_ZERO_FACTORS}
 
 
 _SHARE = "share of activations"
@@ -87,7 +118,7 @@ def measure_activations(
     Args:
         activations: After the non-linearity, on any device and of any floating type.
         reference: From the same problem without filler.
-        tokens: The text of these tokens; see `token_classes`.
+        tokens: The text of these tokens; see `classify`.
 
     Raises:
         ModelError: a value is not finite.
@@ -105,7 +136,8 @@ def measure_activations(
         "histogram_top": reference.top,
     }
     classes = classify(tokens)
-    for c, threshold in reference.thresholds.items():
+    for c in NEAR_ZERO_FACTORS:
+        threshold = NORMAL_CONSISTENCY * reference.mad * c
         near_zero = (magnitude < threshold).mean(axis=1) if reference.mad else np.full(len(magnitude), np.nan)
         found[f"threshold_c{c:g}"] = threshold
         found[f"near_zero_c{c:g}"] = float(near_zero.mean())
@@ -135,3 +167,43 @@ def gini(counts: Int32[np.ndarray, " bin"]) -> float:
         return float("nan")
     rank = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
     return float(rank @ ordered / (len(ordered) * ordered.sum()))
+
+
+@cache
+def _read_lexicon() -> dict[tuple[str, str], int]:
+    """The class of every entry of the lexicon. An entry is a character, a word in small letters, or a LaTeX command."""
+    lexicon = yaml.safe_load(LEXICON.read_text(encoding="utf-8"))
+    return {
+        (kind, entry): CLASSES.index(name)
+        for name, kinds in lexicon.items()
+        for kind, entries in kinds.items()
+        for entry in entries
+    }
+
+
+def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
+    """The class of each token, as an index into CLASSES.
+
+    Args:
+        tokens: The text of consecutive tokens, blanks included: joined they are the text.
+    """
+    of_character = _classify_characters("".join(tokens))
+    classes, start = [], 0
+    for token in tokens:
+        classes.append(min(of_character[start : start + len(token)], default=_OTHER))
+        start += len(token)
+    return np.array(classes, dtype=np.int8)
+
+
+def _classify_characters(text: str) -> list[int]:
+    lexicon = _read_lexicon()
+    classes = [_OTHER] * len(text)
+    for found in _LEXEMES.finditer(text):
+        for kind, entry in found.groupdict().items():
+            if entry is not None:
+                known = lexicon.get((kind, entry.lower() if kind == "words" else entry), _OTHER)
+                classes[slice(*found.span(kind))] = [known] * len(entry)
+    for place, character in enumerate(text):
+        if character.isdecimal():
+            classes[place] = CLASSES.index("digits")
+    return classes

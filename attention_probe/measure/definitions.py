@@ -61,12 +61,7 @@ ARRAYS: dict[str, Quantity] = {
 }
 """Every array of a trace. Where a count is 0 the mean is NaN."""
 
-GUARANTEED = frozenset(
-    {
-        *("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other", "lambda"),
-        *("position_shift", "scale", "bias"),
-    }
-)
+GUARANTEED = {name for name in MEASURES if name.startswith("mass_")} | {"lambda", "position_shift", "scale", "bias"}
 """Measures whose contrast between a prompt with filler and one without is no finding: softmax takes the filler's mass
 from the other tokens whatever is inserted, later positions shift by its length (so that a single region's mass may even
 grow), and a norm that is 0 without filler can only grow. Between two fillers they are findings."""

@@ -104,27 +104,26 @@ def attend(
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
         raise ModelError(f"{type(module).__name__} calls its attention without a layer or a mask: it cannot be probed.")
     batch, heads, length, head_dim = query.shape
-    asked = capture.asked
-    reduction = Reduction(asked, heads, value) if layer in asked.layers else None
+    reduction = Reduction(capture, heads, value, attention_mask.window) if layer in capture.asked else None
     output = None
-    if layer != asked.layers[-1] or asked.output_region is not None or capture.waits_for_activations:
+    if layer != capture.asked[-1] or capture.output_region is not None or capture.waits_for_activations:
         output = value.new_empty(batch, length, heads, value.shape[-1])
     flat_value = value.reshape(batch * value.shape[1], length, -1)
-    for queries, keys, weights, visible in weight_blocks(
+    for queries, keys, weights in weight_blocks(
         query,
         key,
         attention_mask,
         scaling=head_dim**-0.5 if scaling is None else scaling,
         softcap=softcap,
         sinks=s_aux,
-        size=asked.chunk or _block_size(batch * heads * length, query.device),
+        size=capture.chunk or _block_size(batch * heads * length, query.device),
     ):
         if output is not None:
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
             mixed = torch.bmm(rows, flat_value[:, keys])
             output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
         if reduction is not None:
-            reduction.add(weights, queries, keys, visible=visible)
+            reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer] = reduction.finish(None if output is None else output.transpose(1, 2))
         capture.stop_if_done()
@@ -145,7 +144,7 @@ def weight_blocks(
     softcap: float | None,
     sinks: Float[Tensor, " head"] | None,
     size: int,
-) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"], Bool[Tensor, "batch 1 q k"] | None]]:
+) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"]]]:
     """Attention weights of `size` queries at a time, over the keys up to the last of them.
 
     Each block overwrites the one before it. Queries are grouped by the KV head that they share, so that keys are never
@@ -168,7 +167,6 @@ def weight_blocks(
         scores = scores.view(batch, heads, count, span).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
-        visible = None
         if mask.plain:
             scores[..., -count:] += torch.full((count, count), lowest, device=scores.device).triu_(1)
         else:
@@ -179,7 +177,7 @@ def weight_blocks(
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
         else:
             weights = torch.softmax(scores, -1, out=scores)
-        yield queries, keys, weights, visible
+        yield queries, keys, weights
 
 
 def _block_size(row: int, device: torch.device) -> int:
@@ -207,16 +205,13 @@ def quiet(*, progress: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def switched_attention(model: PreTrainedModel, name: str) -> Iterator[bool]:
-    """Give the model another attention implementation, and put its own back afterwards.
-
-    Yields whether the model took it.
-    """
+def switched_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Give the model another attention implementation, and put its own back afterwards."""
     before = model.config._attn_implementation  # transformers sets it publicly, and shows it nowhere else
     with quiet():
         model.set_attn_implementation(name)
     try:
-        yield model.config._attn_implementation == name
+        yield
     finally:
         with quiet():
             model.set_attn_implementation(before)

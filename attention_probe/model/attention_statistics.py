@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,31 +21,6 @@ class Done(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readout:
-    """What to keep of one forward pass.
-
-    Attributes:
-        real: Which positions are no padding.
-        layers: Indices of the layers, ascending.
-        query_sets: Sets of queries whose weights are averaged. Padding is left out of them.
-        key_regions: Sets of keys whose mass is taken.
-        entropy_regions: Regions whose entropy is taken. It costs one logarithm for each weight.
-        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
-        activations: Whether to keep the first MLP's activations.
-        chunk: Queries in one block; None for as many as fit the caches.
-    """
-
-    real: Bool[Tensor, "batch seq"]
-    layers: tuple[int, ...]
-    query_sets: Bool[Tensor, "batch query_set seq"]
-    key_regions: Bool[Tensor, "batch region seq"]
-    entropy_regions: frozenset[int]
-    output_region: int | None
-    activations: bool
-    chunk: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCapture:
     """The numbers of one layer's attention. Weights are after softmax, in float32.
 
@@ -52,7 +28,7 @@ class LayerCapture:
         column_mean: Mean weight that the queries of a set give to a key, over those queries that come after the key;
             NaN where there is no such query, and at padding.
         column_count: How many queries that mean is over.
-        visible_count: How many of them can see the key at all: fewer where a sliding window has passed it.
+        window: Keys this far back or further are not seen; None if there is no limit.
         region_mass: Sum of a query's weights over each region of keys; NaN at padding. Sinks count for no region.
         region_entropy: Entropy in nats of the weights renormalised within the region; NaN where the mass is 0, at
             padding, and for regions whose entropy was not asked.
@@ -64,7 +40,7 @@ class LayerCapture:
 
     column_mean: Float[Tensor, "batch query_set head key"]
     column_count: Int[Tensor, "batch query_set key"]
-    visible_count: Int[Tensor, "batch query_set key"]
+    window: int | None
     region_mass: Float[Tensor, "batch head query region"]
     region_entropy: Float[Tensor, "batch head query region"]
     value_norm: Float[Tensor, "batch head key"]
@@ -88,32 +64,38 @@ class LayerCapture:
 
 @dataclass(slots=True, kw_only=True)
 class Capture:
-    """What one forward pass gave. The pass itself fills it.
+    """What is asked of one forward pass, and what it gave. The pass itself fills it.
 
     Attributes:
-        asked: What to keep.
+        real: Which positions are no padding.
+        asked: Indices of the layers asked, ascending.
+        query_sets: Sets of queries whose weights are averaged. Padding is left out of them.
+        key_regions: Sets of keys whose mass is taken.
+        entropy_regions: Regions whose entropy is taken. It costs one logarithm for each weight.
+        output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
+        chunk: Queries in one block; None for as many as fit the caches.
+        waits_for_activations: Whether the first MLP's activations are asked and not there yet.
+        activations: These, after the non-linearity and before the product with `up_proj`; None unless asked.
         layers: Every layer asked, by its index.
-        activations: The first MLP's activations, after the non-linearity and before the product with `up_proj`; None
-            unless asked.
-        notices: What a reader of the numbers must know, in sentences; empty for a tested architecture.
     """
 
-    asked: Readout
-    layers: dict[int, LayerCapture] = field(default_factory=dict)
+    real: Bool[Tensor, "batch seq"]
+    asked: tuple[int, ...]
+    query_sets: Bool[Tensor, "batch query_set seq"]
+    key_regions: Bool[Tensor, "batch region seq"]
+    entropy_regions: Sequence[int]
+    output_region: int | None
+    chunk: int | None
+    waits_for_activations: bool
     activations: Float[Tensor, "batch seq width"] | None = None
-    notices: tuple[str, ...] = ()
+    layers: dict[int, LayerCapture] = field(default_factory=dict)
 
     def __getitem__(self, layer: int) -> LayerCapture:
         return self.layers[layer]
 
-    @property
-    def waits_for_activations(self) -> bool:
-        """Whether activations are asked and not there yet."""
-        return self.asked.activations and self.activations is None
-
     def stop_if_done(self) -> None:
         """Raise Done once the last layer asked is there, and the activations if they are asked."""
-        if self.asked.layers[-1] in self.layers and not self.waits_for_activations:
+        if self.asked[-1] in self.layers and not self.waits_for_activations:
             raise Done
 
 
@@ -124,11 +106,14 @@ class Reduction:
         asked: What to keep.
         heads: Query heads of the layer.
         values: Its value vectors.
+        window: Keys this far back or further are not seen.
     """
 
-    def __init__(self, asked: Readout, heads: int, values: Float[Tensor, "batch kv_head key head_dim"]) -> None:
+    def __init__(
+        self, asked: Capture, heads: int, values: Float[Tensor, "batch kv_head key head_dim"], window: int | None
+    ) -> None:
         batch, length = asked.real.shape
-        self._asked = asked
+        self._asked, self._window = asked, window
         self._sets = (asked.query_sets & asked.real[:, None]).float()
         self._regions = asked.key_regions.float()
         self._columns = [region.any(0).nonzero()[:, 0] for region in asked.key_regions.unbind(1)]
@@ -140,26 +125,17 @@ class Reduction:
             return torch.zeros(shape, device=asked.real.device)
 
         self._sums = zeros(batch, heads, self._sets.shape[1], length)
-        self._hidden = zeros(*self._sets.shape)
         self._mass = zeros(batch, heads, length, self._regions.shape[1])
         self._entropy = torch.full_like(self._mass, torch.nan)
         self._output = None if self._values is None else zeros(batch, heads, length, self._values.shape[-1])
 
-    def add(
-        self,
-        weights: Float[Tensor, "batch head q k"],
-        queries: slice,
-        keys: slice,
-        *,
-        visible: Bool[Tensor, "batch 1 q k"] | None = None,
-    ) -> None:
+    def add(self, weights: Float[Tensor, "batch head q k"], queries: slice, keys: slice) -> None:
         """Take in a block. Its diagonal is zeroed in place, because a key's own query does not come after it.
 
         Args:
             weights: Weights of `queries` over `keys`; keys before the block must weigh nothing.
             queries: Which queries.
             keys: Which keys; the last one is the last query.
-            visible: Which query sees which key; None if every query sees all keys before it.
         """
         mass = torch.matmul(self._regions[..., keys], weights.flatten(1, 2).mT).mT
         mass = self._mass[:, :, queries] = mass.reshape(*weights.shape[:3], mass.shape[-1])
@@ -173,15 +149,8 @@ class Reduction:
             kv_heads = values.shape[1]
             grouped = torch.unflatten(part, 1, (kv_heads, part.shape[1] // kv_heads))
             self._output[:, :, queries] = torch.matmul(grouped, values).flatten(1, 2)
-        count, span = weights.shape[-2:]
-        weights[..., -count:].diagonal(dim1=-2, dim2=-1).zero_()
-        sets = self._sets[:, :, queries]
-        self._sums[..., keys].add_(torch.matmul(sets[:, None], weights))
-        if visible is not None:
-            # Counted as what is not seen, so that keys before the block, which nobody in it sees, can be counted too.
-            later = torch.ones(count, span, dtype=torch.bool, device=weights.device).tril(span - count - 1)
-            self._hidden[..., keys] += torch.matmul(sets, (later & ~visible[:, 0]).float())
-            self._hidden[..., : keys.start] += sets.sum(-1, keepdim=True)
+        weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
+        self._sums[..., keys].add_(torch.matmul(self._sets[:, None, :, queries], weights))
 
     def _within(
         self, region: int, weights: Float[Tensor, "batch head q k"], keys: slice
@@ -200,13 +169,12 @@ class Reduction:
         real = self._asked.real
         later = self._sets.flip(-1).cumsum(-1).flip(-1) - self._sets
         count = later * real[:, None]
-        visible = (later - self._hidden) * real[:, None]
         mean = self._sums.transpose(1, 2) / count[:, :, None]  # 0 / 0, where there is no later query, is NaN
         padding = ~real[:, None, :, None]
         return LayerCapture(
             column_mean=mean.masked_fill(~real[:, None, None], torch.nan),
             column_count=count.long(),
-            visible_count=visible.long(),
+            window=self._window,
             region_mass=self._mass.masked_fill(padding, torch.nan),
             region_entropy=self._entropy.masked_fill(padding, torch.nan),
             value_norm=self._value_norm.masked_fill(~real[:, None], torch.nan),

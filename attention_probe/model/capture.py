@@ -5,7 +5,7 @@ from __future__ import annotations
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, switched_attention
-from attention_probe.model.attention_statistics import Capture, Done, Readout
+from attention_probe.model.attention_statistics import Capture, Done
 from harness.errors import ModelError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """What architectures call the non-linearity of their MLP."""
-TESTED = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_oss"})
-"""Model types whose capture the tests compare with eager attention."""
 
 
 def capture(
@@ -37,7 +35,7 @@ def capture(
     position_ids: Int[Tensor, "batch seq"] | None = None,
     query_sets: Bool[Tensor, "batch query_set seq"] | None = None,
     key_regions: Bool[Tensor, "batch region seq"] | None = None,
-    entropy_regions: Iterable[int] | None = None,
+    entropy_regions: Sequence[int] = (),
     output_region: int | None = None,
     activations: bool = False,
     chunk: int | None = None,
@@ -52,7 +50,7 @@ def capture(
         position_ids: None for the usual ones, which count from each prompt's first token. Given ones may leave a gap.
         query_sets: Sets of queries whose mean is taken; None for one set of all queries.
         key_regions: Regions of keys whose mass is taken; None for none.
-        entropy_regions: Regions whose entropy is taken; None for all.
+        entropy_regions: Regions whose entropy is taken.
         output_region: Region whose part of each head's output is kept, with the whole output and the value vectors.
         activations: Keep the first MLP's activations.
         chunk: Queries in one block; None for as many as fit the caches.
@@ -70,46 +68,35 @@ def capture(
     positions = usual if position_ids is None else position_ids.to(model.device)
     accepted = inspect.signature(model.forward).parameters
     if "position_ids" not in accepted or not any(one.kind is one.VAR_KEYWORD for one in accepted.values()):
-        raise ModelError(f"{_name(model)} takes no positions, or no further arguments: it cannot be probed.")
+        raise ModelError(f"{type(model).__name__} takes no positions, or no further arguments: it cannot be probed.")
     everything = torch.ones(batch, 1, length, dtype=torch.bool, device=model.device)
-    regions = everything[:, :0] if key_regions is None else key_regions.to(model.device)
-    asked = Readout(
-        real=real,
-        layers=tuple(sorted(loaded.layers if layers is None else layers)),
-        query_sets=everything if query_sets is None else query_sets.to(model.device),
-        key_regions=regions,
-        entropy_regions=frozenset(range(regions.shape[1]) if entropy_regions is None else entropy_regions),
-        output_region=output_region,
-        activations=activations,
-        chunk=chunk,
-    )
     # Padding becomes a copy of a token that is there: nothing looks at it, and it may be no id of the vocabulary.
     token_ids = token_ids.where(real, token_ids.gather(1, real.long().argmax(-1, keepdim=True)))
-    # The mask is always passed: without one, Hugging Face takes a gap in the positions for a border between documents.
-    inputs: dict[str, Any] = {
-        "input_ids": token_ids,
-        "attention_mask": real.long(),
-        "position_ids": positions,
-        "use_cache": False,
-    }
-    found = Capture(asked=asked)
+    found = Capture(
+        real=real,
+        asked=tuple(sorted(loaded.layers if layers is None else layers)),
+        query_sets=everything if query_sets is None else query_sets.to(model.device),
+        key_regions=everything[:, :0] if key_regions is None else key_regions.to(model.device),
+        entropy_regions=entropy_regions,
+        output_region=output_region,
+        chunk=chunk,
+        waits_for_activations=activations,
+    )
     with torch.inference_mode(), _recorded_activations(loaded, found), switched_attention(model, ATTENTION):
         with suppress(Done):
-            model(**inputs, capture=found)
-    if missing := [layer for layer in asked.layers if layer not in found.layers]:
+            # without a mask Hugging Face takes a gap in the positions for a border between documents
+            model(token_ids, attention_mask=real.long(), position_ids=positions, use_cache=False, capture=found)
+    if missing := [layer for layer in found.asked if layer not in found.layers]:
         known = softmax_layers(loaded.config) or "none known"
-        raise ModelError(f"{_name(model)} gave no attention weights for layers {missing}; layers that have: {known}.")
-    for layer in asked.layers:
+        raise ModelError(
+            f"{type(model).__name__} gave no attention weights for layers {missing}; layers that have: {known}."
+        )
+    for layer in found.asked:
         if heads := found[layer].not_finite(real):  # a mean over some heads or prompts would hide it, or spread it
             raise ModelError(
                 f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head "
                 f"index {heads}, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
             )
-    if model.config.model_type not in TESTED:
-        found.notices = (
-            f"{model.config.model_type} is not among the tested architectures: only its self-check against eager "
-            "attention vouches for it.",
-        )
     return found
 
 
@@ -122,15 +109,14 @@ def softmax_layers(config: PretrainedConfig) -> list[int]:
 @contextmanager
 def _recorded_activations(loaded: LoadedModel, found: Capture) -> Iterator[None]:
     """Record the first MLP's activations, if they are asked."""
-    if not found.asked.activations:
+    if not found.waits_for_activations:
         yield
         return
 
     def record(_module: nn.Module, _inputs: Any, result: Tensor) -> None:
         # some architectures lay all tokens in one row, or add an axis of one
-        if result.shape[:-1].numel() != found.asked.real.numel():
-            raise ModelError(f"The first MLP of {loaded.name} gives {list(result.shape)}: leave out --activations.")
-        found.activations = result.reshape(*found.asked.real.shape, -1)
+        found.activations = result.reshape(*found.real.shape, -1)
+        found.waits_for_activations = False
         found.stop_if_done()
 
     handle = _activation(loaded).register_forward_hook(record)
@@ -155,7 +141,3 @@ def _activation(loaded: LoadedModel) -> nn.Module:
             f"The first MLP of {loaded.name} has no single activation but {what}: leave out --activations."
         )
     return found[0]
-
-
-def _name(model: Any) -> str:
-    return type(model).__name__

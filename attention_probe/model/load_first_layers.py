@@ -85,7 +85,6 @@ def load_model(
     layers: Iterable[int],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    revision: str | None = None,
 ) -> LoadedModel:
     """Read the embeddings and layers 0 to the deepest asked one.
 
@@ -96,7 +95,6 @@ def load_model(
         layers: Indices from 0.
         dtype: To compute in, whatever the checkpoint's type is.
         device: Where the model goes.
-        revision: Branch, tag or commit on the hub.
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor or has one too many, or a layer
@@ -112,14 +110,13 @@ def load_model(
     is_folder = Path(name).expanduser().is_dir()
     source = str(Path(name).expanduser()) if is_folder else name
     try:
-        config_file = cached_file(source, "config.json", revision=revision)
-        if config_file is None:
-            raise FileNotFoundError("there is no file named config.json")
-        config_path = Path(config_file)
+        config_path = Path(str(cached_file(source, "config.json")))
         commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
         whole = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
         config = _text_config(whole, name)
-        chosen = check_indices("layer", layers, config.num_hidden_layers, name)
+        chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
+        if not chosen or chosen[0] < 0 or chosen[-1] >= count:
+            raise ModelError(f"{name} has layers 0 to {count - 1}, counted from 0; got {list(chosen)}.")
         layers_path = _find_layers(config, name)
         cut = copy.deepcopy(config)
         cut.num_hidden_layers = max(chosen) + 1
@@ -163,24 +160,6 @@ def load_model(
     )
 
 
-def check_indices(noun: str, indices: Iterable[int], count: int, name: str) -> tuple[int, ...]:
-    """The indices ascending, each once.
-
-    Args:
-        noun: What they count: `layer` or `head`.
-        indices: From 0.
-        count: How many layers or heads there are.
-        name: The model's.
-
-    Raises:
-        ModelError: none is asked for, or one that the model does not have.
-    """
-    chosen = tuple(sorted(set(indices)))
-    if not chosen or chosen[0] < 0 or chosen[-1] >= count:
-        raise ModelError(f"{name} has {noun}s 0 to {count - 1}, counted from 0; got {list(chosen)}.")
-    return chosen
-
-
 def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     """The config of the language model alone.
 
@@ -190,8 +169,7 @@ def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
     text = config.get_text_config(decoder=True)
     quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        raise ModelError(f"{name} is quantised ({method}): its attention is not that of the model it was made from.")
+        raise ModelError(f"{name} is quantised: its attention is not that of the model it was made from.")
     if text.is_encoder_decoder:
         raise ModelError(f"{name} ({text.model_type}) is an encoder-decoder. The probe reads causal language models.")
     return text
@@ -222,12 +200,9 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
 
 def _explain_loading_error(name: str, error: Exception) -> str:
     folder = Path(name).expanduser()
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    for needed in ("config.json", "model.safetensors"):
-        if f"file named {needed}" in said:
-            return f"{name} has no {needed}. Expected a model as save_pretrained writes it."
     if not folder.is_dir():
         return explain_hub_error(name, error)
+    said = " ".join(f"{type(error).__name__}: {error}".split())
     return f"{name} cannot be read: {said[:400]}"
 
 

@@ -60,15 +60,6 @@ class PromptsConfig(Criterion):
             )
         return self
 
-    def check_conditions(self, conditions: Sequence[str]) -> None:
-        """Raise ValueError if prompts are built from a dataset and one of the conditions has no name there."""
-        unknown = [name for name in conditions if name not in named_conditions()]
-        if self.dataset is not None and unknown:
-            raise ValueError(
-                f"prompts built from a dataset know the conditions {', '.join(named_conditions())}, "
-                f"got {', '.join(unknown)}. Take others from a `run`"
-            )
-
 
 def prompts_config(**values: Any) -> PromptsConfig:
     """The prompts that a command's options describe.

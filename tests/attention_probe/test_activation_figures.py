@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from attention_probe.figures.activations import draw_activations, read_activations
 from attention_probe.figures.config import load_figure_config
-from attention_probe.measure.activations import gini
+from attention_probe.measure.activations import CLASSES, gini
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.measure.token_classes import CLASSES
 from attention_probe.probe import ProbeSettings, run_probe
 from attention_probe.traces import AttentionTraces
 from harness import cli
@@ -69,7 +68,7 @@ def read(config, traces):
 
 
 def recorded(traces, condition, name):
-    return np.array([trace.activations[name] for trace in traces.select(condition)])
+    return np.array([trace.activations[name] for trace in traces if trace.condition == condition])
 
 
 def outlines(axes):
@@ -83,7 +82,7 @@ def test_the_histogram_that_is_drawn_is_the_one_that_the_gini_coefficient_is_of(
     above, _ = draw_activations(config, read(config, traces)).axes
     drawn = dict(zip(config.conditions, outlines(above), strict=True))
     for condition, outline in drawn.items():
-        counts = [trace.activation_histogram for trace in traces.select(condition)]
+        counts = [trace.activation_histogram for trace in traces if trace.condition == condition]
         shares = np.mean([one / one.sum() for one in counts], axis=0)
         assert np.allclose(outline.get_data().values, 100 * shares) and len(shares) == ACTIVATION_BINS + 1
         assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour

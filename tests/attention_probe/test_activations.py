@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attention_probe.measure.activations import ACTIVATION_UNITS, Reference, gini, measure_activations
-from attention_probe.measure.token_classes import CLASSES, classify
+from attention_probe.measure.activations import (
+    ACTIVATION_UNITS,
+    CLASSES,
+    Reference,
+    classify,
+    gini,
+    measure_activations,
+)
 from harness import resources
 from harness.constants import ACTIVATION_BINS
 from harness.errors import ModelError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attention_probe.model.attention_function import ATTENTION
-from attention_probe.model.capture import TESTED, capture
+from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import load_model
 from attention_probe.self_check import column_means, eager_means, identity_error, largest_difference
 from harness.errors import ModelError
@@ -39,12 +41,8 @@ def qwen2():
 def test_curves_masses_and_entropies_are_those_of_eager_attention(model_type, padding):
     found = errors(model_type, padding)
     assert set(found) >= {"column_mean", "region_mass", "region_entropy"}
-    assert found.pop("column_count") == found.pop("visible_count") == 0
+    assert found.pop("column_count") == 0
     assert max(found.values()) < 1e-5, found
-
-
-def test_the_tested_architectures_are_the_ones_named_as_tested():
-    assert {build(model_type).model.config.model_type for model_type in ARCHITECTURES} == TESTED
 
 
 @pytest.mark.parametrize(
@@ -118,16 +116,13 @@ def test_the_block_size_changes_no_number(model_type, chunk):
     loaded = build(model_type)
     other, usual = ask(loaded, "left", chunk=chunk), ask(loaded, "left")
     for layer in LAYERS:
-        assert torch.equal(other[layer].visible_count, usual[layer].visible_count)
         for name in ("column_mean", "region_mass", "region_entropy"):
             assert largest_error(getattr(other[layer], name), getattr(usual[layer], name)) < 1e-5
 
 
-def test_a_window_makes_visible_queries_fewer_than_later_ones():
-    loaded = build("mistral")
-    layer = ask(loaded, "none")[0]
-    assert layer.column_count[0, 0, 0] == LENGTH - 1
-    assert layer.visible_count[0, 0, 0] == 15
+def test_a_mean_is_over_all_later_queries_whether_or_not_a_window_hides_the_key_from_them():
+    layer = ask(build("mistral"), "none")[0]
+    assert layer.column_count[0, 0, 0] == LENGTH - 1 and layer.window == 16
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama", "gpt2", "gpt_oss"])
@@ -229,12 +224,6 @@ def test_activations_of_other_architectures_are_those_of_each_token(model_type, 
     assert largest_error(found.flatten(0, 1), seen["product"].reshape(2 * LENGTH, -1)) < 1e-6
 
 
-def test_an_untested_architecture_is_attempted_and_says_so():
-    loaded = build("olmo2")
-    found = ask(loaded, "left")
-    assert "olmo2 is not among the tested architectures: only its self-check" in found.notices[0]
-
-
 @pytest.mark.parametrize(
     ("model_type", "changes", "told"),
     [
@@ -251,8 +240,7 @@ def test_an_architecture_that_never_calls_ours_is_refused(model_type, changes, t
 def test_means_over_other_tokens_cannot_be_compared(qwen2):
     ids, _ = prompts("none")
     one = column_means(qwen2, ids[0])
-    with pytest.raises(ModelError, match="other tokens without a mean in two captures of layer 0"):
-        largest_difference(one, {layer: means.roll(1, -1) for layer, means in one.items()})
+    assert isnan(largest_difference(one, {layer: means.roll(1, -1) for layer, means in one.items()}))
 
 
 def test_a_model_that_sees_later_tokens_is_refused():

@@ -13,9 +13,9 @@ import pytest
 from attention_probe.analysis.curves import leaves_out_first_token
 from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
-from attention_probe.traces import TraceHeader
 from harness import resources
 from harness.errors import ConfigError
+from tests.make import make_header
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
@@ -36,11 +36,6 @@ def load(tmp_path, text=MINIMAL, *overrides):
     path = tmp_path / "figure.yaml"
     path.write_text(text)
     return load_figure_config(path, overrides)
-
-
-def header(model_type):
-    """Of traces of a model of this family."""
-    return TraceHeader(model="m", layers=(0,), head_count=1, conditions=("wo",), options={"model_type": model_type})
 
 
 SHAPES = {
@@ -86,7 +81,9 @@ def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
 
 def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
     assert load(tmp_path).exclude_first_token is None
-    assert [leaves_out_first_token(header(t)) for t in ("llama", "gemma3_text", "qwen2")] == [True, True, False]
+    assert [
+        leaves_out_first_token(make_header(options={"model_type": t})) for t in ("llama", "gemma3_text", "qwen2")
+    ] == [True, True, False]
     assert load(tmp_path, MINIMAL, "exclude_first_token=false").exclude_first_token is False
 
 
@@ -111,7 +108,6 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
         ("view: aligned", "view: full", r"series: view full has no line of 'wo'"),
         ("view: aligned", "view: difference", r"series: view difference has no line of 'wo'"),
         ("view: aligned", "view: aligned, y_limits: [[0, 1], [0, 2]]", r"rows.0: y_limits"),
-        ("mless: {", "dots: {", r"know the conditions wo, mless, mful, random, got dots"),
         ("rows:", "bars: {title: t}\nrows:", r"bars: expected exactly one of `runs` and `reference`"),
         ("name: one", "name: one\nkind: histogram", r"kind: histogram needs `models`"),
         ("rows:", "models: [{name: x, model: demo}]\nrows:", r"kind: curves needs `heads` and `rows`"),

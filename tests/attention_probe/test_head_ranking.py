@@ -83,7 +83,7 @@ def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
     )
 
 
-def test_what_cannot_be_ranked_is_told(traces):
+def test_what_cannot_be_ranked_is_told(traces, tmp_path):
     for arguments, told in [
         (("entropy", "wo", "mless"), "there is no measure 'entropy'. Choose one of mass_first"),
         (("filler_entropy", "mless", "mless"), "mless cannot be contrasted with itself"),
@@ -93,8 +93,11 @@ def test_what_cannot_be_ranked_is_told(traces):
     ]:
         with pytest.raises(ConfigError, match=told):
             rank_heads(traces, *arguments)
-    with pytest.raises(ConfigError, match="1 prompt cannot rank heads: the prompt is the unit"):
-        rank_heads(traces, "filler_entropy", "random", "mless", problem_ids=["p0"])
+    with (
+        AttentionTraces.open(write(tmp_path / "x.traces", 1)) as lone,
+        pytest.raises(ConfigError, match="1 prompt cannot rank heads: the prompt is the unit"),
+    ):
+        rank_heads(lone, "filler_entropy", "random", "mless")
 
 
 DIFFERENCES = hnp.arrays(
@@ -215,7 +218,7 @@ def test_permuted_labels_err_no_more_than_they_say_however_skewed_the_strings_ar
 
 
 def test_one_string_against_one_is_ordered_by_t_and_has_no_p(traces, tmp_path):
-    first = {one.condition: one.token_ids for one in traces.select(problem_ids=["p0"])}
+    first = {one.condition: one.token_ids for one in traces if one.problem_id == "p0"}
     same = [replace(one, token_ids=first[one.condition]) for one in traces]
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", same)) as opened:
         frame = rank_heads(opened, "filler_entropy", "random", "mless")

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from attention_probe.model.load_first_layers import check_indices, load_model
+from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
 
 VOCABULARY = 97
@@ -294,11 +294,11 @@ def test_tensors_that_do_not_fit_are_fatal_in_kept_layers_only(qwen2, damage, de
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("model.safetensors", None, r"has no model\.safetensors"),
-        ("config.json", None, r"has no config\.json"),
+        ("model.safetensors", None, r"cannot be read: .* no file named model\.safetensors"),
+        ("config.json", None, r"cannot be read: .* config\.json"),
         ("model.safetensors", '{"weight', "cannot be read: SafetensorError: "),
         ("config.json", '{"model_type": "no-such-model"}', "no-such-model"),
-        ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, r"is quantised \(mxfp4\)"),
+        ("config.json", {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised: "),
         ("config.json", hf.T5Config(num_layers=1), r"\(t5\) is an encoder-decoder"),
         ("config.json", hf.XLMConfig(n_layers=5), r"one list of its 5 layers, got attentions, "),
         ("config.json", hf.MiniMaxConfig(**SHAPE, num_local_experts=4), "depends on how many layers there are"),
@@ -328,4 +328,3 @@ def test_a_model_that_is_nowhere_says_so(tmp_path):
 def test_layers_out_of_range_name_the_range(checkpoint, chosen, told):
     with pytest.raises(ModelError, match=rf"has layers 0 to 4, counted from 0; got {told}"):
         load_model(str(checkpoint("qwen2")), layers=chosen)
-    assert check_indices("head", [3, 0, 3], 4, "tiny") == (0, 3)

@@ -173,7 +173,7 @@ def test_masses_are_those_of_the_problems_queries_and_add_up_to_one(traced, whol
 def test_the_change_of_a_heads_output_splits_exactly_in_the_first_layer(traced, whole_model):
     traces, receipt = traced
     assert receipt["self_check"]["identity_error"] < 1e-6 and receipt["self_check"]["eager_error"] < 1e-5
-    for trace in traces.select("mless"):
+    for trace in (one for one in traces if one.condition == "mless"):
         assert trace.self_check["decomposition_residual"] < 1e-5
         without = traces.get(trace.problem_id, "wo")
         original, changed = (eager(whole_model, one.token_ids)[1] for one in (without, trace))
@@ -207,7 +207,7 @@ def test_filler_entropy_and_values_stand_only_where_there_is_a_filler(traced):
 
 def test_activation_thresholds_are_frozen_without_filler(traced):
     traces, _ = traced
-    for trace in traces.select("wo"):
+    for trace in (one for one in traces if one.condition == "wo"):
         other = traces.get(trace.problem_id, "mless")
         assert trace.activations.keys() == other.activations.keys()
         assert trace.activations != other.activations
@@ -243,7 +243,7 @@ def test_completion_queries_are_those_of_the_recorded_answer(source, selection, 
     run_probe(source, selection, ProbeSettings(conditions=("mless",), record=record), tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
         assert traces.header.queries == "completion"
-        for trace in traces.select("mless"):
+        for trace in (one for one in traces if one.condition == "mless"):
             queries = np.flatnonzero(trace.roles == ROLES.index("completion"))
             assert len(queries)
             weights = eager(whole_model, trace.token_ids)[0][:1]
@@ -284,7 +284,7 @@ def test_the_residual_is_the_first_layers_or_there_is_none(source, selection, tm
     settings = ProbeSettings(layers=(1,), conditions=("mless",), record=Record(decompose=True))
     run_probe(source, selection, settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
-        for trace in traces.select("mless"):
+        for trace in (one for one in traces if one.condition == "mless"):
             assert "bias" in trace.measures and trace.self_check == {}
 
 
@@ -325,8 +325,8 @@ def test_a_mean_over_heads_does_not_leave_one_out(tmp_path):
         traces = [make_trace("p0", "mless", measures=masses), make_trace("p1", "mless", measures=other)]
         with AttentionTraces.open(write_traces(tmp_path / name, traces)) as opened:
             (row,) = (line for line in summary(opened).splitlines() if line.startswith("Layer 1"))
-            assert row.split()[6] == shown
-            assert max(map(len, summary(opened, heads=(0, 2)).splitlines())) <= 80
+            assert row.split()[5] == shown
+            assert max(map(len, summary(opened).splitlines())) <= 80
 
 
 def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
@@ -336,20 +336,20 @@ def test_an_empty_completion_has_no_numbers_and_no_traceback(source, tmp_path):
     settings = ProbeSettings(conditions=("mless",), record=Record(completion=True))
     run_probe(emptied, select(emptied, Criterion(ids=(first.id,))), settings, tmp_path / "t.traces")
     with AttentionTraces.open(tmp_path / "t.traces") as traces:
-        assert "nan" in summary(traces, heads=(0,))
+        assert "nan" in summary(traces)
 
 
 def test_probe_and_heads_from_the_command_line(command, tmp_path):
     traces = tmp_path / "t.traces"
-    flags = ("--flip", "both_right", "--n", 3, "--heads", "0,5")
+    flags = ("--flip", "both_right", "--n", 3)
     printed = command("probe", GREEDY_RUN, *flags, "-o", traces)
-    assert "selected on outcome" in printed and "Head 6" in printed
+    assert "selected on outcome" in printed and "Layer 1" in printed
     assert command("probe", GREEDY_RUN, *flags, "-o", traces) == printed
     assert "p_adjusted" in command("heads", traces)
 
 
 def test_controls_are_averaged_with_nothing(command, tmp_path):
-    flags = ("--flip", "wrong_to_right", "--controls", "--heads", "0")
+    flags = ("--flip", "wrong_to_right", "--controls")
     printed = " ".join(command("probe", GREEDY_RUN, *flags, "-o", tmp_path / "t.traces").split())
     assert ", 1 problems;" in printed and "1 controls were traced and are left out here" in printed
 

@@ -154,7 +154,6 @@ FIXED = {
     ("probe", "--flip"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("probe", "--repeats"): "share first majority any",
     ("probe", "--queries"): "prompt completion",
-    ("probe", "--definition"): "common published",
     ("probe", "--dtype"): "float32 bfloat16 float16",
     ("heads", "--format"): "text csv json",
     ("show", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
