@@ -195,14 +195,9 @@ def answered_prompts(
         rows: As of `prompts.jsonl`, each with its place as `where`.
         answered: Of each its samples and their scores.
     """
-    merged: list[tuple[Mapping[str, Any], list[tuple[Sample, Score]]]] = []
-    for row, pairs in zip(rows, answered, strict=True):
-        if not row.get("sample_index"):  # a prompt of a later sample only is shown with the first one's
-            merged.append((row, []))
-        merged[-1][1].extend(pair for pair in pairs if not pair[0].replicate)
     found = []
-    for row, repeats in merged:
-        repeats.sort(key=lambda pair: pair[0].sample_index)
+    for row, pairs in zip(rows, answered, strict=True):
+        repeats = sorted((one for one in pairs if not one[0].replicate), key=lambda one: one[0].sample_index)
         doc, prompt = row["doc"], document_prompt(row["doc"])
         found.append(
             RunPrompt(
