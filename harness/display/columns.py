@@ -38,7 +38,7 @@ def word(name: str) -> Column:
 
 
 def _starred(name: Any, primary: Any) -> str:
-    return label(name) + " *" * bool(primary)
+    return f"{label(name)} *" if primary else label(name)
 
 
 def _or_noise(value: Any, low: Any, high: Any, word: Any, again: Any) -> str:

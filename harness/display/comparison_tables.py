@@ -50,7 +50,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     title, words = heading(board)
     base = [*(one for one in words if one.heading != "condition"), declared.ACCURACY]
     base[-1] = replace(declared.ACCURACY, heading=f"{label(board.baseline)} %")
-    whole = replace(declared.DIFFERENCE, heading=f"{label(main)}{' *' * bool(board.primary)} [{LEVEL}]")
+    whole = replace(declared.DIFFERENCE, heading=f"{label(main)}{' *' if board.primary else ''} [{LEVEL}]")
     facts, remarks = _explain(board, rows)
     columns = [
         *(replace(one, of=board.baseline) for one in base),

@@ -70,7 +70,8 @@ def flips(up: Any, down: Any) -> str:
 
 def define_flips(samples: int) -> str:
     """What flips are, wherever they are counted: the one count of tables, report and `mless show`."""
-    return "problems from wrong to right and from right to wrong" + ", mean over pairs of samples" * (samples > 1)
+    several = ", mean over pairs of samples" if samples > 1 else ""
+    return f"problems from wrong to right and from right to wrong{several}"
 
 
 def p_value(value: Any) -> str:

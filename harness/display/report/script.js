@@ -98,7 +98,6 @@
   }
   const blocks = new Map();
   async function look(problem) {
-    if (!problem.at) return null;
     const [block, number] = problem.at;
     if (!blocks.has(block)) blocks.set(block, unpack(`block-${block}`));
     return (await blocks.get(block))[number];
@@ -162,7 +161,7 @@
   /** All that is searched of a problem: what the list shows of it, its text, and what is shown beside each other. */
   async function searched(problem) {
     const detail = await look(problem);
-    const sides = detail ? pair().map((name) => [detail.prompts[place(name)], detail.samples[place(name)] || []]) : [];
+    const sides = pair().map((name) => [detail.prompts[place(name)], detail.samples[place(name)] || []]);
     const found = sides.flatMap(([prompt, samples]) => [
       ...(prompt ? prompt.parts.filter(([role]) => role === "problem" || role === "prompt").map(([, text]) => text) : []),
       ...samples.flatMap((sample) => [sample.completion, sample.answer]),
@@ -253,12 +252,8 @@
     panel.replaceChildren(
       make("h3", {}, make("bdi", {}, plain(problem.id))),
       make("p", { class: "small" }, plain(about), about ? ". " : "", "Right answer: ", make("bdi", {}, plain(problem.target)), "."),
-      ...(detail
-        ? [
-            make("p", { class: "roles" }, "Prompt: ", ["instruction", "filler", "problem"].map((role) => make("span", { class: role }, role)), "rest: separators, template"),
-            make("div", { class: names.length > 1 ? "sides" : "sides one" }, names.map((name) => side(detail, name))),
-          ]
-        : [make("p", { class: "note" }, "Its prompts and completions had no room on this page; they are in the run folder.")]),
+      make("p", { class: "roles" }, "Prompt: ", ["instruction", "filler", "problem"].map((role) => make("span", { class: role }, role)), "rest: separators, template"),
+      make("div", { class: names.length > 1 ? "sides" : "sides one" }, names.map((name) => side(detail, name))),
     );
   }
 
