@@ -75,6 +75,8 @@ SERVED_RETRIES = 3
 """So often a request is sent again to a busy or broken server, unless `max_retries` says otherwise."""
 SERVED_TIMEOUT = 3600.0
 """Seconds that an answer may take, unless `timeout` says otherwise. Under a full window a request waits its turn."""
+SERVED_BUSY = (429, 500, 502, 503, 504)
+"""Status codes of a server that may answer the same request later."""
 SERVED_CONNECT_SECONDS = 30.0
 """A connection may take this long."""
 KEPT_ERROR_BYTES = 2**18
@@ -127,6 +129,10 @@ GRADES_KEPT = 2**16
 """Results that are kept for equal answers; the oldest goes first."""
 
 # Runs: the journal and the stored files
+RUN_FORMAT = 1
+"""Goes up when a run folder is written in another way. No reader knows a second one."""
+REGRADED_SHOWN = 20
+"""Samples with a changed verdict that `mless regrade` names; all are counted."""
 COMPRESSION = 3
 """Preset of xz for a finished run: an eighth of the size in a second for 10 MB; the highest takes three for a tenth."""
 BUFFER_BYTES = 1 << 20
@@ -208,6 +214,8 @@ BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
 FINGERPRINT_VALUES = 4096
 """Values of each first-layer tensor that are hashed into the fingerprint."""
+ABSENT = -1
+"""In `original_pos` of a token: the baseline has no such token."""
 TRACES_FORMAT = 6
 """Of a folder of traces; another one is not read."""
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
@@ -223,6 +231,8 @@ BAND = 0.95
 """Level of a curve's band."""
 RANKING_DRAWS = 10_000
 """Sign flips or permutations of labels; where there are no more than these, all are taken."""
+HEADS_BASELINE = "random"
+"""What `mless heads` subtracts unless told: another filler, since softmax guarantees a change from no filler."""
 HEADS_ALPHA = 0.05
 """Heads with a smaller adjusted p are counted."""
 FLIPS_AT_ONCE = 500

@@ -97,7 +97,7 @@ def _tokenizer(name: str) -> Check:
 
 def _data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
-        dataset = open_dataset()
+        dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from attention_probe.commands.probe import split_words
-from harness.constants import STUDIED
+from harness.constants import HEADS_BASELINE, STUDIED
 from harness.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def heads(
     baseline: Annotated[
         str,
         typer.Option(help="Condition to subtract, usually another filler; several: filler-01,filler-03."),
-    ] = "random",
+    ] = HEADS_BASELINE,
     condition: Annotated[str, typer.Option(help="Condition to subtract it from, or several.")] = STUDIED,
     top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
     form: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")] = "text",

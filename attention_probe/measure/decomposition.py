@@ -24,7 +24,8 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attention_probe.prompts.token_roles import ABSENT, TokenizedPrompt
+from attention_probe.prompts.token_roles import TokenizedPrompt
+from harness.constants import ABSENT
 
 REGIONS = ("first", "instruction", "filler", "problem", "completion", "other", "inserted")
 """Regions of keys. All but the last share out the prompt; `inserted` is the filler with its separator."""

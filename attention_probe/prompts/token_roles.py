@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.constants import BASELINE
+from harness.constants import ABSENT, BASELINE
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.tokenizer import encode, find_segments, hash_token_ids
 from harness.runs.prompts_of_run import Problem, RunPrompt
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 ROLES = ("template", "instruction", "separator", "filler", "problem", "completion")
 TEMPLATE, INSTRUCTION, SEPARATOR, FILLER, PROBLEM, COMPLETION = range(len(ROLES))
-ABSENT = -1
-"""In `original_pos`: the baseline has no such token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

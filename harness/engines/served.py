@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.constants import (
     ENGINE_TURN_SECONDS,
     QUOTED_CHARACTERS,
+    SERVED_BUSY,
     SERVED_CONNECT_SECONDS,
     SERVED_RETRIES,
     SERVED_TIMEOUT,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/completions"}
 """lm-eval's names of the two APIs, and where each is below the server's address."""
-
-BUSY = (429, 500, 502, 503, 504)
-"""Refusals of a server that may answer the same request later."""
 
 _KNOWN = (
     *("base_url", "model", "tokenizer", "tokenizer_revision", "revision", "trust_remote_code", "max_length"),
@@ -159,7 +157,7 @@ class ServedModel:
             status, body = await self._read("POST", self._url, json=self._payload(request))
             if status == 200 and (finished := _read_completion(body)):
                 return finished
-            if status and status not in BUSY:
+            if status and status not in SERVED_BUSY:
                 break
         raise EngineError(
             f"The server at {self._base} gives no completion of problem {request.problem_id} of {request.task}: "

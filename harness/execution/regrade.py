@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from harness.constants import GRADER_VERSION
+from harness.constants import GRADER_VERSION, REGRADED_SHOWN
 from harness.display.progress import progress_bar
 from harness.errors import JournalError
 from harness.execution.run import finish
@@ -22,9 +22,6 @@ from harness.runs.folder import (
 )
 from harness.runs.journal import Journal, clear_messages, expand, is_stored, read_header, read_records
 from harness.runs.records import Score, as_json
-
-NAMED = 20
-"""Samples with a changed verdict that are named; all are counted."""
 
 
 def regrade(path: Path) -> str:
@@ -71,8 +68,8 @@ def regrade(path: Path) -> str:
     ]
     counts = Counter(change for change, _ in changed).most_common()
     lines = [f"  {count:6}  {change}" for change, count in counts]
-    lines += [f"  {change}: {sample}" for change, sample in changed[:NAMED]]
-    lines += [f"  and {len(changed) - NAMED} more"] if len(changed) > NAMED else []
+    lines += [f"  {change}: {sample}" for change, sample in changed[:REGRADED_SHOWN]]
+    lines += [f"  and {len(changed) - REGRADED_SHOWN} more"] if len(changed) > REGRADED_SHOWN else []
     told = f"{len(after)} samples, grader {version} -> {GRADER_VERSION}"
     return "\n".join([f"{told}: {len(changed)} verdicts changed", *lines])
 

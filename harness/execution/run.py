@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.constants import PROMPT_VERSION
+from harness.constants import PROMPT_VERSION, RUN_FORMAT
 from harness.display.progress import Progress
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
@@ -45,7 +45,7 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import FORMAT, Arm, DatasetFacts, Identity, Sample, Score, as_json
+from harness.runs.records import Arm, DatasetFacts, Identity, Sample, Score, as_json
 
 FIGURE = "accuracy"
 LOG = "libraries.log"
@@ -110,7 +110,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     config = plan.config
     name = str(config.model_arguments().get("pretrained") or config.model.name)
     return Identity(
-        format=FORMAT,
+        format=RUN_FORMAT,
         config=config.identity(),
         limit=plan.limit,
         dataset=DatasetFacts(name=plan.whole.name, problems=len(plan.whole.problems), sha256=plan.whole.sha256),

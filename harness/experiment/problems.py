@@ -87,7 +87,7 @@ class Dataset:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig = "math500") -> Dataset:
+def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
     """The problems that a config's `dataset` names. `MATH500_PATH` may name others in place of MATH-500.
 
     Raises:

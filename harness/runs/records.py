@@ -12,16 +12,13 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from harness.constants import GRADER_VERSION
+from harness.constants import GRADER_VERSION, RUN_FORMAT
 from harness.errors import RunError
 from harness.experiment.plan import Request, hash_setting
 from harness.experiment.sampling import Sampling
 from harness.grading import AuditColumns, Verdict, column
 
 Form = TypeVar("Form")
-
-FORMAT = 1
-"""Goes up when a run folder is written in another way. No reader knows a second one."""
 
 SESSION, TIMING = "session ", "timing "
 """How keys of notes begin: the journal's records on who wrote it and how long that took, beside the samples."""
@@ -204,7 +201,7 @@ class Identity(Struct, kw_only=True):
     """A journal's first line: all that must be the same for a run to be continued.
 
     Attributes:
-        format: `FORMAT`.
+        format: `RUN_FORMAT`.
         config: What of the run config can change a sample; see `RunConfig.identity`.
         limit: Only the dataset's first so many problems are asked; None for all.
         dataset: All its problems.
@@ -279,13 +276,13 @@ class ScoredBy(Struct, kw_only=True):
     Another scorer will have a file of its own, `scores-NAME.jsonl`.
 
     Attributes:
-        format: `FORMAT`.
+        format: `RUN_FORMAT`.
         scorer: Which scorer.
         grader_version: Its version.
         task_version: The version of the lm-eval tasks, which goes up with their prompts and with the grader.
     """
 
-    format: int = FORMAT
+    format: int = RUN_FORMAT
     scorer: str = "mless"
     grader_version: int = GRADER_VERSION
     task_version: float
@@ -342,8 +339,8 @@ def refuse_other_format(record: object, where: Path) -> None:
     Raises:
         RunError: naming both formats.
     """
-    if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
-        raise RunError(f"{where}: expected format {FORMAT}, got {found}. Read it with the mless that wrote it.")
+    if isinstance(record, dict) and (found := record.get("format")) != RUN_FORMAT:
+        raise RunError(f"{where}: expected format {RUN_FORMAT}, got {found}. Read it with the mless that wrote it.")
 
 
 def encodable(text: str) -> str:

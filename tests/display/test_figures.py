@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
@@ -19,7 +19,7 @@ from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.dots import draw_accuracies, draw_forest
 from harness.display.figures.ecdf import draw_completion_lengths, length_shares
-from harness.display.figures.style import LOOKS, looks, save_figure
+from harness.display.figures.style import COLOURS, LOOKS, looks, save_figure
 from harness.display.numbers import MINUS
 from tests.commands.test_cli import here, refused
 from tests.make import GREEDY_RUN, REGISTERED, drawn, evaluation
@@ -244,3 +244,27 @@ def test_the_command_names_its_files_and_refuses_what_it_cannot_read_or_write(ca
     (tmp_path / "file").write_text("")
     arguments = ("--kind", "accuracy", "-o", str(tmp_path / "file"))
     refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. ")
+
+
+MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def lab(colour, kind):
+    """CIE Lab of a colour as seen with one kind of cone missing."""
+    rgb = np.asarray(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(MACHADO[kind]) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.asarray(to_xyz) @ seen / [0.9505, 1.0, 1.089])
+    return np.asarray([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("kind", MACHADO)
+def test_conditions_are_told_apart_without_one_kind_of_cone(kind):
+    for one, other in itertools.combinations(COLOURS.values(), 2):
+        assert np.linalg.norm(lab(one, kind) - lab(other, kind)) > 15, (one, other)

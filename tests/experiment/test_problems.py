@@ -32,9 +32,9 @@ def test_fields_can_be_named_and_lines_numbered(tmp_path):
 
 def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
     monkeypatch.setenv("MATH500_PATH", "demo")
-    assert open_dataset() == load_demo()
+    assert open_dataset("math500") == load_demo()
     monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
-    assert len(open_dataset().problems) == 1
+    assert len(open_dataset("math500").problems) == 1
 
 
 def test_the_hash_changes_with_the_content(tmp_path):
