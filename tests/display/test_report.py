@@ -423,7 +423,7 @@ def listed(dom):
     """The ids in the list of problems, the chosen one, and the words beside it."""
     rows = re.search(r'<div class="list">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)[1]
     chosen = re.search(r"aria-current.*?<bdi>(.*?)</bdi>", rows, re.DOTALL)
-    return re.findall(r"<bdi>(.*?)</bdi>", rows), chosen and chosen[1]
+    return re.findall(r"<button[^>]*><bdi>(.*?)</bdi>", rows), chosen and chosen[1]
 
 
 @pytest.mark.parametrize(
