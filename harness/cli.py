@@ -97,9 +97,12 @@ def add_commands() -> None:
 
 def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
+    from harness.display.progress import sign_of_life
+
     try:
         add_commands()
-        app()
+        with sign_of_life():
+            app()
     except HarnessError as error:
         message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
         typer.echo(f"mless: {message}", err=True)

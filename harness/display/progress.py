@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -19,6 +20,21 @@ from harness.constants import LOG_SECONDS
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
+_bars_shown = Event()
+"""They are a sign of life themselves."""
+
+
+@contextmanager
+def sign_of_life() -> Iterator[None]:
+    """Say on a terminal after a second and a half that something is being done, unless bars show it."""
+    timer = Timer(1.5, lambda: _bars_shown.is_set() or print("mless: working", file=sys.stderr, flush=True))
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -28,6 +44,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes how much is done and how much there is to do.
     """
     with _bars(TimeRemainingColumn()) as bars:
+        _bars_shown.set()
         row = bars.add_task(title, total=None)
         yield lambda done, total: bars.update(row, completed=done, total=total)
 
@@ -85,6 +102,7 @@ class Progress:
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
         self._bars.start()
+        _bars_shown.set()
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shlex
 import shutil
 import subprocess
@@ -114,6 +116,24 @@ def test_a_run_and_its_problems_are_shown(capsys, monkeypatch):
     refused(here(capsys, monkeypatch, "show", run, "nope"), "has no nope: expected one of ")
     other = here(capsys, monkeypatch, "show", run, problem.problem_id, "--condition", "x")
     refused(other, "expected one of wo (raw), mless (raw)")
+
+
+SLOW = """
+import sys, time
+from harness.display.progress import sign_of_life
+with sign_of_life():
+    time.sleep(2.5)
+"""
+
+
+def test_a_terminal_hears_within_two_seconds_that_something_is_done():
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", SLOW], stderr=theirs, check=True)
+    os.close(theirs)
+    with open(ours, encoding="utf-8") as terminal:
+        assert terminal.readline() == "mless: working\n"
+    silent = subprocess.run([sys.executable, "-c", SLOW], capture_output=True, text=True, check=True)
+    assert silent.stderr == "", "a log needs none"
 
 
 NOISY = """
