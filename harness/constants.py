@@ -85,7 +85,7 @@ QUOTED_CHARACTERS = 500
 """Of another program's text in a message, at most."""
 
 # Grading
-GRADER_VERSION = 4
+GRADER_VERSION = 5
 """Goes up whenever a verdict can change."""
 LONGEST_ANSWER = 2000
 """Characters of an answer that are still read; the longest gold of MATH-500 has 53. lm-eval's normalisation, which is
