@@ -174,13 +174,12 @@ def _percent(table: pandas.DataFrame, quantity: str, condition: str) -> NDArray[
 
 def _note(config: FigureConfig, table: pandas.DataFrame) -> str:
     """What the numbers stand on."""
-    factors = ", ".join(f"{one.c:g} ({one.name})" for one in config.models)
     said = (
         f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP after its "
-        "non-linearity, over the problem's tokens. Near zero: |a| below 1.4826 MAD c of the prompt without filler, "
-        f"c = {factors}. Bands, bars and brackets: {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
+        f"non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over prompts. Changes are relative, of "
         "the same prompts."
     )
     if config.kind == "histogram":
-        return f"{said} {ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger; Gini: of these."
-    return said
+        return f"{said} {ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
+    factors = ", ".join(f"{one.c:g} ({one.name})" for one in config.models)
+    return f"{said} Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."

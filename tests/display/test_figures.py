@@ -246,6 +246,18 @@ def test_the_command_names_its_files_and_refuses_what_it_cannot_read_or_write(ca
     refused(here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *arguments), "cannot be written: File exists. ")
 
 
+def test_a_rewording_far_out_is_an_arrow_and_does_not_squeeze_the_differences(table):
+    before = draw_forest(table).axes[0].get_xlim()
+    far = table.copy()
+    far.loc[far[far["verdict"] == "rewording"].index[0], "difference"] = -80.0
+    axes = draw_forest(far).axes[0]
+    assert axes.get_xlim()[0] > 2.5 * before[0]
+    (arrow,) = [line for line in axes.lines if line.get_marker() == "<"]
+    ticks = np.concatenate([line.get_xdata() for line in axes.lines if line.get_marker() == "|"])
+    assert len(ticks) == (table["verdict"] == "rewording").sum() - 1
+    assert arrow.get_xdata()[0] == -max(abs(tick) for tick in (*ticks, *arrow.get_xdata()))
+
+
 MACHADO = {  # Machado, Oliveira and Fernandes (2009), severity 1: how linear RGB looks without one kind of cone
     "none": np.eye(3),
     "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],

@@ -160,4 +160,4 @@ def test_data_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
             open_dataset(DatasetConfig(path=tmp_path / path))
     monkeypatch.delenv("MATH500_PATH")
     with pytest.raises(DataError, match="MATH500_PATH=demo is the bundled problems"):
-        open_dataset()
+        open_dataset("math500")

@@ -37,7 +37,7 @@ def test_the_means_are_those_of_the_curves_that_figures_draw(bundled, folder, de
     curves = bundled.curves(definition, view, layer=1)
     draw = aligned_curve if view == "aligned" else full_curve
     with AttentionTraces.open(next(folder.glob("*.traces"))) as traces:
-        drawn = draw(traces, condition="mless", layer=1, head=3, definition=definition, exclude_first=True, draws=1)
+        drawn = draw(traces, condition="mless", layer=1, head=3, definition=definition, exclude_first=True)
     shown = np.isin(drawn.x, curves.x)
     assert np.allclose(drawn.mean[shown], curves.means["mless"][3])
     assert drawn.count[shown].min() >= PROMPTS.n / 2 > drawn.count[~shown].max()

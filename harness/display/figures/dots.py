@@ -27,6 +27,7 @@ class Row(NamedTuple):
         low: Where the interval begins; NaN for none.
         high: Where it ends.
         filled: Whether the marks are filled; else they are white.
+        edge: Marks farther from 0 are arrows there, so that they do not squeeze all else.
         outer: Of a pooled effect, which is a diamond from low to high: the ends of the line behind it.
     """
 
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     low: float = np.nan
     high: float = np.nan
     filled: bool = True
+    edge: float = np.inf
     outer: tuple[float, float] | None = None
 
 
@@ -77,7 +79,8 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     """
     plain = style.without_yardsticks(table)
     looks, margin = style.looks(plain["condition"]), float(table["margin"].iloc[0])
-    rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks)]
+    edge = 1.3 * plain[["margin", "low", "high", "aa_difference"]].astype(float).abs().max().max()
+    rows = [row for name, mine in style.split_settings(table).items() for row in _setting(name, mine, looks, edge)]
     if pooled is not None and len(pooled):
         for layout, mine in pooled.groupby("layout", sort=False):
             rows.append(Row("all models together" + (f", {layout}" if pooled["layout"].nunique() > 1 else "")))
@@ -87,8 +90,8 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} score intervals, adjusted as p is (Holm). Filled: adjusted p < "
         f"0.05. Shaded: the margin of {points(margin)}. A/A: the baseline run a second time less the first. Ticks: "
-        "rewordings or other fillers, from the lowest to the highest. Diamonds: all models together on new problems; "
-        "the line behind: new models too."
+        "rewordings or other fillers, from the lowest to the highest; arrows: farther out. Diamonds: all models "
+        "together on new problems; the line behind: new models too."
     )
     columns = {"points": 0.1, "interval": 0.5, "adj. p": 1.33, "verdict": 1.85}
     figure, axes = draw_rows(rows, columns=columns, right=2.6, note=note)
@@ -99,7 +102,7 @@ def draw_forest(table: pandas.DataFrame, *, pooled: pandas.DataFrame | None = No
     return figure
 
 
-def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]) -> Iterator[Row]:
+def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look], edge: float) -> Iterator[Row]:
     """The rows of one model and layout."""
     (base,) = table[table["verdict"] == "baseline"].to_dict("records")
     yield Row(f"{name} (n = {base['n']}, k = {base['k']})")
@@ -112,7 +115,7 @@ def _setting(name: str, table: pandas.DataFrame, looks: Mapping[str, style.Look]
         if len(moves):
             cells = {"interval": f"{signed(moves.min())} to {signed(moves.max())}"}
             tick = style.Look(style.MUTED, "|", "-")
-            yield Row(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist())
+            yield Row(f"{len(moves)} {plural(kind, len(moves))}", cells, tick, moves.tolist(), edge=edge)
     for row in table[~table["verdict"].isin(["baseline", *style.YARDSTICKS])].to_dict("records"):
         yield _difference(row, looks, filled=row["verdict"] in PASSED)
 
@@ -193,5 +196,9 @@ def _draw_row(axes: Axes, y: int, row: Row, columns: Mapping[str, float]) -> Non
     if row.low == row.low:
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
     size = FONT * (1 if row.look.marker == "|" else 0.62)
-    marks: Any = {"color": colour, "markerfacecolor": colour if row.filled else "white", "markersize": size}
-    axes.plot(row.values, [y] * len(row.values), row.look.marker, zorder=4, **marks)
+    values = np.asarray(row.values)
+    within = {row.look.marker: abs(values) <= row.edge, "<": values < -row.edge, ">": values > row.edge}
+    for marker, chosen in ((marker, chosen) for marker, chosen in within.items() if chosen.any()):
+        xs = np.clip(values[chosen], -row.edge, row.edge)
+        marks: Any = {"color": colour, "markerfacecolor": colour if row.filled else "white", "markersize": size}
+        axes.plot(xs, np.full(len(xs), y), marker, zorder=4, **marks)
