@@ -6,7 +6,6 @@ the condition of each file, unless `mless tasks --wrap` wrote the task. Then lm-
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from harness.constants import BASELINE
@@ -28,7 +26,17 @@ from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.runs.frame import read_frame
-from harness.runs.journal import PACKED, differing, find_stored, is_stored, open_stored
+from harness.runs.journal import differing
+from harness.runs.lm_eval_files import (
+    Generation,
+    LogLine,
+    ResultsFile,
+    TaskConfig,
+    one_log,
+    prompt_of,
+    read_lines,
+    read_results,
+)
 from harness.runs.prompts_of_run import answered_prompts
 from harness.runs.records import Graded, Sample, Score, fit
 
@@ -37,87 +45,6 @@ if TYPE_CHECKING:
 
 METRICS = ("exact_match", "math_verify", "acc")
 """What says right or wrong in logs of other tasks; the first that a log has is taken."""
-_LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
-"""What lm-eval calls a sample log; the results file of that date lies beside it."""
-
-
-class Generation(Struct):
-    """What our sample logs add to a completion."""
-
-    completion_tokens: int | None = None
-    prompt_token_sha256: str | None = None
-
-
-class LogLine(Struct):
-    """A line of a sample log, but for its metrics."""
-
-    doc_id: int
-    doc: dict[str, Any]
-    arguments: dict[str, dict[str, Any]]
-    resps: list[Any]
-    filtered_resps: list[Any]
-    filter: str
-    prompt_hash: str
-    target: Any = None
-    generations: list[Generation] = []
-
-
-class Loaded(Struct):
-    """What lm-eval was started with."""
-
-    model: str | None = None
-    model_args: dict[str, Any] | str | None = None
-    random_seed: int | None = None
-
-
-class TaskConfig(Struct):
-    """How lm-eval asked one task."""
-
-    generation_kwargs: dict[str, Any] | None = None
-    num_fewshot: int | None = None
-    metadata: dict[str, Any] | None = None
-
-
-class Counts(Struct):
-    """How many documents of a task were asked."""
-
-    effective: int
-
-
-class ResultsFile(Struct, kw_only=True):
-    """lm-eval's results file; empty where there is none."""
-
-    model_name: str | None = None
-    config: Loaded = msgspec.field(default_factory=Loaded)
-    configs: dict[str, TaskConfig] = {}
-    versions: dict[str, float | str | None] = {}
-    n_samples: dict[str, Counts] = msgspec.field(default_factory=dict, name="n-samples")
-    chat_template: Any = None
-    system_instruction: str | None = None
-    date: float | None = None
-    lm_eval_version: str | None = None
-    git_hash: str | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the model was loaded with."""
-        given = self.config.model_args or {}
-        if isinstance(given, str):
-            return dict(part.split("=", 1) for part in given.split(",") if "=" in part)
-        return given
-
-    @property
-    def model(self) -> str | None:
-        """Name or folder of the model that was loaded."""
-        name = self.arguments.get("pretrained") or self.arguments.get("model")
-        return None if name is None else str(name)
-
-    @property
-    def label(self) -> str:
-        """The model's name as tables show it."""
-        return str(self.model_name or self.model or "model").rstrip("/").rpartition("/")[2]
-
-
 Logged = tuple[dict[str, Any], list[tuple[Sample, Score]]]
 """A problem's prompt as a row of `prompts.jsonl` has it, with place and hash, and what came back."""
 
@@ -233,12 +160,12 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     Raises:
         RunError: the file is missing, damaged or no sample log, or lacks samples or the metric.
     """
-    path = _one_file(path)
-    task, results = _read_results(path)
+    path = one_log(path)
+    task, results = read_results(path)
     name, _, wanted = (metric or "").partition(",")
     samples: dict[str, Logged] = {}
     filters: dict[str, None] = {}
-    for where, raw, line in _read_lines(path):
+    for where, raw, line in read_lines(path):
         filters[line.filter] = None
         wanted = wanted or line.filter
         if line.filter != wanted:
@@ -264,52 +191,12 @@ def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
     )
 
 
-def find_logs(folder: Path) -> list[Path]:
-    """The sample logs in a folder, however deep; a compressed one by the name that it has uncompressed."""
-    return find_stored(folder, "**/samples_*.jsonl")
-
-
-def _one_file(path: Path) -> Path:
-    """The log itself, or the one that a folder holds."""
-    found = find_logs(path) if path.is_dir() else [path.with_name(path.name.removesuffix(PACKED))]
-    if len(found) != 1:
-        raise RunError(f"{path} is a folder with {len(found)} sample logs: expected one. Name the file itself.")
-    if not is_stored(found[0]):
-        raise RunError(f"{path} does not exist. Expected a run folder, or a sample log of lm_eval --log_samples.")
-    return found[0]
-
-
-def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any], LogLine]]:
-    """Each line with its place, as JSON has it and in its form."""
-    with open_stored(path) as stream:
-        for number, text in enumerate(stream, start=1):
-            where = f"{path}, line {number}"
-            try:
-                raw = json.loads(text)  # which reads NaN, as lm-eval writes it
-            except (ValueError, RecursionError) as error:
-                raise RunError(f"{where}: not a line of lm_eval --log_samples: {error}.") from None
-            yield where, raw, fit(LogLine, raw, where)
-
-
-def _read_results(log: Path) -> tuple[str | None, ResultsFile]:
-    """The log's task, and the results file beside it."""
-    called = _LOG.fullmatch(log.name)
-    path = log.with_name(f"results_{called['date']}.json") if called else None
-    if called is None or path is None or not path.is_file():
-        return called and called["task"], ResultsFile()
-    try:
-        read = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no results file of lm-eval: {error}.") from None
-    return called["task"], fit(ResultsFile, read, path)
-
-
 def _read_sample(
     where: str, raw: Mapping[str, Any], line: LogLine, metric: str, task: str | None, results: ResultsFile
 ) -> tuple[Logged, str]:
     """The sample, and the metric that its verdicts were read from. `results` is the file beside it."""
     doc = line.doc
-    text, generated = _arguments(where, line)
+    text, generated = prompt_of(where, line)
     stated = results.configs.get(task or "", TaskConfig()).metadata or {}
     target = "" if line.target is None else str(line.target)
     level = re.search(r"\d+", str(doc.get("level", "")))
@@ -393,20 +280,6 @@ def _split_text(text: str, doc: Mapping[str, Any], filler: str) -> list[dict[str
         ("separator", after),
     ]
     return [{"role": role, "text": part} for role, part in parts if part]
-
-
-def _arguments(where: str, line: LogLine) -> tuple[str, bool]:
-    """The prompt's text, and whether the model was asked to generate (rather than to score a continuation).
-
-    The text is empty where chat messages were sent, which only the server made a text of.
-    """
-    request = line.arguments.get("gen_args_0", {})
-    text, generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
-    if isinstance(text, list):
-        return "", generated
-    if not isinstance(text, str):
-        raise RunError(f"{where}: no prompt text in its `arguments`.")
-    return text, generated
 
 
 def _verdict(where: str, raw: Mapping[str, Any], metric: str) -> str:

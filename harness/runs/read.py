@@ -27,7 +27,8 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import match_records, read_frame
 from harness.runs.journal import hash_stored, is_stored
-from harness.runs.lm_eval_logs import find_logs, read_logs
+from harness.runs.lm_eval_files import find_logs
+from harness.runs.lm_eval_logs import read_logs
 from harness.runs.prompts_of_run import RunPrompt, Source, answered_prompts, by_problem, filled_answers
 from harness.runs.records import Sample, Score
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from harness.analysis.choose_problems import Criterion, select
 from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.runs.read import read_source
+from tests.display.test_figures import covered, cut_off, words
 from tests.make import GREEDY_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,18 +125,9 @@ def test_bars_and_dots_of_token_classes_are_those_of_the_records(traces):
 def test_no_words_of_the_studys_panels_lie_on_each_other_or_leave_the_page(traces, name):
     config = load(name)
     figure = draw_activations(config, read(config, traces).assign(on_outcome=True))
-    figure.draw_without_rendering()
     assert len(figure.axes) == 2 * len(config.models)
-    words = [text for axes in figure.axes for text in (*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label)]
-    words += [text for axes in figure.axes for text in axes.get_xticklabels()]
-    boxes = {text: text.get_window_extent() for text in words if text.get_text() and text.get_visible()}
-    assert sum(text.get_text() == "selected on outcome" for text in words) == len(config.models)
-    page = figure.bbox
-    for text, box in boxes.items():
-        assert box.x0 >= -1 and box.x1 <= page.x1 + 1 and box.y0 >= -1 and box.y1 <= page.y1 + 1, text
-    within = [text for axes in figure.axes for text in axes.texts]
-    for one, other in combinations(within, 2):
-        assert not boxes[one].padded(-1).overlaps(boxes[other].padded(-1)), (one, other)
+    assert sum(text == "selected on outcome" for text, _ in words(figure)) == len(config.models)
+    assert not cut_off(figure) and not covered(figure)
 
 
 def test_the_command_measures_once_for_both_figures(figure, tmp_path):

@@ -30,9 +30,8 @@ DEFAULTS |= {
 def is_number(value: ast.expr) -> bool:
     """A number, or arithmetic or a tuple of numbers."""
     inner = [node for node in ast.walk(value) if isinstance(node, ast.expr)]
-    kinds = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.Tuple)
-    numbers = [node.value for node in inner if isinstance(node, ast.Constant)]
-    return all(isinstance(node, kinds) for node in inner) and all(type(one) in (int, float) for one in numbers)
+    numbers = [node for node in inner if isinstance(node, ast.Constant) and type(node.value) in (int, float)]
+    return all(node in numbers or isinstance(node, ast.UnaryOp | ast.BinOp | ast.Tuple) for node in inner)
 
 
 def bound_numbers(tree: ast.AST) -> list[str]:

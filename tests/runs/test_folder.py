@@ -51,7 +51,7 @@ from harness.runs.folder import (
     scored_now,
 )
 from harness.runs.journal import Journal, expand, hash_stored, write_atomic, write_whole
-from harness.runs.lm_eval_logs import find_logs
+from harness.runs.lm_eval_files import find_logs
 from harness.runs.records import Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, small_run

@@ -10,7 +10,7 @@ import pytest
 from harness.errors import ComparisonError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.folder import read_prompts
-from harness.runs.lm_eval_logs import find_logs
+from harness.runs.lm_eval_files import find_logs
 from harness.runs.read import Run
 from harness.runs.same_settings import by_table, join
 from tests.commands.test_cli import here, refused
