@@ -165,7 +165,7 @@ class AttentionTraces:
 
         Raises:
             JournalError: the folder is damaged or something else, another process adds to it, it cannot be written, or
-                it was begun with another model, other layers or another definition.
+                it was begun with another model, other layers, another definition or selection.
         """
         # a run folder's lock and its way to write a file; reading needs neither, and they take a while to import
         from harness.runs.folder import lock
@@ -179,6 +179,9 @@ class AttentionTraces:
             if (path / HEADER).exists():
                 begun = cls(path)
                 _refuse_other_kind(path, begun.header, header)
+                flips = [one.get("selection", {}).get("criterion", {}).get("flip") for one in (begun.receipt, receipt)]
+                if flips[0] != flips[1]:
+                    raise JournalError(f"{path} has problems of --flip {flips[0]}. Choose another --output.")
                 conditions = dict.fromkeys([*begun.header.conditions, *header.conditions])
                 header, receipt = replace(begun.header, conditions=tuple(conditions)), begun.receipt
             about = {

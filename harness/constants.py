@@ -208,8 +208,6 @@ CHECKED_TOKENS = 2048
 """The self-check keeps whole attention matrices, so it takes a prompt no longer than this, if there is one."""
 SAMPLED_QUERIES = 64
 """Queries on which the self-check compares the Layer 1 identity."""
-EAGER_QUERIES = 64
-"""Queries in one block of a whole attention matrix."""
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """How large a block of weights may get before it takes fewer queries."""
 FINGERPRINT_VALUES = 4096

@@ -56,7 +56,7 @@ class RunInterrupted(HarnessError):
 
 
 class GraderError(HarnessError):
-    """The grader pool cannot start its workers, or was given limits that no worker can live with."""
+    """The grader pool cannot start its workers, or give them a job."""
 
 
 def list_near(got: str, names: Iterable[str], most: int = 6) -> str:

@@ -1,4 +1,4 @@
-"""Choose problems by flip, subject, level, ids or at random, and save the choice with the hash of every prompt.
+"""Choose problems by flip, subject, level, ids or at random, with the hash of every prompt.
 
 Problems chosen for their outcome cannot show what a filler does on average. Such a selection is marked, and can have
 matched controls: problems that did not flip.

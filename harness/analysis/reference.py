@@ -111,7 +111,7 @@ def reference_table(
         audit: `controls.audit_table`, for the study's own rule.
         reference: The published numbers.
         frame: Our samples, one row each.
-        receipts: Our runs' facts, as of `run.Run`.
+        receipts: Our runs' facts, as of `read.Run.about`.
         baseline: The condition that others are compared with.
     """
     keys = ["model", "layout", "condition"]
@@ -159,7 +159,7 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
 
     Args:
         reference: The published numbers.
-        receipts: Our runs' facts, as of `run.Run`.
+        receipts: Our runs' facts, as of `read.Run.about`.
         layouts: Our prompts' layouts.
     """
     theirs = {_bare(entry.model) for entry in reference.accuracies}

@@ -22,6 +22,7 @@ def fetch(
     from harness.experiment.config import load_config
     from harness.experiment.problems import open_dataset
     from harness.experiment.tokenizer import fetch_repository
+    from harness.runs.journal import clear_messages, write_whole
 
     if pin is not None and pin.exists():
         raise ConfigError(f"--pin {pin} exists already.")
@@ -38,6 +39,8 @@ def fetch(
     dataset = open_dataset(settings.dataset)
     lines.append(f"data       {dataset.source}, {len(dataset.problems)} problems, sha256 {dataset.sha256[:12]}")
     if pin is not None:
-        pin.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        with clear_messages(pin):
+            pin.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(pin, yaml.safe_dump(values, sort_keys=False))
         lines.append(f"pinned     {pin}")
     typer.echo("\n".join(lines))

@@ -92,8 +92,10 @@ class RayCarrier:
         threads = os.environ.get("OMP_NUM_THREADS")
         self._load = ({**arguments, **folders}, sampled, log and str(log.absolute()), threads)
         self._folder: str | None = None
+        self._ours = not ray.is_initialized()
         atexit.register(self.close)  # lm-eval closes no model, and an interruption may come too early for us to
-        self._connect()
+        if self._ours:
+            self._connect()
         found = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self.gpus = [int(node["GPU"]) for node in found if node.get("GPU", 0) >= 1]
         self.cores = max(len(os.sched_getaffinity(0)), sum(int(node.get("CPU", 0)) for node in found))
@@ -179,7 +181,8 @@ class RayCarrier:
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
-        self._ray.shutdown()
+        if self._ours:
+            self._ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.close)

@@ -53,6 +53,9 @@ def check_served(config: RunConfig) -> None:
     chat = Layout.CHAT
     wrong = [f"model.arguments.{name} is missing" for name in ("base_url", "model") if not arguments.get(name)]
     wrong += [f"no argument {name!r}, near it: {list_near(name, _KNOWN)}" for name in arguments if name not in _KNOWN]
+    for name in ("num_concurrent", "max_retries", "timeout"):
+        if not isinstance(value := arguments.get(name, 0), int | float) or value < 0:
+            wrong.append(f"model.arguments.{name} is {value!r}, no number from 0 on")
     if config.sampling == "model_default":
         wrong.append("`sampling: model_default` is in the model's own files, which a server does not show")
     if config.model.templates_itself and set(layouts) != {chat}:
@@ -209,6 +212,8 @@ def _read_completion(body: Any) -> Finished | None:
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         reason, tokens = choice.get("finish_reason"), (body.get("usage") or {}).get("completion_tokens")
     except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    if not isinstance(text, str | None) or not isinstance(tokens, int | None):
         return None
     return Finished(text=text or "", completion_tokens=tokens, finish_reason=reason if reason in FINISHED else None)
 

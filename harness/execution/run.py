@@ -267,7 +267,8 @@ def _session(plan: Plan) -> dict[str, Any]:
     """Who writes the journal from here on; `engine` is filled in when one has been loaded."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # a name that is no UTF-8 could not be journalled
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]).encode("utf-8", "replace").decode(),
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.whole.source,

@@ -82,7 +82,7 @@ class ModelConfig(Strict):
 
 FREE_ARGUMENTS = frozenset(
     "pretrained model tokenizer base_url gpu_memory_utilization kv_cache_memory_bytes max_num_seqs "
-    "max_num_batched_tokens data_parallel_size num_concurrent max_retries timeout header verify_certificate batch_size "
+    "max_num_batched_tokens data_parallel_size num_concurrent max_retries timeout header batch_size "
     "device device_ids download_dir load_format "
     "distributed_executor_backend numa_bind".split()
 )

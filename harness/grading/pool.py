@@ -97,6 +97,17 @@ class _Worker:
 
     def __init__(self, memory_bytes: int, *, audits: bool) -> None:
         root = str(Path(harness.__file__).resolve().parent.parent)
+        try:
+            self._start(root, memory_bytes, audits)
+        except OSError as error:
+            raise GraderError(f"no process for grading can be started: {error}.") from None
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.calls, self.replies, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
+        self.ready, self.received = False, b""
+        self.job: _Job | None = None
+        self.set_clock(GRADER_START_S)
+
+    def _start(self, root: str, memory_bytes: int, audits: bool) -> None:
         self.requests = tempfile.TemporaryFile(buffering=0)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT, root]
@@ -109,11 +120,6 @@ class _Worker:
             pass_fds=[self.requests.fileno()],
             start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
         )
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        self.calls, self.replies, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
-        self.ready, self.received = False, b""
-        self.job: _Job | None = None
-        self.set_clock(GRADER_START_S)
 
     @property
     def busy(self) -> bool:

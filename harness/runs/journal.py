@@ -220,7 +220,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: b
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        remedy = " Or run `mless regrade`." if path.name.startswith("scores") else ""
+        remedy = " Delete it, and run `mless regrade`." if path.name.startswith("scores") else ""
         raise JournalError(f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}") from None
 
 

@@ -218,7 +218,11 @@ def _read_sample(
     filtered = _flat(line.filtered_resps)
     # what another task's filter lets through is the model's own words, whatever they say
     graded = is_ours(doc) and metric in ("", "verdict")
-    grades = [fit(Graded, msgspec.json.decode(grade), f"{where}: its grade") for grade in filtered] if graded else []
+    try:
+        decoded = [msgspec.json.decode(grade) for grade in filtered] if graded else []
+    except (msgspec.DecodeError, TypeError) as error:
+        raise RunError(f"{where}: its grade is none of ours: {error}.") from None
+    grades = [fit(Graded, grade, f"{where}: its grade") for grade in decoded]
     judged: list[dict[str, Any]] = [asdict(grade) for grade in grades]
     if grades:
         metric = "verdict"

@@ -44,7 +44,7 @@ class Run:
         name: The path that it was read from.
         about: Its part of a table's receipt: model, dataset, task_version, grader_version, sampling and so on. What is
             not known is None, and then agrees with anything.
-        problems: Of each problem's id the hash of what is asked and its answer (`documents.hash_problem`).
+        problems: Of each problem's id the hash of what is asked and its answer (`prompt.hash_problem`).
         model: The name or folder that the model was loaded from; None where it is not known.
         receipt: A run folder's receipt, whole.
         metric: What the verdicts were read from; None where there are none.

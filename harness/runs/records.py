@@ -40,7 +40,7 @@ class Segment(Struct):
 
 
 class Document(Struct):
-    """A problem under one condition, as `documents.make_document` makes it."""
+    """A problem under one condition, as `prompt.make_document` makes it."""
 
     id: Annotated[str, column("the problem's id in its dataset")]
     problem: str
@@ -205,7 +205,7 @@ class Identity(Struct, kw_only=True):
         config: What of the run config can change a sample; see `RunConfig.identity`.
         limit: Only the dataset's first so many problems are asked; None for all.
         dataset: All its problems.
-        prompt_version: `harness.experiment.prompt.PROMPT_VERSION` of the prompts.
+        prompt_version: `constants.PROMPT_VERSION` of the prompts.
         prompts_sha256: Hash of all prompts.
         contrasts: The comparisons that were named before the run.
         primary: The one that the run is about.

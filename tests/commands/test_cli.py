@@ -238,7 +238,6 @@ BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
         ({}, ["--set", "model.arguments.enable_thinking=true"], "sets enable_thinking of the chat"),
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
-        ({}, ["--set", "name=.."], "name: String should match"),
         ({}, ["--set", "sampling={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
         ({}, ["-o", "/dev/null"], "/dev/null is a file: expected a folder"),
     ],
@@ -326,7 +325,7 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
             ("heads", "t.traces", "--condition", ""),
             "--baseline and --condition: expected a condition for each, got none.",
         ),
-        (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be used: Not a directory. Choose another path."),
+        (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be written: File exists."),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
 )

@@ -306,7 +306,7 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(monkeypatch, gpus, cores
 @pytest.fixture
 def fake_ray(monkeypatch):
     """What `RayCarrier` needs of Ray until it connects; its connection fails as Ray's does."""
-    ray = SimpleNamespace(shutdown=lambda: None, seen={})
+    ray = SimpleNamespace(shutdown=lambda: None, is_initialized=lambda: False, seen={})
 
     def init(**options):
         ray.seen = {**os.environ}
