@@ -87,6 +87,4 @@ def test_the_time_left_is_told_from_this_sessions_samples(capsys):
         progress.line()
         shown, minutes, seconds = re.match(r"mless: (.+), 0:(\d+):(\d+) left", capsys.readouterr().err).groups()
     left, one = 60 * int(minutes) + int(seconds), time.monotonic() - started
-    assert shown.startswith("902/1000 samples") and 24 <= left <= 49 * one + 1, (
-        "98 at a quarter of a second, or what it took"
-    )
+    assert shown.startswith("902/1000 samples") and 24 <= left <= 49 * one + 1, "98 at 0.25 s, or what it took"
