@@ -99,7 +99,7 @@ def choose_one_prompt(config: FigureConfig, traces: AttentionTraces) -> str:
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
     """The accuracies that a figure's bars show: rows as of `outcomes.accuracy_table`.
 
-    The column `reference` names the source of published numbers; it is missing where runs of ours are shown.
+    The column `reference` names the source of published numbers; it is missing where measured runs are shown.
 
     Raises:
         ConfigError: the reference file is missing or not of the form that results/reference/ has.

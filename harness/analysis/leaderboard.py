@@ -154,7 +154,7 @@ def make_leaderboard(
 
 
 def join_factors(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-    """What can be swept of the conditions of all runs of ours, as of `Condition.factors`; of logs nothing is known."""
+    """`Condition.factors` of every condition in the run folders. Logs do not record them."""
     configs = [one.receipt["config"] for one in runs if one.about.get("source") == "run"]
     return {name: factors for config in configs for name, factors in read_factors(config).items()}
 
@@ -184,7 +184,7 @@ def _registered(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None
 
 
 def _left_out(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
-    """Models with contrasts that a run of theirs could have registered and did not, such as every one of a log."""
+    """Models with contrasts that their run did not register. A log registers none."""
     pairs = {name: read_contrast(name) for name in contrasts}
     return {
         (str(one.about["model"]), name)

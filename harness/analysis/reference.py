@@ -103,7 +103,7 @@ def reference_table(
     else: the error of drawing the samples alone, theirs taken to be that of a run with as many samples a problem as it
     names. Seeds that our conditions share make differences scatter less than this says.
 
-    Models that we have not run are left out. If we have run none of them, all are kept, without numbers of ours. On
+    Models that we have not run are left out. If we have run none of them, all are kept, with their numbers alone. On
     another dataset, and where our problems have one sample each, numbers neither agree nor differ.
 
     Args:

@@ -174,9 +174,9 @@ def hold_zero(ends: tuple[float, float], difference: float, *, passed: bool) -> 
     """The interval `ends` of a difference, made to hold 0 exactly where its test was not passed.
 
     An interval beside a verdict must not contradict it. A test adjusted for several, or behind another one, may fail
-    where the interval alone leaves 0 out: it is then drawn out to 0. Where the test is passed and the interval alone
-    would reach 0, it ends there, and 0 is out. Each still holds its true difference as often as before the tests were
-    adjusted; that all hold theirs at once is not promised.
+    where the interval alone leaves 0 out: the interval is then extended to 0. Where the test is passed and the interval
+    alone would reach 0, the interval ends there, without 0. Each still holds its true difference as often as before
+    the tests were adjusted; that all hold theirs at once is not promised.
 
     Source:
         Intervals of stepwise tests: Strassburger and Bretz (2008), doi:10.1002/sim.3338, whose promise is stronger.

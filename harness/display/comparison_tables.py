@@ -227,8 +227,8 @@ def show_reference(table: pandas.DataFrame, reference: Reference, differences: S
     read = "" if reference.exact else f", give or take {reference.uncertainty:g} points of reading error"
     agrees = (
         f"agrees: their number lies in our {LEVEL} interval{read}. It is for another run on the same problems with "
-        f"{reference.setup.samples} {plural('sample', reference.setup.samples)} each: only the dice differ. With one "
-        "sample a problem of ours nothing says how far they move."
+        f"{reference.setup.samples} {plural('sample', reference.setup.samples)} each: only the dice differ. Where our "
+        "run has one sample a problem, nothing says how far they move."
     )
     title = ", ".join(filter(None, [f"Reference: {reference.source}", shared]))
     return Table(title, rows, [*words, *declared.REFERENCE], [agrees, *differences])

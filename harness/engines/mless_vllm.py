@@ -47,7 +47,7 @@ class Completion(str):
 
 @register_model("mless-vllm")
 class MlessVLLM(LM):  # type: ignore[misc]
-    """A loaded vLLM engine as a model of lm-eval's. It only generates: no task of ours asks for likelihoods.
+    """A loaded vLLM engine as a model of lm-eval's. It only generates: no task of mless asks for likelihoods.
 
     Args:
         seed: Every sample's own seed is derived from it.

@@ -210,7 +210,7 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
     """Hash of what is asked and of its answer, the same under all conditions of our tasks.
 
     Args:
-        document: A document of ours or of another task.
+        document: A document of a task of mless, or of another task.
         target: Its gold answer.
     """
     added = _ADDED if is_ours(document) else ()

@@ -104,7 +104,7 @@ def from_lm_eval(arguments: Mapping[str, Any], *, max_tokens: int = MAX_GEN_TOKS
     """The sampling that lm-eval's generation arguments ask for.
 
     Raises:
-        ConfigError: an argument that is none of ours.
+        ConfigError: an argument that is not known.
     """
     known = {"do_sample", "until", "stop", *_FIELDS, *_LIMITS}
     if unknown := sorted(arguments.keys() - known):

@@ -86,7 +86,7 @@ def compare(answer: str, target: str) -> Grade:
         verdict, reason = "refused", str(error)
     except MemoryError:
         raise
-    except Exception as error:  # a bug of ours must not pass for a wrong answer
+    except Exception as error:  # a bug of the grader must not pass for a wrong answer
         verdict, reason = "crashed", type(error).__name__
     return Grade(verdict=verdict, answer=answer[:LONGEST_ANSWER], reason=reason)
 

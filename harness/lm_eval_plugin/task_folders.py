@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 GROUP = "math500_fillers"
-"""The name of the group of tasks, and the beginning of theirs."""
+"""The name of the group of tasks. Each task's name begins with it."""
 
 _CUT_FREELY = "has 59 tokens in the first and 63 in the second, as it was cut without a tokenizer"
 """What the README says of the random sentence; a test counts the tokens."""

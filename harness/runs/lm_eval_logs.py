@@ -221,7 +221,7 @@ def _read_sample(
     try:
         decoded = [msgspec.json.decode(grade) for grade in filtered] if graded else []
     except (msgspec.DecodeError, TypeError) as error:
-        raise RunError(f"{where}: its grade is none of ours: {error}.") from None
+        raise RunError(f"{where}: its grade cannot be read: {error}.") from None
     grades = [fit(Graded, grade, f"{where}: its grade") for grade in decoded]
     judged: list[dict[str, Any]] = [asdict(grade) for grade in grades]
     if grades:

@@ -65,7 +65,7 @@ def _runs_in(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder holds a finished run of ours, or lm-eval's logs."""
+    """Whether a folder holds a finished run, or lm-eval's logs."""
     logged = find_stored(folder, "samples_*.jsonl")
     return (folder / RECEIPT).is_file() or (not is_stored(folder / JOURNAL) and bool(logged))
 

@@ -66,12 +66,12 @@ class Run:
         """Read a run.
 
         Args:
-            path: A run folder of ours; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for
+            path: A run folder; what `lm_eval --log_samples` wrote for our tasks, a folder or one file; or for
                 any task a mapping of condition to sample log.
             metric: What in logs of other tasks says right or wrong; see `lm_eval_logs.read_log`.
 
         Raises:
-            ConfigError: a metric for a run folder of ours.
+            ConfigError: a metric was named for a run folder.
             RunError: there is no finished run there, or a file of it is missing, damaged or no sample log.
             ComparisonError: the logs are of several task versions or settings, or ask other problems under one id.
         """
