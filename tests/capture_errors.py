@@ -4,8 +4,6 @@ Tiny models with random weights, four layers, grouped KV heads, every window sho
 the whole model's `output_attentions=True`, averaged in float64.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel

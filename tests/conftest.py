@@ -1,7 +1,5 @@
 """Shared fixtures: real tokenizers of several kinds, built here, and the bundled model."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

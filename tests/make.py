@@ -4,8 +4,6 @@ Runs come from the real plan, journal, grader and export, with completions of on
 generator.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

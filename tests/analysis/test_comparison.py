@@ -1,9 +1,5 @@
 """The comparison table: what it says of samples, and what it refuses to compare."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
@@ -16,7 +12,6 @@ from harness.analysis.comparison import COLUMNS, judge
 from harness.analysis.tests import difference_bounds, mcnemar_test, verdict
 from harness.errors import ComparisonError
 
-ROOT = Path(__file__).resolve().parents[2]
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 
 

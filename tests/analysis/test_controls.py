@@ -1,7 +1,5 @@
 """What a difference is held against: yardsticks, rewordings that break the format, what else a condition changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Which tests are one family in a table, what the runs registered beforehand, and what is only exploratory."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

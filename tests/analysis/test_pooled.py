@@ -1,7 +1,5 @@
 """One effect over several models: of these models, of new ones, and when it was registered."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

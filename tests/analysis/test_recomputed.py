@@ -1,7 +1,5 @@
 """Every number of the main table again, from the raw journal, with nothing of ours but the files."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

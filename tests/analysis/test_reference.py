@@ -1,7 +1,5 @@
 """Published numbers: every shipped table, agreement within what the dice do, and what differs in the set-up."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Prompts exactly as they were run, from every kind of source; selections that say what they are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

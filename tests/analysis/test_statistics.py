@@ -1,10 +1,7 @@
 """Statistics: against published examples, against scipy, against enumeration, and against each other."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +30,6 @@ from harness.analysis.tests import (
 )
 from harness.errors import ComparisonError
 
-ROOT = Path(__file__).resolve().parents[2]
 BOTH_WAYS = (-1.0, 1.0)
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Cross- less self-fertilised maize, eighths of an inch; Fisher (1935), section 21, flips all their signs."""

@@ -1,7 +1,5 @@
 """All lengths of a filler asked as one question."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

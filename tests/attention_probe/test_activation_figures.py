@@ -1,9 +1,6 @@
 """Figures of the first MLP's activations, drawn from real traces of the bundled model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -24,9 +21,8 @@ from harness.constants import ACTIVATION_BINS
 from harness.display.figures.style import LOOKS
 from harness.runs.read import read_source
 from tests.display.test_figures import covered, cut_off, words
-from tests.make import GREEDY_RUN
+from tests.make import GREEDY_RUN, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("histogram", "token-classes")
 
 

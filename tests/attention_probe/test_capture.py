@@ -1,7 +1,5 @@
 """The capture against eager attention of whole tiny models, and what it refuses."""
 
-from __future__ import annotations
-
 from math import isnan
 
 import pytest

@@ -1,7 +1,5 @@
 """Curves: the same numbers as a plain loop, prompts resampled whole, and nothing renormalised or mixed silently."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

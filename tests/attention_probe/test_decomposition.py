@@ -1,7 +1,5 @@
 """The parts of a head's change and the likeness of value vectors, against plain loops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,11 +1,8 @@
 """Figure configs: what each must say, what is refused, and that the shipped ones show what the study's figures show."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pandas
 import pytest
@@ -15,9 +12,8 @@ from attention_probe.figures.config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness import resources
 from harness.errors import ConfigError
-from tests.make import make_header
+from tests.make import ROOT, make_header
 
-ROOT = Path(__file__).resolve().parents[2]
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
 STUDY = [path for path in CONFIGS if not path.stem.endswith("-demo")]

@@ -1,9 +1,5 @@
 """Figures drawn from real curves of real traces: what must be on them, and that nothing covers the data."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas
 import pytest
@@ -24,9 +20,8 @@ from harness.analysis import compare
 from harness.display.figures.style import LOOKS, write_figure
 from harness.errors import ConfigError
 from tests.display.test_figures import cut_off
-from tests.make import make_header, make_trace
+from tests.make import ROOT, make_header, make_trace
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAD, FILLER, LAYERS, HEADS = 18, 55, 3, 28
 CONDITIONS = ("wo", "mless", "mful", "random")
 

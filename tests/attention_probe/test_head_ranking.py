@@ -1,7 +1,5 @@
 """The ranking of heads: adjusted for all heads, exact where it can be, and silent on what softmax guarantees."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

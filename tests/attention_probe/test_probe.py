@@ -1,7 +1,5 @@
 """The probe on the bundled model and a committed run, against Hugging Face's own eager attention."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

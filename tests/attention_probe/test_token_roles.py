@@ -1,7 +1,5 @@
 """Roles and alignment of tokens: exact where the layouts promise it, listed where a tokenizer merges."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

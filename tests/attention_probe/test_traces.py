@@ -1,7 +1,5 @@
 """Folders of traces: what is added stays whatever happens, and what is torn or another's is one clear line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -20,9 +18,7 @@ from hypothesis import strategies as st
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, JournalError
-from tests.make import make_header, make_trace, same, write_traces
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.make import ROOT, make_header, make_trace, same, write_traces
 
 
 def pairs(count, **changes):

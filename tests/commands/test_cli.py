@@ -1,7 +1,5 @@
 """The command as a user types it: what works, and each bad input in one line with exit code 2."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shlex

@@ -1,7 +1,5 @@
 """`mless doctor` on this machine, and where something is amiss."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

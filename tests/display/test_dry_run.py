@@ -1,7 +1,5 @@
 """What `--dry-run` says that a run can find and cost: the statistics' numbers, and times of runs that were made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

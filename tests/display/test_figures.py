@@ -1,7 +1,5 @@
 """Figures of accuracies and differences: they show the numbers of their table, all of them, and nothing is cut off."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from xml.etree import ElementTree

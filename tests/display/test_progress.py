@@ -1,7 +1,5 @@
 """What a run shows: bars in a terminal, lines in a log."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

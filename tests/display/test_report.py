@@ -1,7 +1,5 @@
 """The report: its numbers, its data, its safety, and, in a real browser, its behaviour."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`mless show`: what is shown, of what, and that a terminal obeys nothing a model wrote."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """The tables: what they say, in which words and formats, and what they refuse to compare."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 Two engine starts in `make test` (`mless run`, the stock vLLM backend), more in `make test-long`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

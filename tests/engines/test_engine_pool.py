@@ -1,7 +1,5 @@
 """The pool's decisions, with engines that are told when they answer, fail, or say nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, field

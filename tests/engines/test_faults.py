@@ -3,8 +3,6 @@
 Three engine starts in `make test` (two engines, one killed and replaced), many more in `make test-long`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

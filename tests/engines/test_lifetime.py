@@ -1,7 +1,5 @@
 """Processes that watch their owner end with it and with nothing else; with the real engine: test_faults.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

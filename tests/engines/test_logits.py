@@ -5,8 +5,6 @@ else shows that it was used. On the bundled model vLLM on a CPU is 1.2e-5 away f
 mean; attention whose factors are rounded to tf32 is 4.4e-3 and 7.8e-4 away. The limits lie between the two.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

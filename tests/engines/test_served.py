@@ -1,7 +1,5 @@
 """A served model: what a real HTTP server gets and how its answers come back; each refusal is one line."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

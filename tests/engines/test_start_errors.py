@@ -1,7 +1,5 @@
 """Each known cause of a failed start is named, from the very text that vLLM, torch or Triton prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

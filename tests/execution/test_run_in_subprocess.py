@@ -1,7 +1,5 @@
 """`harness.run` in a script as people write them: no main guard, and the result at hand."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Samples on their way to the graders: what the prompt had begun counts, for ours and for the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.execution.scoring import Scorer, grade_job

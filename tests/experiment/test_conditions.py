@@ -1,7 +1,5 @@
 """Conditions, sweeps and yardsticks: their fillers, their prompts in every tokenizer, and how a run keeps them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run configs: what they say, what follows from it, and what of it is recorded."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness import resources

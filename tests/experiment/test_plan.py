@@ -1,7 +1,5 @@
 """What was checked of a plan is what runs."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """Loading problems: fields, ids, and the source that a variable names."""
 
-from __future__ import annotations
-
 import json
 
 from harness.experiment.problems import DatasetConfig, load_demo, load_jsonl, open_dataset

@@ -1,7 +1,5 @@
 """The prompt builder: text, turns and segments, for every layout and placement."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

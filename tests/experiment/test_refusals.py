@@ -1,7 +1,5 @@
 """What a config, a condition, a sweep, a file or an override cannot be: each is refused by key and value."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What is in force, where it came from, and each sample's own seed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

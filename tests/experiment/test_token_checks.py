@@ -1,7 +1,5 @@
 """Token exactness of every condition over real tokenizer kinds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Fillers, templates and token ids over real tokenizer kinds."""
 
-from __future__ import annotations
-
 import copy
 import json
 from datetime import date

@@ -1,7 +1,5 @@
 """The grader pool: order, streaming, and every way in which a worker can go wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Extraction, equivalence, verdicts."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

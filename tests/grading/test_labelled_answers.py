@@ -1,7 +1,5 @@
 """The labelled pairs, the golds with their rewrites and near misses, and attacks that must come to nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

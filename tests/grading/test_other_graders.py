@@ -1,7 +1,5 @@
 """The other graders: the authors' rule step by step, lm-eval's graders, and the boxes that are counted."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

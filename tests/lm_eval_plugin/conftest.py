@@ -1,7 +1,5 @@
 """Where the stock lm_eval command runs without our package."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

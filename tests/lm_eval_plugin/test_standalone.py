@@ -1,7 +1,5 @@
 """The task folder without mless: lm-eval alone loads it, asks the prompts of our tasks, and scores boxed answers."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

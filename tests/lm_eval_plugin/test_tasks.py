@@ -1,7 +1,5 @@
 """The lm-eval tasks: each loads through TaskManager, is built, and renders the prompts it should."""
 
-from __future__ import annotations
-
 import json
 import logging
 

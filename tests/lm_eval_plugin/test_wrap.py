@@ -1,7 +1,5 @@
 """Tasks of lm-eval under our conditions: its own prompts under `wo`, the filler before the question elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

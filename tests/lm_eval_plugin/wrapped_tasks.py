@@ -5,8 +5,6 @@ must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler 
 `python -m tests.lm_eval_plugin.wrapped_tasks` prints the table of docs/lm_eval_tasks.md.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The shape of the code: imports go one way, and the light half stays light."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

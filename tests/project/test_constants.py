@@ -1,7 +1,5 @@
 """A default stands once: a number that a method fixes in harness/constants.py, what a user may set in the schema."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

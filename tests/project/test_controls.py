@@ -1,7 +1,5 @@
 """A real run changed by hand: the tables call what was changed by its name, and nothing else. A sample of them here."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.controls import CONTROLS, find, plant

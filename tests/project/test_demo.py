@@ -1,7 +1,5 @@
 """The bundled problems: well formed, varied, and disjoint from what the model was trained on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The documentation's numbers are those that the functions give, and its notebook runs."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The committed example run: it is the config's, its verdicts are the grader's, and what is shown of it is of it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheel and the sdist build, and the wheel works outside the checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every recipe of docs/recipes.md runs as it stands, in an empty folder; README and docs are what they say."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -13,10 +11,9 @@ import pytest
 
 from harness.display.table_pages import make_table
 from tests.conftest import PATIENCE
-from tests.make import GREEDY_RUN
+from tests.make import GREEDY_RUN, ROOT
 from tools import reference_pages
 
-ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE))
 QUICK = {"A served model", "A reasoning model", "My own plot"}
 """Recipes that start no engine and load no model."""

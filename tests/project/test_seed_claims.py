@@ -1,7 +1,5 @@
 """What docs/seeds.md says of the bundled model is what its command measures."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

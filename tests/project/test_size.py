@@ -1,7 +1,5 @@
 """What counts as code: no docstrings, no comments, no blank lines."""
 
-from __future__ import annotations
-
 from tools.size import measure
 
 TINY = '''"""A module

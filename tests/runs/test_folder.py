@@ -1,7 +1,5 @@
 """A run folder: one writer, one run, clear refusals; regrading and lm-eval's files, all without a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -54,9 +52,8 @@ from harness.runs.journal import Journal, expand, hash_stored, write_atomic, wri
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.records import Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, small_run
+from tests.make import GREEDY_RUN, ROOT, small_run
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = resources.folder("configs") / "runs" / "demo.yaml"
 
 

@@ -1,7 +1,5 @@
 """Outcomes as columns: the same as the frame with the texts, whatever state the files are in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

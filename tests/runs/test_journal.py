@@ -1,7 +1,5 @@
 """The journal: what is written stays, what is torn is mended, what is damaged is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs named on a command line: folders of them, lm-eval's folders, logs by condition; the same for every command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

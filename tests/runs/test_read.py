@@ -1,7 +1,5 @@
 """What is read of runs and of lm-eval's logs, and what of it may be compared: the same problems, versions, settings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
