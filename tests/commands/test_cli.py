@@ -334,13 +334,3 @@ def test_what_cannot_be_used_is_one_line(capsys, monkeypatch, config, tmp_path, 
     write_traces(tmp_path / "t.traces", [make_trace(condition=name) for name in ("wo", "mless")])
     refused(here(capsys, monkeypatch, *arguments), said)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_missing_file_of_scores_names_its_remedy(capsys, monkeypatch, tmp_path):
-    shutil.copytree(GREEDY_RUN, tmp_path / "run")
-    for file in (tmp_path / "run").glob("scores.jsonl*"):
-        file.unlink()
-    for command in ("table", "show"):
-        done = here(capsys, monkeypatch, command, str(tmp_path / "run"))
-        refused(done, "scores.jsonl cannot be read: No such file or directory.")
-    assert here(capsys, monkeypatch, "table", str(GREEDY_RUN), "--by", "level", "--by", "level").returncode == 0

@@ -175,6 +175,7 @@ def test_splits_by_subject_and_level_have_rows_in_order():
     assert board.comparison["level"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert board.comparison["tests"].dropna().unique().tolist() == [5]
     assert "level" in show_comparison(board).header
+    assert make_table([str(GREEDY_RUN)], by=["level", "level"]) == make_table([str(GREEDY_RUN)], by=["level"])
     notes = show_comparison(board).notes
     assert not [note for note in notes if "A/A" in note or "Positive control" in note]
 

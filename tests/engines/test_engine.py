@@ -53,6 +53,14 @@ def stock(lm_eval, folder, *arguments):
     return frame.sort_values(["condition", "problem_id"], ignore_index=True)
 
 
+def generated(mless, folder, limit, *settings):
+    """The folder of another run of the bundled problems, once it is finished."""
+    flags = [part for one in settings for part in ("--set", one)]
+    done = mless("run", "demo.yaml", "--limit", str(limit), "--output", str(folder), "--quiet", *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
 def ours(folder, layout):
     frame = load_run(folder)
     asked = [problem.id for problem in load_demo().problems[:COMPARED]]
@@ -84,11 +92,6 @@ def test_the_run_folder_is_complete(our_run):
         (folder / task["samples"]).is_file() and (folder / task["results"]).is_file() for task in receipt["tasks"]
     )
     assert (folder / "accuracy.png").stat().st_size > 10_000
-    results = json.loads((folder / receipt["tasks"][0]["results"]).read_text())
-    frame = load_run(folder)
-    for condition in CONDITIONS:
-        chosen = frame[(frame["layout"] == "raw") & (frame["condition"] == condition)]
-        assert results["results"][f"demo_{condition}"]["correct,graded"] == pytest.approx(chosen["correct"].mean())
 
 
 def test_the_engine_takes_requests_in_the_plans_order(our_run):
@@ -137,12 +140,7 @@ def test_500_seeded_sampled_prompts_in_one_pool(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM: the engine sees to it that none is."""
     flags = ["sampling={temperature: 1.2, top_p: 0.95}", "samples_per_problem=5", f"max_gen_toks={BUDGET}"]
     flags += ["conditions=[wo, mless, {name: twin, unit: /}, random]"]
-    done = mless(
-        *("run", "demo.yaml", "--limit", "25", "--output", str(tmp_path / "run"), "--quiet"),
-        *(part for flag in flags for part in ("--set", flag)),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    frame = load_run(tmp_path / "run")
+    frame = load_run(generated(mless, tmp_path / "run", 25, *flags))
     assert len(frame) == 500 and frame["finish_reason"].isin(["stop", "length"]).all()
     seeds = frame.groupby(["problem_id", "sample_index"], observed=True)["seed"]
     assert (seeds.nunique() == 1).all(), "one seed for a problem's sample, whatever the condition"
@@ -230,16 +228,10 @@ def test_a_server_asked_by_lm_eval_gives_the_same_samples(
 
 @pytest.mark.slow
 def test_mless_run_gives_the_same_samples_through_a_completions_server(our_run, served, mless, tmp_path):
-    done = mless(
-        *("run", "demo.yaml", "--limit", str(COMPARED), "--output", str(tmp_path / "run"), "--quiet"),
-        *("--set", "model.backend=local-completions", "--set", f"max_gen_toks={BUDGET}"),
-        *(
-            "--set",
-            f"model.arguments={{model: demo, base_url: {served}, tokenizer: {DEMO}, max_length: 4096}}",
-        ),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert_equal(ours(tmp_path / "run", "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion")
+    server = f"{{model: demo, base_url: {served}, tokenizer: {DEMO}, max_length: 4096}}"
+    flags = ["model.backend=local-completions", f"model.arguments={server}", f"max_gen_toks={BUDGET}"]
+    run = generated(mless, tmp_path / "run", COMPARED, *flags)
+    assert_equal(ours(run, "raw"), ours(our_run[0], "raw"), "problem_id", "prompt_sha256", "completion")
 
 
 @pytest.mark.slow
@@ -248,14 +240,9 @@ def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(our_r
     flags = ["model.backend=local-chat-completions", f"model.arguments={server}", "layouts=[chat]"]
     flags += [f"max_gen_toks={BUDGET}"]
     sampled = ["sampling={temperature: 1.2}", "samples_per_problem=3", "conditions=[wo]"]
-    for folder, extra in (("greedy", []), ("sampled", sampled)):
-        done = mless(
-            *("run", "demo.yaml", "--limit", str(COMPARED), "--output", str(tmp_path / folder), "--quiet"),
-            *(part for flag in flags + extra for part in ("--set", flag)),
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-    assert_equal(ours(tmp_path / "greedy", "chat"), ours(our_run[0], "chat"), "problem_id", "completion")
-    frame = load_run(tmp_path / "sampled")
+    greedy = generated(mless, tmp_path / "greedy", COMPARED, *flags)
+    assert_equal(ours(greedy, "chat"), ours(our_run[0], "chat"), "problem_id", "completion")
+    frame = load_run(generated(mless, tmp_path / "sampled", COMPARED, *flags, *sampled))
     assert frame["seed"].nunique() == 3 * COMPARED
     assert (frame.groupby("problem_id", observed=True)["completion"].nunique() > 1).any()
 
@@ -283,14 +270,10 @@ def test_a_model_with_a_bos_gets_exactly_one(mless, tmp_path):
         eos_token_id=tokenizer.eos_token_id,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    done = mless(
-        *("run", "demo.yaml", "--limit", "4", "--output", str(tmp_path / "run")),
-        *("--set", f"model.arguments.pretrained={tmp_path / 'model'}", "--set", "model.arguments.max_model_len=1024"),
-        *("--set", "max_gen_toks=8", "--set", "layouts=[raw, chat]"),
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    flags = [f"model.arguments.pretrained={tmp_path / 'model'}", "model.arguments.max_model_len=1024"]
+    flags += ["max_gen_toks=8", "layouts=[raw, chat]"]
+    frame = load_run(generated(mless, tmp_path / "run", 4, *flags))
     problems, model = load_demo().problems[:4], ModelTokenizer(name="model", tokenizer=tokenizer)
-    frame = load_run(tmp_path / "run")
     for layout in (Layout.RAW, Layout.CHAT):
         (built,) = build_checked_prompts(problems, [as_condition("mless")], layout, model)
         rows = frame[(frame["layout"] == layout) & (frame["condition"] == "mless")]

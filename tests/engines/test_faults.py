@@ -114,6 +114,16 @@ def verdicts(folder):
     return table, frame[columns].to_csv(index=False)
 
 
+def kill(run, folder, our_run):
+    """End a run in the middle, as if the power failed; returns how many samples it has."""
+    family = descendants(run)
+    run.kill()
+    run.communicate(timeout=PATIENCE)
+    assert 0 < samples(folder) < samples(our_run[0])
+    assert gone(family), "neither an engine nor a grader outlives the run"
+    return samples(folder)
+
+
 def gone(processes):
     _, alive = psutil.wait_procs(processes, timeout=120)  # Ray's agents look for their run once a minute
     return [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
@@ -127,13 +137,7 @@ def test_killed_and_finished_it_has_the_same_verdicts_and_no_process_is_left(our
     run = start(folder, program=(sys.executable, "-c", FORKING), environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     run.send_signal(signal.SIGSTOP)  # it journals no more, however long the look at its processes takes
-    family = descendants(run)
-    assert run.poll() is None, "it must be killed in the middle"
-    run.kill()
-    run.communicate(timeout=PATIENCE)
-    first = samples(folder)
-    assert 0 < first < total
-    assert gone(family), "neither the engine nor a grader outlives the run"
+    first = kill(run, folder, our_run)
     goes_on(folder, our_run)
     receipt = json.loads((folder / "run.json").read_text())
     assert len(receipt["sessions"]) == 2 and receipt["timing"]["samples"] == total - first
@@ -251,17 +255,10 @@ def test_every_engine_process_of_two_killed_the_run_goes_on_with_new_ones(our_ru
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
 def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp_path):
     folder = tmp_path / "run"
-    total = samples(our_run[0])
     run = start(folder, options=TWO_ENGINES)
-    wait_for(run, folder, total // 4)
-    family = descendants(run)
-    engines = [process for one in actors(run) for process in (one, *one.children(recursive=True))]
-    run.kill()
-    run.communicate(timeout=PATIENCE)
-    first = samples(folder)
-    assert 0 < first < total
-    assert engines and gone(engines), "no engine outlives the run"
-    assert gone(family)
+    wait_for(run, folder, samples(our_run[0]) // 4)
+    assert actors(run)
+    kill(run, folder, our_run)
     goes_on(folder, our_run)
     sessions = json.loads((folder / "run.json").read_text())["sessions"]
     assert [session["engine"]["engines"] for session in sessions] == [2, 1]
@@ -271,16 +268,12 @@ def test_begun_with_two_engines_and_killed_a_run_is_finished_by_one(our_run, tmp
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="tensor parallel 2 needs two GPUs")
 def test_a_model_shared_by_two_gpus_has_the_same_verdicts_and_dies_with_its_run(our_run, tmp_path):
-    folder, total = tmp_path / "run", samples(our_run[0])
+    folder = tmp_path / "run"
     shared = ("--set", "model.arguments.tensor_parallel_size=2")
     run = start(folder, options=shared)
     wait_for(run, folder, 1)
-    family = descendants(run)
-    run.kill()
-    run.communicate(timeout=PATIENCE)
-    assert 0 < samples(folder) < total and gone(family)
-    again = start(folder, options=shared)
-    end(again)
+    kill(run, folder, our_run)
+    end(start(folder, options=shared))
     assert verdicts(folder) == verdicts(our_run[0])
 
 

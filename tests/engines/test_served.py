@@ -207,9 +207,6 @@ def test_the_example_config_runs_in_one_try_and_goes_on_after_the_server_died(se
     sets += ["model.arguments.model=tiny", f"model.arguments.base_url={server.url}", "layouts=[raw]"]
     arguments = [part for one in sets for part in ("--set", one)]
     arguments += ["--limit", "4", "--output", str(tmp_path / "run"), "--quiet"]
-    wrong = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.model=tinny")
-    assert wrong.returncode == 2 and wrong.stderr.splitlines()[-1].startswith("mless: The server at http://127.0.0.1")
-    assert "Traceback" not in wrong.stderr and len(wrong.stderr.splitlines()) < 40
     stopped = here(capsys, monkeypatch, "run", str(SERVED), *arguments, "--set", "model.arguments.num_concurrent=2")
     assert stopped.returncode == 2 and "no completion of problem demo/" in stopped.stderr.splitlines()[-1]
     server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))

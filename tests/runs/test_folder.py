@@ -124,16 +124,6 @@ def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
 
 
-def test_the_contrasts_of_a_begun_run_cannot_be_changed(plan, identity, tmp_path):
-    assert identity.contrasts == [("mless", "wo"), ("mful", "wo"), ("random", "wo")]
-    begun(tmp_path / "run", identity, plan)
-    other = replace(identity, contrasts=[("mless", "wo")])
-    with pytest.raises(
-        JournalError, match=r"begun with other settings. Changed: contrasts: .* -> \[\[\"mless\", \"wo\""
-    ):
-        RunFolder(tmp_path / "run", other, plan.prompts)
-
-
 @pytest.mark.parametrize("number", [2, None])
 @pytest.mark.parametrize("name", [JOURNAL, SCORES, RECEIPT])
 def test_another_format_is_refused_by_its_number(tmp_path, name, number):
@@ -248,16 +238,6 @@ def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
         RunFolder(tmp_path / "run", typo, plan.prompts)
 
 
-@needs_vllm
-def test_samples_of_a_cpu_are_not_continued_on_a_gpu(plan, identity, tmp_path):
-    assert identity.engine.device == "cpu"
-    with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
-        folder.journal.append({"key": "k", "task": "t"})
-    other = replace(identity, engine=replace(identity.engine, device="cuda"))
-    with pytest.raises(JournalError, match=r'Changed: engine.device: "cpu" -> "cuda"'):
-        RunFolder(tmp_path / "run", other, plan.prompts)
-
-
 def test_the_receipt_tells_samples_and_verdicts_by_their_hashes(demo_run):
     files = json.loads((demo_run / RECEIPT).read_text())["files"]
     assert files == {name: hashlib.sha256((demo_run / name).read_bytes()).hexdigest() for name in files}
@@ -312,12 +292,6 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(plan, identity, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-def test_a_path_that_cannot_be_a_folder_is_refused(plan, identity, tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(JournalError, match=r"is a file: expected a folder, or none yet. Choose another --output"):
-        RunFolder(tmp_path / "file", identity, plan.prompts)
-
-
 def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(demo_run):
     before = load_run(demo_run)
     compress_finished(demo_run)
@@ -330,19 +304,13 @@ def test_a_finished_run_is_compressed_and_read_so_and_regrading_leaves_it_so(dem
     pandas.testing.assert_frame_equal(load_run(demo_run)[ours], before[ours])
 
 
-def test_a_compressed_run_is_continued_and_compressed_again(plan, identity, own_run):
-    compress_finished(own_run)
-    with RunFolder(own_run, identity, plan.prompts) as folder:
-        assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
-    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists()
-
-
 def test_a_kill_while_compressing_loses_nothing_and_another_file_of_the_name_is_refused(plan, identity, own_run):
     whole = (own_run / JOURNAL).read_bytes()
     compress_finished(own_run)
     (own_run / JOURNAL).write_bytes(whole)  # a kill after the compressed form is whole, before the other goes
     with RunFolder(own_run, identity, plan.prompts) as folder:
-        assert len(folder.sample_keys) == plan.size
+        assert (own_run / JOURNAL).exists() and len(folder.sample_keys) == plan.size
+    assert (own_run / f"{JOURNAL}.xz").exists() and not (own_run / JOURNAL).exists(), "continued, and compressed again"
     (own_run / JOURNAL).write_bytes(whole[: whole.index(b"\n") + 1])
     for change in (regrade, lambda run: RunFolder(run, identity, plan.prompts)):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
@@ -398,9 +366,14 @@ def test_a_read_only_folder_is_refused(plan, identity, tmp_path):
 
 def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_path):
     begun(tmp_path / "run", identity, plan)
-    other = replace(identity, config={**identity.config, "max_gen_toks": 7})
-    with pytest.raises(JournalError, match=r"begun with other settings. Changed: config.max_gen_toks: 2048 -> 7. Undo"):
-        RunFolder(tmp_path / "run", other, plan.prompts)
+    for change, said in (
+        ({"contrasts": [("mless", "wo")]}, r"contrasts: \[\[\"mless\", \"wo\"\], .* -> \[\[\"mless\", \"wo\""),
+        ({"engine": replace(identity.engine, device="cuda")}, r"engine.device: .* -> \"cuda\""),
+        ({"config": {**identity.config, "max_gen_toks": 7}}, "config.max_gen_toks: 2048 -> 7. Undo"),
+    ):
+        other = replace(identity, **change)
+        with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
+            RunFolder(tmp_path / "run", other, plan.prompts)
     assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
     assert next_free_folder(tmp_path / "run", other).name == "run-2"
     RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
@@ -477,18 +450,14 @@ def test_a_sample_of_another_run_in_the_journal_is_refused(plan, own_run):
         execute(plan, output=own_run, quiet=True)
 
 
-@pytest.mark.parametrize("lost", ["run.json", "samples_demo_wo_*.jsonl"])
-def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, lost):
-    (gone,) = own_run.glob(lost)
-    gone.unlink()
+@pytest.mark.parametrize(
+    ("name", "left"), [("run.json", None), ("run.json", '{"ta'), ("samples_demo_wo_*.jsonl", None)]
+)
+def test_what_a_kill_while_finishing_lost_is_made_again(plan, own_run, name, left):
+    (file,) = own_run.glob(name)
+    file.unlink() if left is None else file.write_text(left)
     execute(plan, output=own_run, quiet=True)
-    assert len(list(own_run.glob(lost))) == 1 and len(load_run(own_run)) == 20
-
-
-def test_a_torn_receipt_is_made_again(plan, own_run):
-    (own_run / "run.json").write_text('{"tasks": [')
-    execute(plan, output=own_run, quiet=True)
-    assert json.loads((own_run / "run.json").read_text())["problems"] == 5
+    assert len(list(own_run.glob(name))) == 1 and len(load_run(own_run)) == 20
 
 
 def test_a_full_disk_while_finishing_is_told_and_mended(plan, own_run):
@@ -544,8 +513,6 @@ def test_regrading_says_what_changed_and_restores_lost_scores(demo_run):
     lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
     wrong = [line.replace('"verdict":"correct"', '"verdict":"no_box"') for line in lines[:11]]
     (demo_run / SCORES).write_text("".join([*wrong, *lines[11:-5]]))
-    with pytest.raises(RunError, match=r"the score of problem .* is missing. Run `mless regrade` on the folder"):
-        load_run(demo_run)
     told = regrade(demo_run)
     changed = sum(a != b for a, b in zip(wrong, lines, strict=False))
     assert changed > 0 and f"{changed} verdicts changed\n" in told and "no_box -> correct\n" in told

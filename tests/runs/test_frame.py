@@ -14,6 +14,7 @@ from harness.grading import COLUMNS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts, read_receipt, read_scores
 from harness.runs.frame import load_run, loops, read_frame
 from harness.runs.journal import expand
+from harness.runs.read import Run
 from harness.runs.records import Score
 from tests.make import GREEDY_RUN, right, write_run
 
@@ -102,6 +103,8 @@ def test_files_that_are_not_there_are_named(demo_run):
     (demo_run / SCORES).unlink()
     with pytest.raises(JournalError, match=r"scores.jsonl does not exist"):
         read_outcomes(demo_run)
+    with pytest.raises(RunError, match=r"scores.jsonl cannot be read: No such file or directory\."):
+        Run.load(demo_run)
     rewritten = (demo_run / JOURNAL).read_text().splitlines(keepends=True)[:2]
     (demo_run / JOURNAL).write_text("".join(rewritten))
     shutil.copy(GREEDY_RUN / SCORES, demo_run)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, _unwritable, differences
+from harness.runs.journal import Journal, differences
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
@@ -39,14 +39,6 @@ def test_any_text_comes_back(tmp_path, texts):
         for number, text in enumerate(texts):
             journal.append(record(number, text))
     assert [r["completion"] for r in list(read_journal(path))[1:]] == texts
-
-
-def test_continuing_knows_the_keys(tmp_path):
-    path = filled(tmp_path / "j")
-    with Journal(path, HEADER) as journal:
-        assert journal.keys == {"k0", "k1", "k2"} and journal.mended is None
-        journal.append(record(3))
-    assert len(list(read_journal(path))) == 5
 
 
 def test_cut_at_every_byte_of_the_last_record_it_continues(tmp_path):
@@ -137,12 +129,6 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
         assert journal.mended is None, "the half line was taken back when it did not fit"
         assert len(journal.keys) == told["written"]
         journal.append(record(9999))
-
-
-def test_a_full_file_system_is_told_the_same_way():
-    with pytest.raises(OSError) as full, open("/dev/full", "wb", buffering=0) as file:
-        file.write(b"x")
-    assert "cannot grow: No space left on device" in str(_unwritable("x", full.value))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -131,12 +131,3 @@ def test_a_leaderboard_has_a_table_for_each_of_runs_that_repeat_or_contradict_an
     titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
     said = "mless-demo, raw, 500 problems, 1 sample each"
     assert titles == [f"{results / name}: {said}" for name in ("again", "demo", "sampled")]
-    with pytest.raises(ComparisonError, match=r"is given twice"):
-        make_leaderboard_page([str(results), str(results / "demo")])
-    with pytest.raises(ComparisonError, match=r"sampled cannot be compared with .*sampling.until"):
-        make_table([str(results / "demo"), str(results / "sampled")])
-
-
-def test_a_table_of_two_datasets_is_refused(two_datasets):
-    with pytest.raises(ComparisonError, match=r"second cannot be compared with .*first: another dataset"):
-        make_table([str(two_datasets)])
