@@ -69,20 +69,22 @@ class ProbeSettings:
         """
         usual = [name for name in source.conditions if not yardstick(name)]
         conditions = tuple(dict.fromkeys((BASELINE, *(self.conditions or usual))))
-        if absent := [name for name in conditions if name not in source.conditions]:
-            raise ConfigError(
-                f"{source.name} has no condition {absent[0]!r}: expected one of {list_first(source.conditions, 6)}."
-            )
-        if hidden := [name for name in conditions if name in source.filled_answers]:
-            raise ConfigError(
-                f"{source.name} does not record where in the answer {hidden[0]!r} has its filler: leave it out of "
-                "--conditions."
-            )
-        if any(not prompt.segments for one in source.problems for prompt in one.prompts.values()):
-            raise ConfigError(
-                f"{source.name} does not record where fillers stand: expected a run, or logs of a task that "
-                "`mless tasks --wrap` wrote."
-            )
+        absent = ", ".join(name for name in conditions if name not in source.conditions)
+        hidden = ", ".join(name for name in conditions if name in source.filled_answers)
+        unmarked = any(not prompt.segments for one in source.problems for prompt in one.prompts.values())
+        for bad, what in (
+            (absent, f"has no condition {absent}: expected one of {list_first(source.conditions, 6)}"),
+            (
+                hidden,
+                f"does not record where in the answer the filler of {hidden} stands: leave it out of --conditions",
+            ),
+            (
+                unmarked,
+                "does not record where fillers stand: expected a run, or logs that `mless tasks --wrap` made",
+            ),
+        ):
+            if bad:
+                raise ConfigError(f"{source.name} {what}.")
         return replace(self, model=self.model or source.model, conditions=conditions)
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -174,14 +174,12 @@ class AttentionTraces:
         with _told(path):
             _refuse_other_files(path)  # before a lock is put into it
             path.mkdir(parents=True, exist_ok=True)
-        held = lock(path)
-        try:
+        with ExitStack() as opened:
+            held = lock(path)
+            opened.callback(held.release)
             if (path / HEADER).exists():
                 begun = cls(path)
-                _refuse_other_kind(path, begun.header, header)
-                flips = [one.get("selection", {}).get("criterion", {}).get("flip") for one in (begun.receipt, receipt)]
-                if flips[0] != flips[1]:
-                    raise JournalError(f"{path} has problems of --flip {flips[0]}. Choose another --output.")
+                _refuse_other_kind(path, (begun.header, begun.receipt), (header, receipt))
                 conditions = dict.fromkeys([*begun.header.conditions, *header.conditions])
                 header, receipt = replace(begun.header, conditions=tuple(conditions)), begun.receipt
             about = {
@@ -194,10 +192,9 @@ class AttentionTraces:
                 write_whole(path / HEADER, json.dumps(about, indent=1))
                 for left_over in path.glob("*.part"):  # of a killed session
                     left_over.unlink()
-            return cls(path, held)
-        except BaseException:
-            held.release()
-            raise
+            traces = cls(path, held)
+            opened.pop_all()  # the lock stays until `close`
+        return traces
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -251,7 +248,7 @@ class AttentionTraces:
         found = [self.get(problem_id, condition).measures for problem_id in problem_ids]
         if missing := [name for name in names if any(name not in one for one in found)]:
             raise ConfigError(
-                f"{self.path} has no {missing[0]} under {condition}: filler_* needs a filler, and the parts of a "
+                f"{self.path} has no {missing[0]} under {condition}: it has {', '.join(found[0])}. The parts of a "
                 "change are recorded by --decompose."
             )
         return np.array([[one[name] for one in found] for name in names], dtype=np.float64)
@@ -307,9 +304,15 @@ def _refuse_other_files(path: Path) -> None:
         raise JournalError(f"{path} already holds files, and none is the {HEADER} of traces. Choose another --output.")
 
 
-def _refuse_other_kind(path: Path, known: TraceHeader, wanted: TraceHeader) -> None:
-    """Raise JournalError unless two headers agree in all but their conditions, naming what differs."""
-    old, new = (json.loads(json.dumps(asdict(replace(header, conditions=())))) for header in (known, wanted))
+def _refuse_other_kind(
+    path: Path, known: tuple[TraceHeader, Mapping[str, Any]], wanted: tuple[TraceHeader, Mapping[str, Any]]
+) -> None:
+    """Raise JournalError unless headers agree in all but their conditions, and receipts in the flip, naming what."""
+    old, new = (
+        json.loads(json.dumps(asdict(replace(header, conditions=()))))
+        | {"flip": receipt.get("selection", {}).get("criterion", {}).get("flip")}
+        for header, receipt in (known, wanted)
+    )
     if changes := differences(old, new):
         raise JournalError(
             f"{path} holds traces of another kind, nothing was added. Changed: {'; '.join(changes[:4])}. "

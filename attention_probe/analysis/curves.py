@@ -157,12 +157,9 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     """
     names = list(conditions)
     shared = [name for name in traces.problem_ids if all(traces.has(name, condition) for condition in names)]
-    if not traces.conditions:
-        raise ConfigError(f"{traces.path} holds no trace yet. Run `mless probe` again to continue it.")
     if not shared:
-        raise ConfigError(
-            f"{traces.path} has no problem under all of {', '.join(names)}; it has {', '.join(traces.conditions)}."
-        )
+        there = ", ".join(traces.conditions) or "no trace yet"
+        raise ConfigError(f"{traces.path} has no problem under all of {', '.join(names)}; it has {there}.")
     return shared
 
 

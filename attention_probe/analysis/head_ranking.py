@@ -25,7 +25,7 @@ import pandas
 from numpy.typing import NDArray
 
 from attention_probe.analysis.curves import chosen_problems, has_one_filler
-from attention_probe.measure.definitions import GUARANTEED, MEASURES
+from attention_probe.measure.definitions import GUARANTEED
 from attention_probe.traces import AttentionTraces
 from harness.constants import DEFAULT_SEED, FLIPS_AT_ONCE, HEADS_ALPHA, RANKING_DRAWS, TIE
 from harness.errors import ConfigError
@@ -47,7 +47,7 @@ def rank_heads(
 
     Args:
         traces: Where from.
-        measure: A name of `definitions.MEASURES`.
+        measure: A name of `definitions.MEASURES` that was recorded.
         baseline: The condition that is subtracted, usually another filler; or several, whose mean is.
         condition: The condition that it is subtracted from, or several. With several on either side the string is the
             unit, else the prompt.
@@ -62,13 +62,13 @@ def rank_heads(
         readers.
 
     Raises:
-        ConfigError: there is no such measure, it was not recorded, no prompt has all conditions, or fewer than two.
+        ConfigError: the measure was not recorded, a side has no condition or one of the other's, or fewer than two
+            prompts have all conditions.
     """
     old, new = ((one,) if isinstance(one, str) else tuple(one) for one in (baseline, condition))
-    if measure not in MEASURES:
-        raise ConfigError(f"there is no measure {measure!r}. Choose one of {', '.join(MEASURES)}.")
-    if both := [name for name in new if name in old]:
-        raise ConfigError(f"{both[0]} cannot be contrasted with itself. Choose two conditions.")
+    if not (old and new) or set(old) & set(new):
+        named = [" and ".join(side) or "none" for side in (new, old)]
+        raise ConfigError(f"Expected a contrast of different conditions, got {named[0]} against {named[1]}.")
     chosen = chosen_problems(traces, (*old, *new))
     if len(chosen) < 2:
         raise ConfigError(f"{len(chosen)} prompt cannot rank heads: the prompt is the unit. Probe at least two.")

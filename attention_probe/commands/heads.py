@@ -9,7 +9,6 @@ import typer
 
 from attention_probe.commands.probe import split_words
 from harness.constants import HEADS_BASELINE, STUDIED
-from harness.errors import ConfigError
 
 
 def heads(
@@ -39,8 +38,6 @@ def heads(
     from harness.display.table import Column, Table, render
 
     old, new = split_words(baseline), split_words(condition)
-    if not (old and new):
-        raise ConfigError("--baseline and --condition: expected a condition for each, got none. Name one.")
     with AttentionTraces.open(traces) as opened:
         frame = rank_heads(opened, measure, old, new)
     remarks = [frame.attrs["note"]]

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, Shown
 from harness.display.figures.style import Look, looks
 from harness.display.numbers import label
@@ -203,20 +204,23 @@ class FigureConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         curves, flip = self.kind == "curves", self.prompts.flip
-        if not (self.heads and self.rows and not self.models if curves else self.models and not self.heads):
-            raise ValueError(
-                f"kind: {self.kind} needs {'`heads` and `rows`' if curves else '`models`'}, and these only"
-            )
-        for place, row in enumerate(self.rows):
-            if len(row.y_limits) not in (0, 1, len(self.heads)):
-                raise ValueError(f"rows.{place}: y_limits: expected one pair or one for each head")
-        for place, head in enumerate(self.heads):
-            if not (head.model or self.model):
-                raise ValueError(f"heads.{place}: needs `model`, here or for the whole figure")
-        if flip and not curves:
-            raise ValueError("prompts: a figure of activations has no place for controls: expected no `flip`")
-        if flip in ("wrong_to_right", "right_to_wrong", "changed") and not self.prompts.controls:
-            raise ValueError("prompts: problems that flipped are shown beside matched ones: expected `controls: true`")
+        whole = self.heads and self.rows and not self.models if curves else self.models and not self.heads
+        parts = "`heads` and `rows`" if curves else "`models`"
+        other = next((at for at, row in enumerate(self.rows) if len(row.y_limits) not in (0, 1, len(self.heads))), None)
+        unnamed = next((at for at, head in enumerate(self.heads) if not (head.model or self.model)), None)
+        flipped = flip in (*CHANGES, CHANGED)
+        for bad, message in (
+            (not whole, f"kind: {self.kind} needs {parts}, and these only"),
+            (other is not None, f"rows.{other}: y_limits: expected one pair or one for each head"),
+            (unnamed is not None, f"heads.{unnamed}: needs `model`, here or for the whole figure"),
+            (flip and not curves, "prompts: a figure of activations has no place for controls: expected no `flip`"),
+            (
+                flipped and not self.prompts.controls,
+                "prompts: problems that flipped are shown beside matched ones: expected `controls: true`",
+            ),
+        ):
+            if bad:
+                raise ValueError(message)
         return self
 
     @property

@@ -113,10 +113,20 @@ def load_model(
         config_path = Path(str(cached_file(source, "config.json")))
         commit = None if is_folder else config_path.parent.name  # the hub's cache names its folders so
         whole = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
-        config = _text_config(whole, name)
+        config = whole.get_text_config(decoder=True)  # the language model's alone
         chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
-        if not chosen or chosen[0] < 0 or chosen[-1] >= count:
-            raise ModelError(f"{name} has layers 0 to {count - 1}, counted from 0; got {list(chosen)}.")
+        quantised = any(getattr(one, "quantization_config", None) for one in (whole, config))
+        outside = not chosen or chosen[0] < 0 or chosen[-1] >= count
+        for bad, what in (
+            (quantised, "is quantised: its attention is not that of the model it was made from"),
+            (
+                config.is_encoder_decoder,
+                f"({config.model_type}) is an encoder-decoder: expected a causal language model",
+            ),
+            (outside, f"has layers 0 to {count - 1}, counted from 0; got {list(chosen)}"),
+        ):
+            if bad:
+                raise ModelError(f"{name} {what}.")
         layers_path = _find_layers(config, name)
         cut = copy.deepcopy(config)
         cut.num_hidden_layers = max(chosen) + 1
@@ -160,21 +170,6 @@ def load_model(
     )
 
 
-def _text_config(config: PretrainedConfig, name: str) -> PretrainedConfig:
-    """The config of the language model alone.
-
-    Raises:
-        ModelError: the checkpoint is quantised, or an encoder-decoder.
-    """
-    text = config.get_text_config(decoder=True)
-    quantised = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
-    if quantised:
-        raise ModelError(f"{name} is quantised: its attention is not that of the model it was made from.")
-    if text.is_encoder_decoder:
-        raise ModelError(f"{name} ({text.model_type}) is an encoder-decoder. The probe reads causal language models.")
-    return text
-
-
 def _find_layers(config: PretrainedConfig, name: str) -> str:
     """The path of the list of decoder layers, in the whole model on the meta device, which costs no memory.
 
@@ -189,12 +184,14 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
     }
     depth = min((path.count(".") for path in lists), default=0)
     outermost = [path for path in lists if path.count(".") == depth]
-    if len(outermost) != 1:
-        found = ", ".join(outermost) or "none"
-        raise ModelError(f"{name} cannot be cut: expected one list of its {count} layers, got {found}.")
-    kinds = {type(part) for part in lists[outermost[0]].modules()}
-    if counting := [kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)]:
-        raise ModelError(f"{name} cannot be cut: its {counting[0]} depends on how many layers there are.")
+    kinds = {type(part) for path in outermost for part in lists[path].modules()}
+    counting = [kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)]
+    for bad, what in (
+        (len(outermost) != 1, f"expected one list of its {count} layers, got {', '.join(outermost) or 'none'}"),
+        (counting, f"its {', '.join(counting)} depends on how many layers there are"),
+    ):
+        if bad:
+            raise ModelError(f"{name} cannot be cut: {what}.")
     return str(outermost[0])
 
 

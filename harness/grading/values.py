@@ -220,8 +220,6 @@ class Point:
 
     def function(self, name: str, *arguments: Value) -> Value:
         """A function by its command: `log` of a value and its base, `binom`, ..."""
-        if name not in _FUNCTIONS:
-            raise Unreadable(name)
         self._spend(20 if name in ("!", "binom") else 1)
         if name in ("!", "binom"):
             if all(isinstance(one, Fraction) and one.denominator == 1 and one >= 0 for one in arguments):

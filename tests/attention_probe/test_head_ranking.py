@@ -83,8 +83,9 @@ def test_a_small_number_of_prompts_is_enumerated_and_its_limit_told(tmp_path):
 
 def test_what_cannot_be_ranked_is_told(traces, tmp_path):
     for arguments, told in [
-        (("entropy", "wo", "mless"), "there is no measure 'entropy'. Choose one of mass_first"),
-        (("filler_entropy", "mless", "mless"), "mless cannot be contrasted with itself"),
+        (("entropy", "wo", "mless"), "has no entropy under wo: it has .*mass_f"),
+        (("filler_entropy", "mless", "mless"), "different conditions, got mless against mless"),
+        (("filler_entropy", "mless", ()), "different conditions, got none against mless"),
         (("filler_entropy", "wo", "mless"), "has no filler_entropy under wo: "),
         (("bias", "random", "mless"), "has no bias under random: .*--decompose"),
         (("filler_entropy", "mful", "mless"), "has no problem under all of mful, mless"),

@@ -273,7 +273,7 @@ def test_a_filler_in_the_answer_is_refused(demo_tokenizer, layout):
     for chosen in ((), ("last", "dots")):
         with pytest.raises(ConfigError) as caught:
             ProbeSettings(conditions=chosen).fitted(source_of(run))
-        assert "does not record where in the answer 'dots' has its filler" in str(caught.value)
+        assert "does not record where in the answer the filler of dots" in str(caught.value)
     kept = ProbeSettings(conditions=("at-once", "last")).fitted(source_of(run)).conditions
     tokenized = tokenize(built.problems[0], demo_tokenizer, conditions=kept)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]

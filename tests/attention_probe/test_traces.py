@@ -103,7 +103,7 @@ def test_a_trace_of_another_kind_is_refused_naming_what_differs(tmp_path, writte
     told = 'fingerprint.revision: null -> "b"; layers: [0, 2] -> [0, 1]; on_outcome: false -> true'
     with pytest.raises(JournalError) as error:
         AttentionTraces.create(path, make_header(**change), receipt={})
-    with pytest.raises(JournalError, match="--flip None"):
+    with pytest.raises(JournalError, match=r"Changed: flip: null -> \"changed\"\."):
         AttentionTraces.create(path, make_header(), receipt={"selection": {"criterion": {"flip": "changed"}}})
     assert told in str(error.value) and contents(path) == contents(written)
 
