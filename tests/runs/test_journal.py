@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, differences
+from harness.runs.journal import Journal, _unwritable, differences
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
@@ -129,6 +129,12 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
         assert journal.mended is None, "the half line was taken back when it did not fit"
         assert len(journal.keys) == told["written"]
         journal.append(record(9999))
+
+
+def test_a_full_file_system_is_told_the_same_way():
+    with pytest.raises(OSError) as full, open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+    assert "cannot grow: No space left on device" in str(_unwritable("x", full.value))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
