@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -210,17 +210,21 @@ def demo_tokenizer():
     return load_tokenizer(str(resources.demo_model()))
 
 
+def installed(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One of the installed commands, as a user runs it."""
+    command = [str(Path(sys.executable).with_name(name)), *arguments]
+    own = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=own, timeout=PATIENCE, check=False)
+
+
 @pytest.fixture(scope="session")
 def mless() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The real command, as a user runs it."""
+    return partial(installed, "mless")
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("mless")), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE, check=False
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return partial(installed, "lm_eval")
 
 
 NVIDIA_SMI = """#!/bin/sh
@@ -246,19 +250,6 @@ def nvidia_smi(tmp_path, monkeypatch):
 
     holding()
     return holding
-
-
-@pytest.fixture(scope="session")
-def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The stock lm_eval command."""
-
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("lm_eval")), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=PATIENCE, check=False
-        )
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -15,21 +15,15 @@ import yaml
 
 from harness import resources
 from harness.runs.read import Run
+from tests.experiment.test_refusals import MINIMAL
 from tests.make import GREEDY_RUN, make_trace, write_traces
-
-CONFIG = {
-    "name": "t",
-    "model": {"arguments": {"pretrained": "demo"}},
-    "dataset": "demo",
-    "conditions": ["wo", "mless"],
-}
 
 
 @pytest.fixture
 def config(tmp_path):
     def write(**changes):
         path = tmp_path / "t.yaml"
-        path.write_text(yaml.safe_dump({**CONFIG, **changes}))
+        path.write_text(yaml.safe_dump({**MINIMAL, "dataset": "demo", **changes}))
         return str(path)
 
     return write
@@ -51,12 +45,6 @@ def refused(done, message):
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("mless: ") and message in line
-
-
-def test_help_lists_the_commands(mless):
-    done = mless("--help")
-    assert done.returncode == 0
-    assert {"run", "regrade", "table", "tasks", "doctor", "fetch"} <= set(done.stdout.split())
 
 
 def test_every_command_stands_in_a_group_with_an_example_of_itself(built, capsys):
@@ -88,8 +76,10 @@ def test_a_model_runs_without_a_config_of_its_own(capsys, monkeypatch, tmp_path)
     assert "requests  24: wo 2 times, 1 positive control" in done.stdout
     shutil.copytree(resources.demo_model(), tmp_path / "a model")
     (tmp_path / "a model" / "chat_template.jinja").unlink()
-    bare = here(capsys, monkeypatch, "run", "--model", str(tmp_path / "a model"), *ask)
+    base = ("run", "--model", str(tmp_path / "a model"), *ask)
+    bare = here(capsys, monkeypatch, *base)
     assert bare.returncode == 0 and "mless raw 55" in " ".join(bare.stdout.split())
+    refused(here(capsys, monkeypatch, *base, "--set", "layouts=[chat]"), "and the layout `chat` needs one")
     refused(here(capsys, monkeypatch, "run"), "Expected a run config or --model ORG/NAME, got neither")
     refused(here(capsys, monkeypatch, "run", "x.yaml", "--model", "demo"), "got both. Give one of the two.")
     refused(here(capsys, monkeypatch, "run", "--model", "./nowhere", *ask), "Model folder ./nowhere does not exist")
@@ -257,24 +247,6 @@ def test_yaml_without_a_value_is_refused_with_its_place(tmp_path, capsys, monkey
     assert why in done.stderr
 
 
-def test_a_file_that_is_no_run_is_not_called_damaged(config, capsys, monkeypatch):
-    path = config()
-    for run in (path, f"wo={path}"):
-        done = here(capsys, monkeypatch, "table", run)
-        refused(done, f"{path}, line 1: not a line of lm_eval")
-        assert "damaged" not in done.stderr
-
-
-def test_chat_without_a_template_is_refused(config, tmp_path, capsys, monkeypatch):
-    import shutil
-
-    shutil.copytree(resources.demo_model(), tmp_path / "base")
-    (tmp_path / "base" / "chat_template.jinja").unlink()
-    base = f"model.arguments.pretrained={tmp_path / 'base'}"
-    done = here(capsys, monkeypatch, "run", config(layouts=["chat"]), "--set", base)
-    refused(done, "has no chat template, and the layout `chat` needs one")
-
-
 def test_a_used_output_folder_is_refused_before_the_plan_is_built(capsys, monkeypatch, config, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("x")
@@ -284,12 +256,8 @@ def test_a_used_output_folder_is_refused_before_the_plan_is_built(capsys, monkey
 
 def test_an_error_that_quotes_control_characters_is_one_line_of_plain_ones(capsys, monkeypatch):
     done = here(capsys, monkeypatch, "table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
-    refused(done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run")
+    refused(done, "no<U+001B>[2Jsuch fol<U+202E>der<U+009B> holds no finished run: expected run.json")
     assert done.stderr.rstrip("\n").isprintable()
-
-
-def test_table_of_a_missing_run(mless, tmp_path):
-    refused(mless("table", str(tmp_path)), "holds no finished run: expected run.json")
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (resources.folder("configs") / "runs").glob("*.yaml")))

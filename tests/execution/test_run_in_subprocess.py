@@ -7,7 +7,7 @@ import pytest
 
 import harness
 from harness import resources
-from harness.errors import ConfigError, RunError
+from harness.errors import RunError
 from tests.conftest import PATIENCE
 
 SCRIPT = """
@@ -35,5 +35,3 @@ def test_what_the_command_refuses_is_raised_with_its_words(tmp_path, capfd):
     (tmp_path / "full" / "precious").write_text("x")
     with pytest.raises(RunError, match="already holds files"):
         harness.run(CONFIG, limit=1, output=tmp_path / "full")
-    with pytest.raises(ConfigError, match="No such file"):
-        harness.run(tmp_path / "none.yaml")
