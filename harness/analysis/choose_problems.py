@@ -147,8 +147,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
         if unknown := [value for value in values if value not in known]:
             there = list_first(sorted(map(str, known)), 8)
             raise ConfigError(f"{source.name} has no problem of the {name} {unknown[0]!r}: expected one of {there}.")
-    if criterion.flip is not None:
-        require_verdicts(source, criterion)
+    require_verdicts(source, criterion)
     graded = source.metric is not None and {criterion.baseline, criterion.condition} <= set(source.conditions)
     outcomes = {problem.id: criterion.outcome(problem) for problem in source.problems} if graded else {}
     candidates = [
@@ -215,17 +214,17 @@ def selected_problems(selection: Selection, source: Source) -> tuple[Problem, ..
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
-    """Refuse a source in which flips cannot be found.
+    """Refuse a source that lacks a condition which was named, or in which the flips that are wanted cannot be found.
 
     Raises:
         ConfigError: it lacks one of the two conditions, or has no verdicts.
     """
-    for name in (criterion.baseline, criterion.condition):
-        if name not in source.conditions:
+    for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDIED)):
+        if name not in source.conditions and (criterion.flip or name != default):
             raise ConfigError(
                 f"{source.name}: the condition {name!r} is not one of {list_first(source.conditions, 6)}."
             )
-    if source.metric is None:
+    if criterion.flip and source.metric is None:
         raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} cannot be told.")
 
 

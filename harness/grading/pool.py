@@ -91,8 +91,8 @@ class _Job:
 class _Worker:
     """A worker process, as the parent sees it.
 
-    Its jobs lie in a file, since a pipe can be full, and the parent must never wait for a worker. The pipe only says
-    how long a job is.
+    Its jobs and its errors lie in files, since a pipe can be full, and neither process may wait for the other. The pipe
+    only says how long a job is.
     """
 
     def __init__(self, memory_bytes: int, *, audits: bool) -> None:
@@ -101,20 +101,20 @@ class _Worker:
             self._start(root, memory_bytes, audits)
         except OSError as error:
             raise GraderError(f"no process for grading can be started: {error}.") from None
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        self.calls, self.replies, self.errors = self.process.stdin, self.process.stdout, self.process.stderr
+        assert self.process.stdin and self.process.stdout
+        self.calls, self.replies = self.process.stdin, self.process.stdout
         self.ready, self.received = False, b""
         self.job: _Job | None = None
         self.set_clock(GRADER_START_S)
 
     def _start(self, root: str, memory_bytes: int, audits: bool) -> None:
-        self.requests = tempfile.TemporaryFile(buffering=0)
+        self.requests, self.errors = (tempfile.TemporaryFile(buffering=0) for _ in range(2))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT, root]
             + [str(int(number)) for number in (memory_bytes, self.requests.fileno(), audits)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self.errors,
             bufsize=0,
             env={**os.environ, **_ENVIRONMENT},
             pass_fds=[self.requests.fileno()],
@@ -152,9 +152,10 @@ class _Worker:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
         self.process.kill()
-        with self.process, self.requests:
+        with self.process, self.requests, self.errors:
             code = self.process.wait()
-            lines = self.errors.read().decode(errors="replace").strip().splitlines()
+            self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
+            lines = self.errors.read(4096).decode(errors="replace").strip().splitlines()
         ended = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
         return f"the grader {ended}", lines[-1] if lines else "no message"
 

@@ -39,6 +39,7 @@ from harness.runs.records import (
     Sample,
     Score,
     ScoredBy,
+    SessionNote,
     as_json,
     fit,
     refuse_other_format,
@@ -220,18 +221,19 @@ def read_config(path: Path) -> dict[str, Any]:
     """The run config as the last session used it, all defaults spelled out.
 
     Raises:
-        JournalError: no session has begun yet.
+        RunError: no session has begun yet, or the note of the last one lacks what is read of it.
     """
     sessions = read_sessions(path)
     if not sessions:
         raise JournalError(f"{path} holds no sample yet. Continue it with the command that began it.")
+    fit(SessionNote, sessions[-1], path / JOURNAL)
     return dict(sessions[-1]["config"])
 
 
 def read_timing(path: Path) -> dict[str, Any]:
     """How long the last session that generated anything took; empty if none got to its end."""
     notes = [note for note in read_notes(path / JOURNAL) if note["key"].startswith(TIMING)]
-    generated = [note for note in notes if note["samples"]] or notes
+    generated = [note for note in notes if note.get("samples")] or notes
     return {name: value for name, value in generated[-1].items() if name != "key"} if generated else {}
 
 

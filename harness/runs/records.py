@@ -246,8 +246,16 @@ class ModelSettings(Struct):
 class Settings(Struct):
     """A run config, as far as it is read."""
 
+    name: str
+    seed: int
     model: ModelSettings
     conditions: list[Any]
+
+
+class SessionNote(Keyed):
+    """What is read of a session's note in the journal, which holds more."""
+
+    config: Settings
 
 
 class Receipt(Struct):

@@ -341,6 +341,7 @@ def test_controls_are_never_silently_fewer():
         ({"level": 9}, "level 9: expected one of 1, 2, 3, 4, 5"),
         ({"ids": ("demo/9",)}, "id 'demo/9': expected one of demo/"),
         ({"flip": "both_right", "condition": "dots"}, "'dots' is not one of wo, mless"),
+        ({"baseline": "dots"}, "'dots' is not one of wo, mless"),
     ],
 )
 def test_criteria_that_cannot_be_met_say_what_there_is(demo, values, message):

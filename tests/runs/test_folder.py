@@ -135,9 +135,12 @@ def test_another_format_is_refused_by_its_number(tmp_path, name, number):
         regrade(run) if name == SCORES else load_run(run)
 
 
-def test_a_first_line_that_is_torn_or_lacks_an_arm_is_named(tmp_path):
+def test_a_first_line_that_is_torn_or_lacks_an_arm_and_a_session_without_its_config_are_named(tmp_path):
     run = small_run(tmp_path / "run")
     first, rest = (run / JOURNAL).read_text().split("\n", 1)
+    (run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
+    with pytest.raises(RunError, match=r"journal.jsonl: Object missing required field `config`"):
+        finish(run)
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     (run / JOURNAL).write_text(json.dumps(header) + "\n" + rest)
