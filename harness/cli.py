@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.display.visible import visible
+from harness.display.hidden_characters import visible
 from harness.errors import HarnessError, RunInterrupted
 
 GROUPS = {

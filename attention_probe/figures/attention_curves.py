@@ -24,8 +24,8 @@ from harness.analysis.reference import read_reference
 from harness.constants import FONT, INCHES, LETTER
 from harness.display.figures import style
 from harness.display.figures.lines import draw_curve
+from harness.display.hidden_characters import visible
 from harness.display.numbers import label
-from harness.display.visible import visible
 from harness.experiment.conditions import contrast_name
 from harness.runs.frame import load_run
 
@@ -205,8 +205,9 @@ def _scale(axes: Axes, panel: Panel, row: pandas.DataFrame) -> None:
     low = float(np.nanmin(shown[["mean", "low"]])) if panel.shows.subtracted else 0.0
     high = float(np.nanmax(shown[["mean", "high"]]))
     span = (high - low) or 1.0
-    room = 0.3 if shown["in_filler"].any() else 0.05
-    axes.set_ylim(panel.y_limits or (low - (0.05 * span if low else 0), high + room * span))
+    below = 0.05 if low else 0.0
+    above = 0.3 if shown["in_filler"].any() else 0.05
+    axes.set_ylim(panel.y_limits or (low - below * span, high + above * span))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.column and len(panel.shows.y_limits) < 2:
         axes.tick_params(labelleft=False)

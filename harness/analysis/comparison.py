@@ -62,7 +62,7 @@ COLUMNS = {
     "wordings": "wordings without a filler: the baseline's and its rewordings",
     "wording_spread": "standard deviation of the accuracy among these, points",
     "wording_difference": "accuracy less the wordings' mean, points",
-    "fillers": "other fillers of the same length",
+    "fillers": "other fillers, as long as the primary contrast's",
     "filler_spread": "standard deviation of the accuracy among these, points",
     "filler_difference": "accuracy less the fillers' mean, points",
     "verdict": "better, worse, equivalent, inconclusive, exploratory, or baseline",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.constants import LOG_SECONDS
+from harness.constants import LOG_SECONDS, TABLE_WIDTH
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
@@ -84,12 +85,15 @@ class Progress:
             self.line()
 
     def line(self) -> None:
-        """Print a line for a log now."""
+        """Print a line for a log now, wrapped at 80 columns."""
         self._shown = time.monotonic()
         done = {task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks}
         *tasks, together = self._bars.tasks
-        parts = [f"{task.description} {done[task.description]} {_accuracy(task)}" for task in tasks]
-        print(f"mless: {done[ALL]} samples, {_speed(together)} | {', '.join(parts)}", file=sys.stderr, flush=True)
+        parts = [f"{task.description}\0{done[task.description]}\0{_accuracy(task)}" for task in tasks]
+        said = f"mless: {done[ALL]} samples, {_speed(together)} | {', '.join(parts)}"
+        # \0 keeps a task together where the line is wrapped
+        lines = textwrap.fill(said, TABLE_WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace("\0", " ")
+        print(lines, file=sys.stderr, flush=True)
 
     def _count(self, name: str, **counts: int) -> None:
         for row in (self._rows[name], self._rows[ALL]):

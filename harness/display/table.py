@@ -16,8 +16,8 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.constants import TABLE_WIDTH, Format
+from harness.display.hidden_characters import visible
 from harness.display.numbers import MINUS, NONE, PASSED
-from harness.display.visible import visible
 
 Row = Mapping[str, Any]
 

@@ -147,7 +147,7 @@ def finish(path: Path) -> None:
     from harness.display.figures.dots import draw_accuracies
     from harness.display.figures.style import save_figure
     from harness.experiment.conditions import find_yardsticks
-    from harness.lm_eval_plugin.write_results import export
+    from harness.lm_eval_plugin.write_lm_eval_logs import export
 
     samples = list(read_samples(path))
     identity, config = read_identity(path), read_config(path)

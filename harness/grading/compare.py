@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import accumulate, pairwise, product
 
 from harness.constants import DEEPEST, LONGEST_ANSWER, MOST_RELATIONS, MOST_SIGNS
-from harness.grading.english import AND, OR, agree, number_word, readable_words, without_unit
 from harness.grading.extract import TOO_LONG, Grade, Verdict, read
 from harness.grading.formula import TooLarge
 from harness.grading.notation import ROW_END, brackets, parts, plain, readings
@@ -31,6 +30,7 @@ from harness.grading.relations import (
     is_name,
     same_comparison,
 )
+from harness.grading.units_and_words import AND, OR, agree, number_word, readable_words, without_unit
 from harness.grading.values import approximate, has_value, same_values
 
 _BASED = re.compile(

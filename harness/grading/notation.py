@@ -7,8 +7,8 @@ import unicodedata
 from functools import lru_cache
 from itertools import groupby
 
-from harness.grading.english import AND, OR, number_word, text_group, without_loose_words, without_words
 from harness.grading.formula import FUNCTIONS
+from harness.grading.units_and_words import AND, OR, number_word, text_group, without_loose_words, without_words
 
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 ROW_END = "¶"

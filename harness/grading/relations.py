@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.grading.english import AND, OR
 from harness.grading.notation import brackets, parts
+from harness.grading.units_and_words import AND, OR
 from harness.grading.values import approximate, constant_ratio
 
 Relation = tuple[list[str], list[str]]

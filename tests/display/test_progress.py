@@ -56,8 +56,9 @@ def test_a_terminal_shows_each_task_and_all_together():
 def test_quiet_shows_lines_in_a_terminal_too():
     written = in_terminal(RUN.replace("QUIET", "True")).strip()
     assert re.fullmatch(
-        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 50\.0%, mless 1/2 100\.0%", written
+        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 50\.0%,\s+mless 1/2 100\.0%", written
     )
+    assert max(map(len, written.splitlines())) <= 80
 
 
 def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):

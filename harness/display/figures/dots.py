@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from harness.constants import FONT, INCHES, ROW_HEIGHT, ROW_NAMES
 from harness.display.figures import style
+from harness.display.hidden_characters import visible
 from harness.display.numbers import LEVEL, PASSED, interval, number, p_value, plural, points, signed
-from harness.display.visible import visible
 
 
 class Row(NamedTuple):

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import FONT
 from harness.display.figures import style
+from harness.display.hidden_characters import name_character, visible
 from harness.display.numbers import LEVEL, PASSED
-from harness.display.visible import name_character, visible
 
 
 def draw_curve(axes: Axes, points: pandas.DataFrame, look: style.Look, label: str, **marks: Any) -> None:

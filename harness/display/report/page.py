@@ -22,11 +22,11 @@ from harness.constants import BASELINE
 from harness.display import comparison_tables as shown
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
+from harness.display.hidden_characters import visible
 from harness.display.numbers import define_flips, label, points
 from harness.display.report.card import make_card
 from harness.display.report.samples import pack_samples, read_samples
 from harness.display.table import Row, Table
-from harness.display.visible import visible
 from harness.errors import ConfigError, RunError
 from harness.runs.journal import clear_messages, is_stored, write_whole
 from harness.runs.read import Run
