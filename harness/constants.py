@@ -139,8 +139,8 @@ BUFFER_BYTES = 1 << 20
 """Read at once of a journal; lines are long, and the usual few thousand cost half of the time."""
 SYNC_SECONDS = 2.0
 """At most this long lies between a record and its being safe from a power cut; a killed process loses none."""
-FRAME_BATCH = 1_000
-"""Records that are held at once while their texts are measured."""
+FRAME_BATCH = 200
+"""Records that are held at once while their texts are measured: few enough to stay in the processor's cache."""
 LOOP_LENGTH, LOOP_COUNT = 100, 4
 """A completion loops if its last so many characters occur so many times in it."""
 REMEMBERED_BYTES = 64 * 2**20

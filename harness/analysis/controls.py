@@ -113,7 +113,7 @@ def mediator_table(frame: pandas.DataFrame, *, baseline: str = BASELINE, by: Seq
     """
     keys = ["model", "layout", *by, "condition"]
     first = frame[frame["replicate"] == 0]
-    verdict = first["verdict"].astype(object)
+    verdict = first["verdict"]
     counted = first[[*keys, "problem_id", "completion_tokens", "characters"]].assign(
         samples=1,
         right=first["correct"].astype(float),

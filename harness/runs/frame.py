@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -32,18 +31,27 @@ from harness.runs.records import COLUMNS, Sample, Score
 if TYPE_CHECKING:
     import pandas
 
-_FACTS = {
-    "place": np.int32,
-    "score": np.int32,
-    "sample_index": np.int32,
-    "replicate": np.int32,
-    "completion_tokens": np.float64,
-    "characters": np.int32,
-    "looping": np.bool_,
+Columns = dict[str, tuple[Any, Callable[[Any], Any]]]
+"""Of each column its type, and what it says of a record. None is not a number."""
+_FACTS: Columns = {
+    "sample_index": (np.int32, attrgetter("sample_index")),
+    "replicate": (np.int32, attrgetter("replicate")),
+    "completion_tokens": (np.float64, attrgetter("completion_tokens")),
+    # a log of a task without completions has none
+    "characters": (np.int32, lambda sample: len(sample.completion or "")),
+    "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
-"""Columns of samples, with their types; `place` and `score` are rows of the prompts and of the scores."""
-_TEXTS = ("finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")
-_REASONS = ("reason", "audit_reason")
+_JUDGED: Columns = {
+    "key": (object, attrgetter("key")),
+    "verdict": (object, attrgetter("verdict")),
+    "boxes_after_first": (np.float64, attrgetter("boxes_after_first")),
+    **{name: (np.float32, attrgetter(name)) for name in GRADERS},
+}
+_TEXTS: Columns = {
+    "completion": (object, lambda sample: sample.completion or ""),
+    **{name: (object, attrgetter(name)) for name in ("finish_reason", "seed", "prompt_token_sha256", "prompt_tokens")},
+}
+_REASONS: Columns = {name: (object, attrgetter(name)) for name in ("reason", "audit_reason")}
 """What a frame with texts has besides, of a sample and of its score."""
 _VERDICTS = get_args(Verdict)
 
@@ -115,13 +123,25 @@ def read_frame(
         recorded, graded = read
     else:
         recorded, graded = read_records(folder / JOURNAL, Sample), read_records(folder / SCORES, Score)
-    rows: dict[str, int] = {}
     answers: dict[str | None, int] = {}
-    scores = _score_columns(graded, rows, answers, texts=texts)
-    samples = _sample_columns(match_records(folder, recorded, prompts, rows), texts=texts)
+    number: Columns = {"answer": (np.int32, lambda score: answers.setdefault(score.answer, len(answers)))}
+    scores = _gather(graded, _JUDGED | number | (_REASONS if texts else {}))
+    rows = {key: row for row, key in enumerate(scores.pop("key"))}
+    matched: Columns = {
+        "place": (np.int32, PromptPlaces(prompts).find),
+        "score": (np.int32, lambda sample: rows.get(sample.key, -1)),
+    }
+    samples = _gather(recorded, matched | _FACTS | (_TEXTS if texts else {}))
     place, score = samples.pop("place"), samples.pop("score")
     if not len(place):
         raise RunError(f"{folder} holds no sample. The command that began it continues it.")
+    for wrong, what in (
+        (score < 0, "has no score. Run `mless regrade` on the folder"),
+        (pandas.Series(score).duplicated().to_numpy(), "is there twice"),
+    ):
+        if wrong.any():
+            prompt, index = prompts[place[wrong][0]], samples["sample_index"][wrong][0]
+            raise RunError(f"{folder}: sample {index} of problem {prompt['doc']['id']}, {prompt['task']}, {what}.")
     if folder is not None:
         refuse_missing(folder, prompts, read_identity(folder), np.bincount(place, minlength=len(prompts)).tolist())
     label = receipt["config"]["model"]["label"] or receipt["model"]["name"]
@@ -135,10 +155,10 @@ def read_frame(
             for name, field in {"problem_id": "id", "subject": "subject", "level": "level", "target": "answer"}.items()
         },
     }
-    found["correct"] = found["verdict"] == _VERDICTS.index("correct")
-    found["verdict"] = pandas.Categorical.from_codes(found["verdict"], pandas.Index(_VERDICTS))
+    found["verdict"] = pandas.Categorical(found["verdict"], categories=_VERDICTS)
+    found["correct"] = np.asarray(found["verdict"] == "correct")
     found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])
-    found |= {name: pandas.arrays.BooleanArray(found[name] == 1, found[name] < 0) for name in GRADERS}
+    found |= {name: pandas.arrays.BooleanArray(found[name] == 1, np.isnan(found[name])) for name in GRADERS}
     if texts:
         factors = read_factors(receipt["config"])
         for name in ("filler", "filler_tokens", "placement", "words"):
@@ -159,71 +179,13 @@ def read_frame(
     return frame.infer_objects()
 
 
-def match_records(
-    folder: Path | None, samples: Iterable[Sample], prompts: Sequence[Mapping[str, Any]], rows: Mapping[str, int]
-) -> Iterator[tuple[Sample, int, int]]:
-    """Every sample with its row in the prompts and in the scores.
-
-    Raises:
-        RunError: a sample is there twice, or lacks its prompt or its score.
-    """
-    places = PromptPlaces(prompts)
-    seen = bytearray(len(rows))
-    for sample in samples:
-        place, score = places.find(sample), rows.get(sample.key)
-        if score is None:
-            raise RunError(
-                f"{folder}: the score of problem {sample.problem_id}, {sample.task}, is missing. Run `mless regrade` "
-                "on the folder."
-            )
-        if seen[score]:
-            raise RunError(
-                f"{folder}: sample {sample.sample_index} of problem {sample.problem_id}, {sample.task}, is there twice."
-            )
-        seen[score] = 1
-        yield sample, place, score
-
-
-def _sample_columns(joined: Iterable[tuple[Sample, int, int]], *, texts: bool) -> dict[str, npt.NDArray[Any]]:
-    more = attrgetter(*_TEXTS)
-
-    def facts() -> Iterator[tuple[Any, ...]]:
-        for sample, place, score in joined:
-            text = sample.completion or ""  # a log of a task without completions has none
-            tokens = math.nan if sample.completion_tokens is None else sample.completion_tokens
-            one = place, score, sample.sample_index, sample.replicate, tokens, len(text), loops(text)
-            yield (*one, text, *more(sample)) if texts else one
-
-    return _gather(facts(), _FACTS | dict.fromkeys(("completion", *_TEXTS) if texts else (), object))
-
-
-def _score_columns(
-    scores: Iterable[Score], rows: dict[str, int], answers: dict[str | None, int], *, texts: bool
-) -> dict[str, npt.NDArray[Any]]:
-    """Numbers for the scores' words, and for true, false and not known.
-
-    Fills `rows` with each score's row by its key, and `answers` with each answer's number.
-    """
-    verdicts = {verdict: code for code, verdict in enumerate(_VERDICTS)}
-    judged, more, truth = attrgetter(*GRADERS), attrgetter(*_REASONS), {None: -1, False: 0, True: 1}.__getitem__
-
-    def facts() -> Iterator[tuple[Any, ...]]:
-        for row, score in enumerate(scores):
-            rows[score.key] = row
-            answer = answers.setdefault(score.answer, len(answers))
-            one = verdicts[score.verdict], answer, score.boxes_after_first, *map(truth, judged(score))
-            yield (*one, *more(score)) if texts else one
-
-    kinds = {"verdict": np.int8, "answer": np.int32, "boxes_after_first": np.float64, **dict.fromkeys(GRADERS, np.int8)}
-    return _gather(facts(), kinds | dict.fromkeys(_REASONS if texts else (), object))
-
-
-def _gather(records: Iterator[tuple[Any, ...]], kinds: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Rows as columns of these types; only a batch of rows is held as objects."""
-    parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, kind in kinds.items()}
-    while batch := list(islice(records, FRAME_BATCH)):
-        for (name, kind), values in zip(kinds.items(), zip(*batch, strict=True), strict=True):
-            parts[name].append(np.fromiter(values, kind, len(values)))
+def _gather(records: Iterable[Any], columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """What the columns say of each record; only a batch of records is held."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {name: [np.empty(0, kind)] for name, (kind, _) in columns.items()}
+    rest = iter(records)
+    while batch := list(islice(rest, FRAME_BATCH)):
+        for name, (kind, read) in columns.items():
+            parts[name].append(np.fromiter(map(read, batch), kind, len(batch)))
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 

@@ -18,14 +18,14 @@ from harness.runs.folder import (
     PROMPTS,
     RECEIPT,
     SCORES,
+    PromptPlaces,
     read_identity,
     read_prompts,
     read_receipt,
     read_samples,
     read_scores,
-    refuse_missing,
 )
-from harness.runs.frame import match_records, read_frame
+from harness.runs.frame import read_frame
 from harness.runs.journal import hash_stored, is_stored
 from harness.runs.lm_eval_files import find_logs
 from harness.runs.lm_eval_logs import read_logs
@@ -212,21 +212,20 @@ def _read_folder(path: Path) -> Run:
         receipt=receipt,
         metric="verdict",
         read=partial(read_frame, path, receipt, prompts),
-        read_prompts=lambda: _asked(path, prompts),
+        read_prompts=partial(_asked, path, receipt, prompts),
     )
 
 
-def _asked(path: Path, prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
+def _asked(path: Path, receipt: Mapping[str, Any], prompts: Sequence[Mapping[str, Any]]) -> list[RunPrompt]:
     """The prompts with what came back the first time; further replicates measure noise.
 
     Raises:
         RunError: a sample or a score is missing.
     """
-    scores = list(read_scores(path).values())
-    rows = {score.key: place for place, score in enumerate(scores)}
+    samples, scores, places = list(read_samples(path)), read_scores(path), PromptPlaces(prompts)
+    read_frame(path, receipt, prompts, read=(samples, scores.values()))  # which misses no sample
     answered: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
-    for sample, place, score in match_records(path, read_samples(path), prompts, rows):
-        answered[place].append((sample, scores[score]))
-    refuse_missing(path, prompts, read_identity(path), [len(samples) for samples in answered])
-    places = [{**row, "where": f"{path / PROMPTS}, line {line}"} for line, row in enumerate(prompts, start=1)]
-    return answered_prompts(places, answered)
+    for sample in samples:
+        answered[places.find(sample)].append((sample, scores[sample.key]))
+    rows = [{**row, "where": f"{path / PROMPTS}, line {line}"} for line, row in enumerate(prompts, start=1)]
+    return answered_prompts(rows, answered)

@@ -69,7 +69,7 @@ BAD = [
     (JOURNAL, 6, {"sample_index": "x"}, r"journal.jsonl, line 6: .*\$.sample_index"),
     (JOURNAL, 6, {"problem_id": "x"}, "prompts.jsonl lacks the prompt of problem x, demo_"),
     (JOURNAL, 6, None, r"samples are missing: expected 2000, got 1999, too few of problem \S+ \(demo_\w+\)"),
-    (SCORES, 4, None, "the score of problem .* is missing. Run `mless regrade`"),
+    (SCORES, 4, None, "has no score. Run `mless regrade`"),
     *((SCORES, 4, {"verdict": verdict}, r"scores.jsonl, line 4: .*\$.verdict.*regrade") for verdict in ("right", None)),
     (SCORES, 4, {"answer": ["x"]}, r"scores.jsonl, line 4: .*\$.answer.*regrade"),
     (PROMPTS, 1, {"doc": {}}, "prompts.jsonl is missing or damaged: .*`id`"),
