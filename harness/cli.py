@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points, version
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -85,14 +86,14 @@ def add_commands() -> None:
     packages = ["harness.commands", *(entry.module for entry in entry_points(group="mless.commands"))]
     for name, example in ((name, example) for group in GROUPS.values() for name, example in group.items()):
         for package in packages:
-            try:
+            if find_spec(f"{package}.{name}"):
                 module = import_module(f"{package}.{name}")
-            except ModuleNotFoundError as error:
-                if error.name != f"{package}.{name}":
-                    raise
-                continue
-            app.command(epilog=f"Example: {example}")(getattr(module, name))
-            break
+                app.command(epilog=f"Example: {example}")(getattr(module, name))
+                break
+
+
+_UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+"""What the operating system raises of a path that a user gave and that cannot be what it should be."""
 
 
 def main() -> None:
@@ -107,17 +108,16 @@ def main() -> None:
         message = visible(" ".join(str(error).split()), keep="")  # it may quote a file or a model
         typer.echo(f"mless: {message}", err=True)
         sys.exit(130 if isinstance(error, RunInterrupted) else 2)
-    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-        if error.filename is None:
-            raise
-        typer.echo(f"mless: {error.filename} cannot be used: {error.strerror}. Choose another path.", err=True)
-        sys.exit(2)
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if isinstance(error, _UNUSABLE) and error.filename is not None:
+            told = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
+        elif error.errno == errno.ENOSPC and error.filename is None:
+            # what is still buffered goes nowhere: Python would try again as it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            told = "standard output is full: no space left on device. Send it elsewhere."
+        else:
             raise
-        # what is still buffered goes nowhere: Python would try again as it exits
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo("mless: standard output is full: no space left on device. Send it elsewhere.", err=True)
+        typer.echo(f"mless: {told}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("mless: interrupted", err=True)

@@ -30,17 +30,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML text.
-
-    Raises:
-        yaml.YAMLError: it is no YAML.
-        ConfigError: a key stands twice in a mapping.
-    """
-    try:
-        return yaml.load(text, _Loader)
-    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # PyYAML lets its own through
-        raise yaml.YAMLError(str(error)) from None
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises of a text that is no YAML: it lets errors of its own code through."""
 
 
 class Strict(BaseModel):
@@ -56,15 +47,15 @@ def parse_option(option: str, text: str) -> Any:
         ConfigError: a key stands twice in a mapping.
     """
     try:
-        return parse_yaml(text)
+        return yaml.load(text, _Loader)
     except ConfigError as error:
         raise ConfigError(f"{option} {text!r}: {error}") from None
-    except yaml.YAMLError:
+    except _NOT_YAML:
         return text
 
 
-def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Read the values of a config file and set the overrides, without checking any of them.
+def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
+    """Read the values of a config file and set the overrides. The schema checks them, and that they are a mapping.
 
     Args:
         path: The file. A bare name may also be one of the shipped configs.
@@ -72,20 +63,17 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> dict[st
         overrides: `key=value` with dotted keys and YAML values.
 
     Raises:
-        ConfigError: the file is missing, is not YAML or not a mapping, a key stands twice in it, or it has no key that
-            an override names.
+        ConfigError: the file is missing or not YAML, a key stands twice in it, or it has no key that an override names.
     """
     shipped = resources.folder("configs") / kind / path.name
     if not path.exists() and path.parent in (Path(), Path("configs") / kind) and shipped.is_file():
         path = shipped
     try:
-        values = parse_yaml(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"Config {path}: {error.strerror}. The shipped ones are in {shipped.parent}.") from None
-    except (ConfigError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (ConfigError, *_NOT_YAML) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected YAML with keys such as name and model, got {str(values)[:40]!r}.")
     for override in overrides:
         key, _, text = override.partition("=")
         *parents, last = key.split(".")

@@ -205,17 +205,15 @@ class FigureConfig(Strict):
     def _consistent(self) -> Self:
         curves, flip = self.kind == "curves", self.prompts.flip
         whole = self.heads and self.rows and not self.models if curves else self.models and not self.heads
-        parts = "`heads` and `rows`" if curves else "`models`"
         other = next((at for at, row in enumerate(self.rows) if len(row.y_limits) not in (0, 1, len(self.heads))), None)
         unnamed = next((at for at, head in enumerate(self.heads) if not (head.model or self.model)), None)
-        flipped = flip in (*CHANGES, CHANGED)
         for bad, message in (
-            (not whole, f"kind: {self.kind} needs {parts}, and these only"),
+            (not whole, f"kind: {self.kind} needs {'`heads` and `rows`' if curves else '`models`'}, and these only"),
             (other is not None, f"rows.{other}: y_limits: expected one pair or one for each head"),
             (unnamed is not None, f"heads.{unnamed}: needs `model`, here or for the whole figure"),
             (flip and not curves, "prompts: a figure of activations has no place for controls: expected no `flip`"),
             (
-                flipped and not self.prompts.controls,
+                flip in (*CHANGES, CHANGED) and not self.prompts.controls,
                 "prompts: problems that flipped are shown beside matched ones: expected `controls: true`",
             ),
         ):

@@ -114,16 +114,20 @@ def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
             named = list_first([str(name) for name in one.problem_ids[lacking]])
             raise ComparisonError(f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}.")
     ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
-    if ours != theirs:
-        raise ComparisonError(
-            f"{other.name}: its problems are not those of the baseline {baseline.condition}: expected the same "
-            f"{len(ours)}, got {len(theirs)}; only one has {list_first(sorted(map(str, ours ^ theirs)))}."
-        )
-    if baseline.k != other.k:
-        raise ComparisonError(
-            f"{other.name}: expected {baseline.k} samples a problem as the baseline {baseline.condition} has, got "
-            f"{other.k}."
-        )
+    only_one = list_first(sorted(map(str, ours ^ theirs)))
+    for bad, what in (
+        (
+            only_one,
+            f"its problems are not those of the baseline {baseline.condition}: {len(theirs)} against "
+            f"{len(ours)}; only one has {only_one}",
+        ),
+        (
+            baseline.k != other.k,
+            f"expected {baseline.k} samples a problem as the baseline {baseline.condition} has, got {other.k}",
+        ),
+    ):
+        if bad:
+            raise ComparisonError(f"{other.name}: {what}.")
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:

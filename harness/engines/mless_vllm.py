@@ -13,6 +13,7 @@ from lm_eval.api.registry import register_model
 
 from harness.constants import DEFAULT_SEED, MAX_GEN_TOKS
 from harness.engines.engine_pool import check_engines, open_engines
+from harness.engines.vllm import engine_arguments
 from harness.errors import ConfigError
 from harness.experiment.plan import Request
 from harness.experiment.prompt import hash_text
@@ -60,9 +61,9 @@ class MlessVLLM(LM):  # type: ignore[misc]
         self, *, seed: int = DEFAULT_SEED, sampled: bool = True, max_gen_toks: int = MAX_GEN_TOKS, **arguments: Any
     ) -> None:
         super().__init__()
+        engine_arguments(arguments)  # refuses those that name no model
         model = ModelTokenizer.from_arguments(arguments)
-        if model is None:
-            raise ConfigError("mless-vllm needs `pretrained`, a model folder or hub name, in --model_args.")
+        assert model is not None
         self._model = model
         self._seed, self._max_gen_toks = int(seed), int(max_gen_toks)
         engines = check_engines(None, arguments)

@@ -168,9 +168,8 @@ class RayCarrier:
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, HarnessError):
-                raise error.cause from None
-            raise stopped("An engine", error.cause) from error
+            own = isinstance(error.cause, HarnessError)
+            raise error.cause if own else stopped("An engine", error.cause) from error
         except self._ray.exceptions.ActorDiedError as error:
             raise EngineError(f"The process of an engine is gone. {CONTINUE}") from error
 

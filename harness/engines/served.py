@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +91,11 @@ class ServedModel:
         switches = template_switches(arguments)
         self._fixed = {"chat_template_kwargs": switches} if switches and path == PATHS["local-chat-completions"] else {}
         self._runner = asyncio.Runner()
-        try:
+        with ExitStack() as opened:  # whatever happens, an interruption too
+            opened.callback(self.close)
             self._session: ClientSession = self._runner.run(self._connect())
             self._served = self._runner.run(self._describe())
-        except BaseException:  # an interruption too
-            self.close()
-            raise
+            opened.pop_all()
 
     def stream(self, requests: Sequence[Request]) -> Iterator[list[tuple[Request, Finished]]]:
         """Generate the requests, begun in their order; yield each completion as it comes, and an empty list at times.

@@ -118,12 +118,14 @@ class Condition(Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.sentence is not None and (self.count or 0) > LONGEST:
-            raise ValueError(f"count: a sentence has at most {LONGEST} tokens, got {self.count}")
+        long = self.sentence is not None and (self.count or 0) > LONGEST
+        faults = [f"count: a sentence has at most {LONGEST} tokens, got {self.count}"] if long else []
         fit = {"count": COUNTED, "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
         for key, fillers in fit.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
-                raise ValueError(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+                faults.append(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
+        if faults:
+            raise ValueError(faults[0])
         return self
 
     @property
@@ -309,10 +311,13 @@ def as_condition(value: Any) -> Condition:
         condition = Condition.model_validate(value)
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
-    if condition.is_plain:
-        raise ConfigError(f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}.")
-    if condition.name in named or yardstick(condition.name):
-        raise ConfigError(f"{where} has the name of one of the study's own conditions or of a yardstick.")
+    taken = condition.name in named or yardstick(condition.name)
+    for bad, what in (
+        (condition.is_plain, f"changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}"),
+        (taken, "has the name of one of the study's own conditions or of a yardstick"),
+    ):
+        if bad:
+            raise ConfigError(f"{where} {what}.")
     return condition
 
 

@@ -147,8 +147,7 @@ def resolve_sampling(
         return (
             Sampling(**limits) if choice == "greedy" else Sampling(source="explicit", **choice.model_dump(), **limits)
         )
-    if generation_config is None:
-        raise ModelError("`sampling: model_default` takes the model's generation_config.json, and it has none.")
+    assert generation_config is not None  # whoever reads it refuses a model without one
     if lost := [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]:
         raise ModelError(f"`sampling: model_default`: generation_config.json sets {', '.join(lost)}, unknown to vLLM.")
     sampled = generation_config.get("do_sample")

@@ -127,18 +127,16 @@ def load_tokenizer(
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
-    missing = ModelError(f"{name} holds no tokenizer. Expected tokenizer.json, or tokenizer.model, in it.")
-    try:
+    with _hub_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        if "instantiate the backend tokenizer" in str(error):
-            raise missing from error
-        raise ModelError(explain_hub_error(name, error)) from error
     # without the files some classes load all the same, and read every text as nothing, or as unknown
-    if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
-        raise missing
-    if not tokenizer.is_fast:
-        raise ModelError(f"The tokenizer of {name} has no fast version, and only fast ones give character offsets.")
+    missing = set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids)
+    for bad, what in (
+        (missing, "holds no tokenizer. Expected tokenizer.json, or tokenizer.model, in it"),
+        (not tokenizer.is_fast, "has no fast tokenizer, and only fast ones give character offsets"),
+    ):
+        if bad:
+            raise ModelError(f"{name} {what}.")
     # mless itself checks lengths against the model's context, with an error that says what to do
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
@@ -268,8 +266,6 @@ def apply_chat_template(
         ModelError: the model has no chat template, or the template fails on these turns.
     """
     name = tokenizer.name_or_path or "This model"
-    if not tokenizer.chat_template:
-        raise ModelError(f"{name} has no chat template, and the layout `chat` needs one.")
     try:
         text = tokenizer.apply_chat_template(
             list(turns),

@@ -24,6 +24,7 @@ from harness.experiment.problems import MATH500_REPOSITORY, MATH500_REVISION, Pr
 from harness.experiment.prompt import Layout
 from harness.experiment.token_checks import BuiltPrompt, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
+from harness.runs.journal import clear_messages
 from harness.yaml_settings import parse_option
 
 if TYPE_CHECKING:
@@ -185,12 +186,10 @@ def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Write texts by file name into a new or empty folder and return their paths."""
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         raise ConfigError(f"{folder} exists and is not an empty folder.")
-    try:
+    with clear_messages(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}.") from None
     return [str(folder / name) for name in sorted(files)]
 
 

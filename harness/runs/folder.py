@@ -133,19 +133,16 @@ def lock(path: Path) -> FileLock:
     held = FileLock(path / LOCK)
     try:
         held.acquire(timeout=0)
-    except Timeout:
-        raise JournalError(
-            f"{path} is in use by another mless process. Wait for it, or choose another --output."
-        ) from None
     except (OSError, NotImplementedError) as error:
-        raise JournalError(f"{path} cannot be locked: {error}. Choose another --output.") from None
+        told = f"cannot be locked: {error}. Choose"
+        if isinstance(error, Timeout):
+            told = "is in use by another mless process. Wait for it, or choose"
+        raise JournalError(f"{path} {told} another --output.") from None
     return held
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise JournalError if a run cannot go here: the path is a file, or a folder with other files."""
-    if path.exists() and not path.is_dir():
-        raise JournalError(f"{path} is a file: expected a folder, or none yet. Choose another --output.")
+    """Raise JournalError if a run cannot go here: a folder with other files. Of a file the system says so."""
     begun = (LOCK, PROMPTS, f"{PROMPTS}.part")
     if path.exists() and not is_stored(path / JOURNAL) and any(file.name not in begun for file in path.iterdir()):
         raise JournalError(f"{path} already holds files, and none is a run's {JOURNAL}. Choose another --output.")
@@ -187,9 +184,10 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     """
     path = folder / RECEIPT
     if not path.is_file():
+        told = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
         if is_stored(folder / JOURNAL):
-            raise RunError(f"{folder} holds no finished run: the command that began it continues it.")
-        raise RunError(f"{folder} holds no finished run: expected {RECEIPT} in it, or lm-eval's samples_*.jsonl.")
+            told = "the command that began it continues it"
+        raise RunError(f"{folder} holds no finished run: {told}.")
     try:
         receipt = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
@@ -48,15 +48,11 @@ class Journal:
         self.mended: str | None = None
         self._synced = time.monotonic()
         self._dirty = False
-        try:
+        with clear_messages(path), ExitStack() as opened:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        try:
+            opened.callback(os.close, self._file)
             self._recover(header)
-        except BaseException:
-            os.close(self._file)
-            raise
+            opened.pop_all()
 
     def append(self, record: Mapping[str, Any] | Keyed) -> None:
         """Write one record; it survives the death of this process from here on.
@@ -74,10 +70,8 @@ class Journal:
 
     def sync(self) -> None:
         """Make what was appended safe from a power cut."""
-        try:
+        with clear_messages(self.path):
             os.fsync(self._file)
-        except OSError as error:
-            raise _unwritable(self.path, error) from None
         self._synced, self._dirty = time.monotonic(), False
 
     def close(self) -> None:
@@ -118,14 +112,14 @@ class Journal:
 
     def _write_line(self, record: Mapping[str, Any] | Keyed) -> None:
         line = msgspec.json.encode(record) + b"\n"
-        start = os.lseek(self._file, 0, os.SEEK_END)
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-        except OSError as error:
-            os.ftruncate(self._file, start)  # half a line is worth nothing, and shortening needs no space
-            raise _unwritable(self.path, error) from None
+        start, written = os.lseek(self._file, 0, os.SEEK_END), 0
+        with clear_messages(self.path):
+            try:
+                while written < len(line):
+                    written += os.write(self._file, line[written:])
+            finally:
+                if written < len(line):  # half a line is worth nothing, and shortening needs no space
+                    os.ftruncate(self._file, start)
         self._dirty = True
 
 
@@ -205,8 +199,6 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     Only the last line may be torn, and then it has no line break: a kill tears nothing else.
     """
-    if not is_stored(path):
-        raise JournalError(f"{path} does not exist. Expected a run folder as `mless run` makes it.")
     try:
         with open_stored(path) as stream:
             for number, line in enumerate(stream, start=1):
@@ -227,15 +219,6 @@ def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: b
 def _decode_header(path: Path, line: bytes) -> dict[str, Any]:
     header: dict[str, Any] = _decode(msgspec.json.Decoder(dict[str, Any]), path, 1, line)
     return header
-
-
-def _unwritable(path: Path, error: OSError) -> JournalError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return JournalError(
-            f"{path} cannot grow: {error.strerror}. Everything before is safe: free some space (or raise the quota or "
-            "file-size limit), and the same command continues."
-        )
-    return JournalError(f"{path} cannot be written: {error.strerror}. Choose a writable --output.")
 
 
 def is_stored(path: Path) -> bool:
@@ -347,9 +330,8 @@ def write_atomic(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(path)
-    except BaseException:
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -358,6 +340,10 @@ def clear_messages(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise JournalError(
-            f"{path} cannot be written: {error.strerror}. Make it writable, or choose another --output."
-        ) from None
+        told = f"be written: {error.strerror}. Make it writable, or choose another --output."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            told = (
+                f"grow: {error.strerror}. Everything before is safe: free some space (or raise the quota or file-size "
+                "limit), and the same command continues."
+            )
+        raise JournalError(f"{path} cannot {told}") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.errors import PromptMismatchError, RunError
+from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, Prompt, Segment, document_prompt
@@ -130,10 +130,6 @@ class Source:
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.problems:
-            raise RunError(f"{self.name} holds no problem in the layout {self.layout}.")
 
     @property
     def prompts_sha256(self) -> str:

@@ -121,7 +121,7 @@ def test_of_another_tasks_logs_the_metric_and_its_filter_are_chosen(tmp_path):
     assert ", grader exact_match,whole, other filters boxed, " in receipt_line({"name": "logs", **whole.about})
     for path, metric, message in (
         (files, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
-        (files, "exact_match,strict", r"no sample under the filter 'strict': expected one of boxed, whole\."),
+        (files, "exact_match,strict", r"got 0 under the filter 'strict'; the log has boxed, whole\."),
         (tmp_path, None, "names no condition: say which log is which"),
     ):
         with pytest.raises(RunError, match=message):

@@ -227,7 +227,7 @@ BASE = {"model": {"backend": "hf", "arguments": {"pretrained": "demo"}}}
         ({}, ["--set", "model.backend=vlm"], "no model.backend 'vlm'"),
         ({}, ["--set", "samples_per_problem=3"], "samples_per_problem is 3, and the sampling is greedy"),
         ({}, ["--set", "sampling={temperature: .inf}"], "sampling.temperature: Input should be a finite number"),
-        ({}, ["-o", "/dev/null"], "/dev/null is a file: expected a folder"),
+        ({}, ["-o", "/dev/null"], "/dev/null cannot be used: Not a directory"),
     ],
     ids=str,
 )
@@ -287,10 +287,7 @@ def test_fetch_names_what_is_out_of_reach(mless, config):
             ("report", str(GREEDY_RUN), "--traces", "t.traces", "--head", "9"),
             "head 9 (Head 10) is not in these traces",
         ),
-        (
-            ("heads", "t.traces", "--condition", ""),
-            "--baseline and --condition: expected a condition for each, got none.",
-        ),
+        (("heads", "t.traces", "--condition", ""), "Expected a contrast of different conditions, got none against"),
         (("fetch", "t.yaml", "--pin", "file/x"), "file/x cannot be written: File exists."),
     ],
     ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",

@@ -99,7 +99,7 @@ def test_a_secret_is_refused_and_not_repeated(tmp_path, secret):
     [
         ("a: [1", "is not valid YAML"),
         ("b: 1\na:\n  {b: 1, b: 2}", "the key 'b' stands twice in a mapping, again in line 3"),
-        ("- 1", "expected YAML with keys such as name and model, got"),
+        ("- 1", "Input should be a valid dictionary or instance of RunConfig, got [1]."),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, text, said):

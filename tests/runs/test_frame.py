@@ -101,7 +101,7 @@ def test_what_is_damaged_or_missing_is_named(demo_run, name, number, change, mes
 
 def test_files_that_are_not_there_are_named(demo_run):
     (demo_run / SCORES).unlink()
-    with pytest.raises(JournalError, match=r"scores.jsonl does not exist"):
+    with pytest.raises(JournalError, match=r"scores.jsonl cannot be read: No such file"):
         read_outcomes(demo_run)
     with pytest.raises(RunError, match=r"scores.jsonl cannot be read: No such file or directory\."):
         Run.load(demo_run)

@@ -107,7 +107,7 @@ def test_our_tasks_have_one_version(tmp_path):
 
 
 def test_a_log_is_whole(tmp_path):
-    with pytest.raises(RunError, match="samples are missing: its results file says 20, got 19"):
+    with pytest.raises(RunError, match="samples are missing: expected 20, got 19"):
         Run.load(both(tmp_path, [log_line(i) for i in range(19)]))
     with pytest.raises(RunError, match="line 2: problem 0 again"):
         Run.load({"wo": write_log(tmp_path, [log_line(0), log_line(0)])})

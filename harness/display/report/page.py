@@ -184,12 +184,14 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
     known = {row["prompt"].sha256 for row in samples}
     models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
-        if one.model not in models:
-            raise RunError(
-                f"{one.name}: traces of the model {one.model}: expected that of a run, {' or '.join(models)}."
-            )
-        if strange := [(problem, condition) for problem, condition, sha256 in one.prompts if sha256 not in known]:
-            raise RunError(
-                f"{one.name}: {len(strange)} of {len(one.prompts)} traced prompts (first: problem "
-                f"{', '.join(strange[0])}) are in no run of this report."
-            )
+        strange = [f"{problem}, {condition}" for problem, condition, sha256 in one.prompts if sha256 not in known]
+        first = f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {''.join(strange[:1])})"
+        for bad, what in (
+            (
+                one.model not in models,
+                f"traces of the model {one.model}: expected that of a run, {' or '.join(models)}",
+            ),
+            (strange, f"{first} are in no run of this report"),
+        ):
+            if bad:
+                raise RunError(f"{one.name}: {what}.")
