@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, _unwritable, differences
+from harness.runs.journal import Journal, clear_messages, differences
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
@@ -131,10 +131,14 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
         journal.append(record(9999))
 
 
-def test_a_full_file_system_is_told_the_same_way():
-    with pytest.raises(OSError) as full, open("/dev/full", "wb", buffering=0) as file:
+def test_a_full_file_system_is_told_the_same_way(tmp_path):
+    told = "x cannot grow: No space left on device. Everything before is safe"
+    with (
+        pytest.raises(JournalError, match=told),
+        clear_messages(tmp_path / "x"),
+        open("/dev/full", "wb", buffering=0) as file,
+    ):
         file.write(b"x")
-    assert "cannot grow: No space left on device" in str(_unwritable("x", full.value))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
