@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from harness.constants import GARBAGE_OBJECTS
 from harness.display.hidden_characters import visible
 from harness.errors import HarnessError, RunInterrupted
 
@@ -100,6 +102,7 @@ def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
     from harness.display.progress import sign_of_life
 
+    gc.set_threshold(GARBAGE_OBJECTS)
     try:
         add_commands()
         with sign_of_life():

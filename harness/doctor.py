@@ -42,6 +42,11 @@ class Check:
     fatal: bool = True
     subject: str = ""
 
+    @property
+    def result(self) -> str:
+        """In a word."""
+        return "ok" if not self.fix else "FAIL" if self.fatal else "note"
+
 
 def check_installation(model: str | None = None) -> list[Check]:
     """Run every check. None of them raises, loads weights, or leaves anything behind."""
@@ -61,9 +66,7 @@ def check_installation(model: str | None = None) -> list[Check]:
         except HarnessError as error:
             check = Check("fails", str(error))
         except Exception as error:  # a broken package may raise anything at import
-            check = Check(
-                f"{type(error).__name__}: {error}", "Install again: in a checkout `rm -rf .venv && make .venv`."
-            )
+            check = Check("fails", f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`.")
         found.append(replace(check, subject=subject))
     return found
 
@@ -103,7 +106,7 @@ def _data() -> Check:
     cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
     if any(cache.glob(f"*/*/*/{MATH500_REVISION}")):
         return Check(f"MATH-500 in {cache}")
-    return Check(f"MATH-500 comes from the hub at its first use, or from {PATH_VARIABLE}=FILE.jsonl")
+    return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
 
 
 def _hub(model: str | None) -> Check:

@@ -11,13 +11,13 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")] = None,
 ) -> None:
     """Check the installation, and name the fix for each check that fails."""
+    from harness.display.table import Column, Table, render
     from harness.doctor import check_installation
 
     checks = check_installation(model)
-    for check in checks:
-        mark = "ok  " if not check.fix else "FAIL" if check.fatal else "note"
-        typer.echo(f"{mark}  {check.subject:<10} {check.found}")
-        if check.fix:
-            typer.echo(f"{'':<16} fix: {check.fix}")
-    if any(check.fix and check.fatal for check in checks):
+    columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]
+    rows = [{"result": check.result, "subject": check.subject, "found": check.found} for check in checks]
+    fixes = [f"{check.subject}: {check.fix}" for check in checks if check.fix]
+    typer.echo(render([Table("Installation", rows, columns, fixes)]))
+    if any(check.result == "FAIL" for check in checks):
         raise typer.Exit(2)
