@@ -27,7 +27,6 @@ FUNCTIONS = frozenset(
     "log ln lg exp".split()
 )
 _NUMBER = re.compile(r"(?P<whole>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?")
-_DIGIT = re.compile(r"\d|\.(?:\d|\\overline\{\d+\})")
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
@@ -140,8 +139,11 @@ class _Reader:
 
     def number(self, *, mixed: bool = True) -> Value:
         match = self.finds(_NUMBER)
-        assert match is not None  # every caller has seen a digit
-        self.place = match.end()  # a base after it starts no factor: the whole is not readable
+        if match is None or match.group() in ("", "."):
+            raise Unreadable("no number")
+        self.place = match.end()
+        if self.next() == "_":
+            raise Unreadable("a number in a base")
         whole, decimals, repeating = (match[name] or "" for name in ("whole", "decimals", "repeating"))
         value = Fraction(int(whole + decimals or "0"), 10 ** len(decimals))
         if repeating:
@@ -155,7 +157,7 @@ class _Reader:
 
     def atom(self) -> Value:
         character = self.next()
-        if self.finds(_DIGIT):
+        if character.isdecimal() or character == ".":
             return self.number()
         if character in _CLOSING:
             return self.enclosed(character, _CLOSING[character])
