@@ -1,5 +1,3 @@
-"""Shared fixtures: real tokenizers of several kinds, built here, and the bundled model."""
-
 import itertools
 import os
 import shutil
@@ -203,7 +201,6 @@ def any_tokenizer(request: pytest.FixtureRequest):
 
 @pytest.fixture(scope="session")
 def demo_tokenizer():
-    """The bundled model's tokenizer."""
     from harness import resources
     from harness.experiment.tokenizer import load_tokenizer
 

@@ -24,16 +24,16 @@ from harness.execution.run import _generation_config, _session, execute, run_ide
 from harness.experiment.conditions import find_yardsticks
 from harness.experiment.config import load_config
 from harness.experiment.plan import Request, make_plan, make_requests, sample_key
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.prompt import Segment, hash_prompts, hash_text
 from harness.grading import COLUMNS as GRADERS
 from harness.runs.folder import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFolder, read_prompts
 from harness.runs.journal import expand, hash_stored
+from harness.runs.prompts_of_run import RunPrompt, Source
 from harness.runs.read import Run
 from harness.runs.records import SESSION, Sample
 
 
 def passing_folder() -> Path:
-    """A new folder that goes with this process."""
     folder = Path(tempfile.mkdtemp(prefix="mless-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -176,6 +176,19 @@ def drawn(seed: int, problems: int, k: int, chances: dict[str, float]) -> dict[s
     }
 
 
+def run_prompt(condition: str, verdicts: tuple[str, ...] = (), *, problem_id: str = "p", **facts) -> RunPrompt:
+    """A prompt with the verdicts of its samples."""
+    text = facts.pop("text", f"{problem_id} {condition}")
+    known = {"condition": condition, "layout": "raw", "problem_id": problem_id, "text": text, "sha256": hash_text(text)}
+    return RunPrompt(**{**known, "segments": (Segment(role="problem", text=text),), "verdicts": verdicts, **facts})
+
+
+def source_of(*problems) -> Source:
+    """A run of these problems under `wo` and `mless`."""
+    facts = {"kind": "run", "model": None, "layout": "raw", "metric": "verdict"}
+    return Source(name="made", conditions=("wo", "mless"), problems=problems, **facts)
+
+
 DATE = "2026-01-0{}T00-00-00.0"
 RESULTS = {
     "model_name": "some/model",
@@ -289,4 +302,3 @@ def aligned_curve(traces, *, condition, head, view="aligned", baseline=None, **o
 
 
 full_curve = partial(aligned_curve, view="full")
-difference_curve = aligned_curve

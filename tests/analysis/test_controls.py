@@ -1,5 +1,3 @@
-"""What a difference is held against: yardsticks, rewordings that break the format, what else a condition changes."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,5 +1,3 @@
-"""Which tests are one family in a table, what the runs registered beforehand, and what is only exploratory."""
-
 import json
 
 import pytest
@@ -15,7 +13,6 @@ CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
 
 
 def of_models(*facts):
-    """An evaluation for each, of a model of its own."""
     return [evaluation(drawn(i, 30, 1, CHANCES), model=f"m{i}", **one) for i, one in enumerate(facts)]
 
 

@@ -1,5 +1,3 @@
-"""One effect over several models: of these models, of new ones, and when it was registered."""
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -14,7 +12,6 @@ NAMED = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
 
 
 def models(count, mless, *, n=200, k=1, study=None, **facts):
-    """Evaluations of so many models; each gains as much."""
     chances = {"wo": 0.5, "mless": mless, "random": 0.45}
     return [
         evaluation(drawn(i, n, k, chances), model=f"m{i}", greedy=False, study=study, **{**NAMED, **facts})
@@ -65,10 +62,6 @@ def test_new_models_err_5_times_in_100_although_all_are_asked_the_same_problems(
     assert 0.93 <= held / experiments <= 0.98
 
 
-def shown(board):
-    return show_pooled(board)
-
-
 def three_points_each():
     """Four models that each gain 12 of 250 problems and lose 4, never the same."""
     runs = []
@@ -94,7 +87,7 @@ def test_models_that_are_each_inconclusive_are_plain_together():
     assert pooled.index.tolist() == ["mless", "random", "mless - random"]
     assert pooled["registered"].tolist() == [True, False, False]
     assert set(pooled["verdict"][1:]) == {"exploratory"}
-    grid = shown(board)
+    grid = show_pooled(board)
     assert [row[0].text for row in grid.cells] == ["w/ Mless *", "Random sentence", "mless - random"]
     assert "*: the primary contrast of the study S, named before any of its runs" in grid.notes[-1]
     assert "tested first after the pooled one of the study S" in " ".join(show_comparison(board).notes)
@@ -103,14 +96,14 @@ def test_models_that_are_each_inconclusive_are_plain_together():
 def test_single_models_are_found_only_behind_the_pooled_effect():
     chances = [{"wo": 0.3, "mless": 0.7}, {"wo": 0.7, "mless": 0.3}]
     facts = {"contrasts": ["mless - wo"], "primary": "mless - wo"}
-    runs = [evaluation(drawn(i, 100, 1, chance), model=f"m{i}", **facts) for i, chance in enumerate(chances)]
-    free = make_leaderboard(runs)
+
+    def board_of(study):
+        runs = [drawn(i, 100, 1, chance) for i, chance in enumerate(chances)]
+        return make_leaderboard([evaluation(one, model=f"m{i}", study=study, **facts) for i, one in enumerate(runs)])
+
+    free = board_of(None)
     assert free.comparison["verdict"].tolist() == ["baseline", "better", "baseline", "worse"]
-    study = {"name": "S", "models": ["m0", "m1"]}
-    runs = [
-        evaluation(drawn(i, 100, 1, chance), model=f"m{i}", study=study, **facts) for i, chance in enumerate(chances)
-    ]
-    board = make_leaderboard(runs)
+    board = board_of({"name": "S", "models": ["m0", "m1"]})
     assert board.pooled["verdict"].tolist() == ["inconclusive"]
     assert board.comparison["verdict"].tolist() == ["baseline", "inconclusive"] * 2
     assert (board.comparison["p_adjusted"].dropna() == board.pooled["p"].item()).all()
@@ -132,14 +125,14 @@ NO_STUDY = "Exploratory: the runs were not registered as one study."
 def test_without_all_of_its_runs_a_study_shows_no_star(count, study, last, said):
     runs = models(count, 0.6, study=study)
     board = make_leaderboard([*runs, models(4, 0.6, **last)[3]] if last else runs)
-    grid = shown(board)
+    grid = show_pooled(board)
     assert grid.notes[-1] == said and not any("*" in row[0].text for row in grid.cells)
     assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
 
 
 def test_one_model_or_a_split_table_has_nothing_to_pool():
-    assert shown(make_leaderboard(models(1, 0.6))) is None
-    assert shown(make_leaderboard(models(3, 0.6), by=["level"])) is None
+    assert show_pooled(make_leaderboard(models(1, 0.6))) is None
+    assert show_pooled(make_leaderboard(models(3, 0.6), by=["level"])) is None
 
 
 def test_only_problems_that_all_models_were_asked_are_pooled():
@@ -166,7 +159,7 @@ def test_a_study_is_tested_only_with_all_models_in_every_layout_over_the_same_pr
     for runs in ([one("a"), one("b"), one("a", "chat")], [one("a"), one("b", n=60)]):
         board = make_leaderboard(runs)
         assert not board.pooled["registered"].any() and set(board.pooled["verdict"]) == {"exploratory"}
-        assert shown(board).notes[-1].startswith("Exploratory: not all models of the study S were asked the same")
+        assert show_pooled(board).notes[-1].startswith("Exploratory: not all models of the study S were asked the same")
     alone = " ".join(show_comparison(make_leaderboard([one("a")])).notes)
     assert "The pooled contrast of the study S, which comes before these, is not tested here" in alone
 

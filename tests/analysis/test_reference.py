@@ -1,5 +1,3 @@
-"""Published numbers: every shipped table, agreement within what the dice do, and what differs in the set-up."""
-
 import json
 import math
 
@@ -34,7 +32,6 @@ def beside(reference, *models, **facts):
 
 
 def board(*models, **facts):
-    """A table of models with accuracies {condition: right of 500}."""
     return make_leaderboard([evaluation({c: verdicts(r) for c, r in a.items()}, model=m, **facts) for m, a in models])
 
 

@@ -9,14 +9,13 @@ from harness import load_run
 from harness.analysis import compare
 from harness.analysis.choose_problems import CHANGES, FLIPS, Criterion, select, selected_problems
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset, load_demo
-from harness.experiment.prompt import Segment, hash_text
 from harness.runs.folder import read_prompts
-from harness.runs.prompts_of_run import Problem, RunPrompt, Source, build_source
+from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
-from tests.make import GREEDY_RUN, drawn, evaluation, log_line, write_log, write_run
+from tests.make import GREEDY_RUN, drawn, evaluation, log_line, run_prompt, source_of, write_log, write_run
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -45,7 +44,6 @@ def repeated(tmp_path_factory):
 
 
 def rewrite(path, change, line=0):
-    """Change one line of a JSONL file."""
     lines = path.read_text().splitlines()
     record = json.loads(lines[line])
     change(record)
@@ -159,9 +157,6 @@ def test_built_prompts_are_those_of_a_run(demo, demo_tokenizer):
             ours, theirs = problem.prompts[condition], run.prompts[condition]
             assert (ours.text, ours.sha256, ours.token_sha256) == (theirs.text, theirs.sha256, theirs.token_sha256)
             assert ours.segments == theirs.segments and ours.verdicts == () and ours.completion is None
-    several = Condition(name="x", unit="qxzvkj")
-    with pytest.raises(PromptMismatchError, match="splits the unit 'qxzvkj'"):
-        build_source(few, [several], demo_tokenizer, "raw")
 
 
 # Selections.
@@ -232,32 +227,8 @@ def test_a_problem_has_changed_if_more_or_fewer_of_its_samples_are_right(before,
 
 
 def made(problem_id, wo, mless, *, subject="Algebra", level=1):
-    """A problem with given verdicts."""
-    prompts = {}
-    for condition, verdicts in (("wo", wo), ("mless", mless)):
-        text = f"{problem_id} {condition}"
-        prompts[condition] = RunPrompt(
-            condition=condition,
-            layout="raw",
-            problem_id=problem_id,
-            text=text,
-            sha256=hash_text(text),
-            segments=(Segment(role="problem", text=text),),
-            verdicts=verdicts,
-        )
+    prompts = {name: run_prompt(name, given, problem_id=problem_id) for name, given in (("wo", wo), ("mless", mless))}
     return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
-
-
-def source_of(*problems):
-    return Source(
-        name="made",
-        kind="run",
-        model=None,
-        layout="raw",
-        conditions=("wo", "mless"),
-        problems=problems,
-        metric="verdict",
-    )
 
 
 RIGHT, WRONG = ("correct",), ("incorrect",)

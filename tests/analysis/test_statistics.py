@@ -1,5 +1,3 @@
-"""Statistics: against published examples, against scipy, against enumeration, and against each other."""
-
 import itertools
 import math
 

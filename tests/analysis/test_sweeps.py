@@ -1,5 +1,3 @@
-"""All lengths of a filler asked as one question."""
-
 import json
 
 import numpy as np

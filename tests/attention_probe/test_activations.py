@@ -1,5 +1,3 @@
-"""First-MLP activations against thresholds frozen without filler, and what kind each token is."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""Curves: the same numbers as a plain loop, prompts resampled whole, and nothing renormalised or mixed silently."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +12,7 @@ from attention_probe.analysis.curves import (
 )
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError
-from tests.make import aligned_curve, difference_curve, full_curve, make_trace, write_traces
+from tests.make import aligned_curve, full_curve, make_trace, write_traces
 
 SIZES = (9, 12, 7, 9)
 
@@ -30,7 +28,6 @@ def traces(tmp_path_factory):
 
 
 def loop(traces, condition, layer, head, definition, view, exclude_first):
-    """The definition, spelled out: the mean over prompts of what stands at each x."""
     values = {}
     for trace in (one for one in traces if one.condition == condition):
         means = trace.mean_common if definition == "common" else trace.mean_all
@@ -95,11 +92,11 @@ def test_controls_are_not_among_the_problems_chosen(tmp_path):
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", records)) as traces:
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
         ask = {"condition": "mless", "baseline": "wo", "layer": 0, "head": 0}
-        assert difference_curve(traces, **ask).prompts[0] == 2
+        assert aligned_curve(traces, **ask).prompts[0] == 2
 
 
 def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
-    curve = difference_curve(traces, condition="random", baseline="mless", layer=0, head=2, problem_ids=["p3", "p0"])
+    curve = aligned_curve(traces, condition="random", baseline="mless", layer=0, head=2, problem_ids=["p3", "p0"])
     expected = []
     for name in ("p0", "p3"):
         one, other = (traces.get(name, condition) for condition in ("random", "mless"))
@@ -107,7 +104,7 @@ def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
         expected.append(one.astype(float) - other)
     np.testing.assert_allclose(curve.mean, np.mean(expected, axis=0)[:-1])
     assert {*curve.condition} == {"random - mless"} and {*curve.note} == {None}
-    against_nothing = difference_curve(traces, condition="mless", baseline="wo", layer=0, head=2)
+    against_nothing = aligned_curve(traces, condition="mless", baseline="wo", layer=0, head=2)
     assert "softmax guarantees it, whatever is inserted" in against_nothing.note[0]
 
 

@@ -1,5 +1,3 @@
-"""The parts of a head's change and the likeness of value vectors, against plain loops."""
-
 import itertools
 import math
 

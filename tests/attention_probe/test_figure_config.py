@@ -1,5 +1,3 @@
-"""Figure configs: what each must say, what is refused, and that the shipped ones show what the study's figures show."""
-
 import json
 import re
 import subprocess
@@ -43,7 +41,6 @@ SHAPES = {
 
 
 def shape(panel):
-    """Layers and query heads of a panel's model."""
     if panel.head.model == "demo":
         config = json.loads((resources.demo_model() / "config.json").read_text())
     else:

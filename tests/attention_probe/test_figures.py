@@ -1,5 +1,3 @@
-"""Figures drawn from real curves of real traces: what must be on them, and that nothing covers the data."""
-
 import numpy as np
 import pandas
 import pytest

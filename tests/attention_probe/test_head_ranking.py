@@ -1,5 +1,3 @@
-"""The ranking of heads: adjusted for all heads, exact where it can be, and silent on what softmax guarantees."""
-
 import itertools
 from dataclasses import replace
 
@@ -49,8 +47,6 @@ def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
 
 
 def test_the_numbers_are_those_of_a_paired_t(traces):
-    from scipy import stats
-
     frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=100)
     one, other = (traces.measures(["filler_entropy"], c, traces.problem_ids)[0] for c in ("mless", "random"))
     for row in frame.itertuples():

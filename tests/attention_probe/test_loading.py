@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
+from tests.capture_errors import LLAMA_31
 
 VOCABULARY = 97
 PAD = 5
@@ -27,14 +28,7 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+LLAMA3 = LLAMA_31 | {"original_max_position_embeddings": 16}
 GEMMA3 = SHAPE | {
     "head_dim": 8,
     "query_pre_attn_scalar": 8,
@@ -98,7 +92,6 @@ def save(tmp_path_factory, name, *, dtype=torch.float32, **options):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder with a single-file fp32 checkpoint of an architecture, written once."""
     made = {}
 
     def get(name):
@@ -111,7 +104,6 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def qwen2(checkpoint, tmp_path):
-    """A copy of a checkpoint, to be damaged."""
     return Path(shutil.copytree(checkpoint("qwen2"), tmp_path / "model"))
 
 

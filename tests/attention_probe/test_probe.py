@@ -1,5 +1,3 @@
-"""The probe on the bundled model and a committed run, against Hugging Face's own eager attention."""
-
 import json
 import re
 import shutil
@@ -78,8 +76,6 @@ def command():
 
 @pytest.fixture
 def model_of(tmp_path):
-    """A folder with a tiny random model of an architecture and the bundled tokenizer."""
-
     def build(model_type, **changes):
         bundled, folder = resources.demo_model(), tmp_path / model_type
         vocabulary = json.loads(Path(bundled, "config.json").read_text())["vocab_size"]

@@ -1,5 +1,3 @@
-"""Roles and alignment of tokens: exact where the layouts promise it, listed where a tokenizer merges."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -17,10 +15,10 @@ from harness.experiment.problems import Dataset, load_demo
 from harness.experiment.problems import Problem as Asked
 from harness.experiment.prompt import Segment, hash_text
 from harness.experiment.tokenizer import encode
-from harness.runs.prompts_of_run import Problem, RunPrompt, build_source
+from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.make import GREEDY_RUN
+from tests.make import GREEDY_RUN, run_prompt
 
 PLACES = [place for place in Placement if place is not Placement.ANSWER]
 """A filler in the model's own answer is refused: which of its tokens are the filler's is not recorded."""
@@ -173,14 +171,7 @@ def test_a_prompt_without_segments_of_its_own_is_aligned_all_the_same(demo_token
     }
     parts["mless"] = [parts["wo"][0], ("filler", "/ / /"), ("separator", " "), *parts["wo"][1:]]
     prompts = {
-        name: RunPrompt(
-            condition=name,
-            layout="raw",
-            problem_id="p",
-            text=text,
-            sha256=hash_text(text),
-            segments=tuple(Segment(role=role, text=part) for role, part in parts[name]),
-        )
+        name: run_prompt(name, text=text, segments=tuple(Segment(role=role, text=part) for role, part in parts[name]))
         for name, text in (("wo", plain), ("mless", filled))
     }
     problem = Problem(id="p", subject="", level=0, prompts=prompts)
@@ -222,13 +213,6 @@ def test_a_completion_that_would_be_glued_to_the_prompt_is_read_by_itself():
         assert tokenizer.bos_token_id not in prompt.token_ids[len(alone) :]
     glued = encode(problem.prompts["wo"].text + "\nWe", tokenizer)[0]
     assert glued[: len(alone)] != alone, "or this test shows nothing"
-
-
-def test_an_empty_completion_adds_nothing(demo_tokenizer):
-    problem = problem_of("Find $x$.", demo_tokenizer, "raw", [])
-    empty = replace(problem, prompts={"wo": replace(problem.prompts["wo"], completions=("",))})
-    prompt = tokenize(empty, demo_tokenizer, conditions=["wo"], completion=True)["wo"]
-    assert not prompt.has_role("completion").any()
 
 
 @pytest.mark.parametrize(

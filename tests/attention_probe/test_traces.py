@@ -1,5 +1,3 @@
-"""Folders of traces: what is added stays whatever happens, and what is torn or another's is one clear line."""
-
 import json
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""The command as a user types it: what works, and each bad input in one line with exit code 2."""
-
 import os
 import pty
 import shlex
@@ -167,7 +165,6 @@ FIXED = {
     ("show", "--direction"): "wrong_to_right right_to_wrong both_right both_wrong changed",
     ("report", "--definition"): "common published",
 }
-"""Options with a fixed set of values."""
 
 
 @pytest.fixture(scope="module")

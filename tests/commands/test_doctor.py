@@ -1,5 +1,3 @@
-"""`mless doctor` on this machine, and where something is amiss."""
-
 import os
 
 import pytest

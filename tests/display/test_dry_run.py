@@ -1,5 +1,3 @@
-"""What `--dry-run` says that a run can find and cost: the statistics' numbers, and times of runs that were made."""
-
 import json
 import shutil
 

@@ -1,5 +1,3 @@
-"""Figures of accuracies and differences: they show the numbers of their table, all of them, and nothing is cut off."""
-
 import itertools
 import json
 from xml.etree import ElementTree
@@ -46,7 +44,6 @@ def table(frame):
 
 
 def draw_all(table, frame):
-    """Every kind of figure."""
     return {
         "accuracy": draw_accuracies(table, title="Results"),
         "forest": draw_forest(table),
@@ -73,7 +70,6 @@ def _hidden_ticks(axes):
 
 
 def cut_off(figure):
-    """Words that reach over the page's edge."""
     page = figure.bbox
     return [
         text
@@ -83,7 +79,6 @@ def cut_off(figure):
 
 
 def covered(figure):
-    """Pairs of words that lie over each other."""
     return [
         (one, other)
         for (one, a), (other, b) in itertools.combinations(words(figure), 2)

@@ -1,5 +1,3 @@
-"""What a run shows: bars in a terminal, lines in a log."""
-
 import os
 import pty
 import re

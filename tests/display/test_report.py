@@ -1,5 +1,3 @@
-"""The report: its numbers, its data, its safety, and, in a real browser, its behaviour."""
-
 import base64
 import hashlib
 import json
@@ -61,16 +59,16 @@ class Reader(HTMLParser):
         self._inside = None
         self.feed(page)
 
-    def handle_starttag(self, tag, attrs):  # noqa: D102
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self._inside = (tag, dict(attrs))
         if tag == "td":
             self.cells.append([dict(attrs), ""])
 
-    def handle_endtag(self, tag):  # noqa: D102
+    def handle_endtag(self, tag):
         self._inside = None
 
-    def handle_data(self, data):  # noqa: D102
+    def handle_data(self, data):
         if self._inside and self._inside[0] == "script":
             self.scripts[self._inside[1].get("id", "")] = data
         else:
@@ -80,12 +78,10 @@ class Reader(HTMLParser):
 
 
 def images(page):
-    """The drawings in a page, as SVG."""
     return [base64.b64decode(one).decode() for one in re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)]
 
 
 def unpack(word):
-    """The value that was packed."""
     return json.loads(zlib.decompress(base64.b64decode(word), -zlib.MAX_WBITS))
 
 
@@ -135,7 +131,6 @@ def demo_text(demo_page):
 
 @pytest.fixture(scope="module")
 def effect(tmp_path_factory):
-    """A run in which one filler helps, and its page."""
     folder = tmp_path_factory.mktemp("effect")
     sampled = {"sampling": {"temperature": 0.5}, "samples_per_problem": 3, "replicates": 2}
     run = write_run(folder / "run", judged, limit=40, **labelled("tiny"), **sampled)
@@ -183,7 +178,6 @@ def test_the_tables_hold_exactly_what_compare_says(effect):
 
 
 def card(page):
-    """The words of the card at the top."""
     return " ".join(unescape(re.sub("<[^>]+>", " ", re.search(r"<header.*?</header>", page, re.DOTALL)[0])).split())
 
 
@@ -353,10 +347,7 @@ def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, caps
     assert f"Layer {layer + 1} Head 3" in drawn and "Head 1<" not in drawn
 
 
-def test_curves_of_other_prompts_or_models_are_refused(tmp_path):
-    other = read_attention(write_traced(tmp_path / "other.traces", model="other"))
-    with pytest.raises(RunError, match="traces of the model other: expected that of a run"):
-        write_report([GREEDY_RUN], tmp_path / "page.html", attention=[other])
+def test_curves_of_other_prompts_are_refused(tmp_path):
     foreign = read_attention(write_traces(tmp_path / "foreign.traces", [make_trace()], model="model"))
     with pytest.raises(RunError, match=r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"):
         write_report([GREEDY_RUN], tmp_path / "page.html", attention=[foreign])

@@ -1,5 +1,3 @@
-"""`mless show`: what is shown, of what, and that a terminal obeys nothing a model wrote."""
-
 import io
 import re
 
@@ -13,10 +11,9 @@ from harness.analysis.leaderboard import records
 from harness.display.numbers import MINUS, define_flips, signed
 from harness.display.show import print_changes, spell_out
 from harness.display.table_pages import make_table
-from harness.experiment.prompt import Segment, hash_text
-from harness.runs.prompts_of_run import Problem, RunPrompt, Source
+from harness.runs.prompts_of_run import Problem
 from tests.commands.test_cli import here, refused
-from tests.make import REGISTERED, ROOT, passing_folder, small_run
+from tests.make import REGISTERED, ROOT, passing_folder, run_prompt, small_run, source_of
 
 RUN = small_run(passing_folder() / "run", 125)
 """Read by almost every test here, so it is small."""
@@ -106,31 +103,12 @@ def test_of_several_samples_there_is_one_count_of_flips_in_table_and_list(show):
 
 def made(verdicts, *, completions=None, answers=None):
     """A source of one problem with several samples; a sample's answer is its number, unless answers are given."""
-    prompts = {
-        condition: RunPrompt(
-            condition=condition,
-            layout="raw",
-            problem_id="p",
-            text=condition,
-            sha256=hash_text(condition),
-            segments=(Segment(role="instruction", text="Do."), Segment(role="problem", text="What is it?")),
-            completions=completions or tuple(f"{condition} wrote {n}" for n in range(len(given))),
-            verdicts=given,
-            answers=answers or tuple(map(str, range(len(given)))),
-            target="7",
-        )
-        for condition, given in verdicts.items()
-    }
-    problem = Problem(id="p", subject="Algebra", level=1, prompts=prompts)
-    return Source(
-        name="s",
-        kind="run",
-        model=None,
-        layout="raw",
-        conditions=tuple(verdicts),
-        problems=(problem,),
-        metric="verdict",
-    )
+    prompts = {}
+    for condition, given in verdicts.items():
+        written = completions or tuple(f"{condition} wrote {n}" for n in range(len(given)))
+        named = answers or tuple(map(str, range(len(given))))
+        prompts[condition] = run_prompt(condition, given, completions=written, answers=named, target="7")
+    return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
 def printed(source, *, limit=None, encoding="utf-8", terminal=False):

@@ -1,5 +1,3 @@
-"""The tables: what they say, in which words and formats, and what they refuse to compare."""
-
 import csv
 import io
 import json

@@ -1,5 +1,3 @@
-"""Backends other than vLLM: what a model of lm-eval's is asked, and what is refused before anything is loaded."""
-
 import subprocess
 import sys
 
@@ -25,14 +23,12 @@ class Model:
         self.asked = []
 
     def generate_until(self, instances):
-        """Answer with the prompts."""
         self.asked.append([instance.args for instance in instances])
         if self.asked[-1][0][0] == "break":
             raise ConnectionError("refused\n  twice")
         return [instance.args[0] for instance in instances]
 
     def apply_chat_template(self, turns):
-        """The turns in a wrapping of its own."""
         return "/".join(turn["content"] for turn in turns)
 
 

@@ -1,5 +1,3 @@
-"""The pool's decisions, with engines that are told when they answer, fail, or say nothing."""
-
 import os
 import sys
 from dataclasses import dataclass, field
@@ -23,8 +21,6 @@ def make_requests(count, *, size=3):
 
 @dataclass(eq=False)
 class FakeEngine:
-    """What the carrier knows of one engine."""
-
     number: int
     holds: list = field(default_factory=list)
     killed: bool = False
@@ -55,14 +51,12 @@ class FakeCarrier:
     slow: bool = False
 
     def start(self):
-        """As the protocol says; so are the methods below."""
         engine = FakeEngine(len(self.engines))
         self.engines.append(engine)
         facts = {"max_num_seqs": self.sequences, "max_model_len": 100, "device_names": ["fake"]}
         return engine, self._call(engine, self.load.get(engine.number, facts))
 
     def exchange(self, engine, new):
-        """Requests in, and at once the answer that the engine will give."""
         assert not engine.killed
         engine.holds += [number for number, _ in new]
         self.exchanges.append((engine.number, [number for number, _ in new]))
@@ -80,23 +74,19 @@ class FakeCarrier:
         return call
 
     def wait(self, calls, seconds):
-        """All calls but the silent ones."""
         return [call for call in calls if self.calls[call][1] is not None and not self.slow]
 
     def answer(self, call):
-        """Once."""
         _, answer = self.calls.pop(call)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def kill(self, engine):
-        """Its call is never answered."""
         engine.killed = True
         self.calls = {call: (one, answer) for call, (one, answer) in self.calls.items() if one is not engine}
 
     def close(self):
-        """Remembered."""
         self.closed = True
 
 

@@ -70,7 +70,6 @@ def samples(folder):
 
 
 def read_stored(path):
-    """A file of a run; of a finished one it is compressed."""
     with open_stored(path) as stream:
         return stream.read()
 
@@ -86,7 +85,6 @@ def wait_for(run, folder, count):
 
 
 def end(run, code=0):
-    """What the run told until it ended."""
     _, told = run.communicate(timeout=PATIENCE)
     assert run.returncode == code, told
     return told
@@ -213,7 +211,6 @@ def answers(port):
 
 
 def actors(run):
-    """The processes that hold an engine each."""
     return [p for p in descendants(run) if p.name().startswith("ray::EngineActor")]
 
 

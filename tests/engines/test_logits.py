@@ -29,7 +29,6 @@ ARGUMENTS = {"pretrained": DEMO, "dtype": "float32", "max_model_len": 1024, "enf
 
 @pytest.fixture(scope="module")
 def prompts(demo_tokenizer):
-    """Token ids of 20 problems with 55 slashes before them."""
     condition = as_condition("mless")
     text = fit_filler(condition, demo_tokenizer)
     return [

@@ -1,5 +1,3 @@
-"""A served model: what a real HTTP server gets and how its answers come back; each refusal is one line."""
-
 import json
 import threading
 import time
@@ -31,16 +29,12 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Counts what is asked at once."""
-
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        """The list of models."""
         self.reply(200, {"data": self.server.models}) if self.path == "/v1/models" else self.reply(404, {})
 
     def do_POST(self):
-        """One completion."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
         with server.lock:
@@ -54,7 +48,6 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(status, answer)
 
     def reply(self, status, value):
-        """Answer with JSON."""
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))

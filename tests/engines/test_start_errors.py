@@ -1,5 +1,3 @@
-"""Each known cause of a failed start is named, from the very text that vLLM, torch or Triton prints."""
-
 import json
 import os
 import re
@@ -160,13 +158,6 @@ def test_what_children_write_is_passed_on_and_kept(capfd):
     assert errors.last() == "early\nlate\n", "closed, it still knows"
 
 
-@pytest.fixture
-def weightless(tmp_path):
-    """The bundled model without its weights."""
-    ignored = shutil.ignore_patterns("*.safetensors")
-    return shutil.copytree(resources.demo_model(), tmp_path / "model", ignore=ignored)
-
-
 SCRIPT = """
 import json, sys
 from harness import resources
@@ -195,7 +186,9 @@ def engine_error(tmp_path):
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, weightless, tmp_path):
+def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
+    ignored = shutil.ignore_patterns("*.safetensors")
+    weightless = shutil.copytree(resources.demo_model(), tmp_path / "model", ignore=ignored)
     flags = ("--set", f"model.arguments.pretrained={weightless}", "--limit", "1", "--output", str(tmp_path / "run"))
     done = mless("run", "demo.yaml", "--quiet", *flags)
     assert done.returncode == 2

@@ -1,11 +1,10 @@
-"""Samples on their way to the graders: what the prompt had begun counts, for ours and for the others."""
-
 import pytest
 
 from harness.execution.scoring import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
 from harness.runs.records import Sample
+from tests.engines.test_backends import request
 
 
 def prompt(**fields):
@@ -14,19 +13,7 @@ def prompt(**fields):
 
 
 def sample(completion, reason="stop"):
-    return Sample(
-        key="k",
-        task="t",
-        problem_id="p",
-        sample_index=0,
-        replicate=0,
-        seed=None,
-        prompt_token_sha256=None,
-        prompt_tokens=None,
-        completion=completion,
-        completion_tokens=None,
-        finish_reason=reason,
-    )
+    return Sample.of(request("p"), "k", completion, reason=reason)
 
 
 PREFIX, THINKS = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}

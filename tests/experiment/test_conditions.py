@@ -1,5 +1,3 @@
-"""Conditions, sweeps and yardsticks: their fillers, their prompts in every tokenizer, and how a run keeps them."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Run configs: what they say, what follows from it, and what of it is recorded."""
-
 import pytest
 
 from harness import resources

@@ -1,5 +1,3 @@
-"""What was checked of a plan is what runs."""
-
 import copy
 import json
 
@@ -14,7 +12,6 @@ RUNS = resources.folder("configs") / "runs"
 
 
 def planned(name, *changes, limit):
-    """A plan that was shown, and all its requests."""
     plan = make_plan(load_config(RUNS / name, changes), limit=limit)
     assert plan.prompts and describe_plan(plan)
     return plan, list(make_requests(plan, plan.config.resolve_sampling({})))

@@ -1,5 +1,3 @@
-"""Loading problems: fields, ids, and the source that a variable names."""
-
 import json
 
 from harness.experiment.problems import DatasetConfig, load_demo, load_jsonl, open_dataset

@@ -1,5 +1,3 @@
-"""The prompt builder: text, turns and segments, for every layout and placement."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""What a config, a condition, a sweep, a file or an override cannot be: each is refused by key and value."""
-
 import re
 
 import pytest

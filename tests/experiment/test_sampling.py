@@ -1,5 +1,3 @@
-"""What is in force, where it came from, and each sample's own seed."""
-
 import warnings
 
 import pytest
@@ -8,16 +6,11 @@ from hypothesis import strategies as st
 
 from harness.engines.vllm import read_outputs, sampling_parameters
 from harness.errors import ConfigError, ModelError
-from harness.experiment.plan import Request
 from harness.experiment.sampling import ExplicitSampling, from_lm_eval, resolve_sampling, sample_seed
 from tests.conftest import needs_vllm
+from tests.engines.test_backends import request
 
 SAMPLING_MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "eos_token_id": 3}
-
-
-def request(sampling, seed):
-    hashes = {"prompt_sha256": "", "prompt_token_sha256": None}
-    return Request(task="t", problem_id="p", prompt="", prompt_token_ids=(5,), sampling=sampling, seed=seed, **hashes)
 
 
 def resolve(choice, own=None):
@@ -77,7 +70,7 @@ def test_a_seed_is_one_that_every_generator_takes_and_always_the_same(run_seed, 
 def test_vllm_is_given_the_seed_and_the_parameters_of_a_sample():
     sampling = resolve({"temperature": 0.5, "top_p": 0.95, "top_k": 20, "min_p": 0.1})
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
-        given = [sampling_parameters(request(sampling, seed)) for seed in (7, 8)]
+        given = [sampling_parameters(request("p", sampling=sampling, seed=seed)) for seed in (7, 8)]
     assert [one.seed for one in given] == [7, 8]
     for one in given:
         assert {name: getattr(one, name) for name in sampling.vllm()} == sampling.vllm()

@@ -1,5 +1,3 @@
-"""The grader pool: order, streaming, and every way in which a worker can go wrong."""
-
 import os
 import signal
 import subprocess
@@ -189,7 +187,7 @@ def test_out_of_memory_is_one_crash():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
-def test_limits_priority_session_and_modules_of_a_worker():
+def test_limits_priority_session_descriptors_and_modules_of_a_worker():
     with GraderPool(workers=1, memory_bytes=512 * 2**20) as pool:
         pool.submit(1, audit_job(r"\boxed{3}"))
         list(pool.drain())
@@ -199,6 +197,8 @@ def test_limits_priority_session_and_modules_of_a_worker():
             assert next(line for line in lines if line.startswith(name))[26:].split()[:2] == [str(value)] * 2
         assert worker.nice() >= psutil.Process().nice() + 5
         assert os.getsid(worker.pid) == worker.pid
+        # what a library prints cannot pass for a reply: the protocol has descriptors of its own
+        assert {os.readlink(f"/proc/{worker.pid}/fd/{n}") for n in range(3)} == {os.devnull}
         loaded = Path(f"/proc/{worker.pid}/maps").read_text()
         assert "torch" not in loaded and "pyarrow" not in loaded
         assert worker.num_threads() == 1
@@ -275,14 +275,6 @@ def test_a_worker_that_answers_nonsense_is_a_crash_and_is_replaced(pool):
         assert (grade.verdict, grade.reason) == ("crashed", "the grader answered nonsense"), line
         assert not psutil.pid_exists(worker.pid)
         assert grade_many(pool, [pair])[0].correct
-
-
-def test_what_a_library_prints_cannot_pass_for_a_reply(pool):
-    """Descriptors 0 to 2 of a worker lead nowhere; the protocol has descriptors of its own."""
-    (worker,) = children()
-    if sys.platform != "linux":
-        pytest.skip("reads the descriptors from /proc")
-    assert {os.readlink(f"/proc/{worker.pid}/fd/{n}") for n in range(3)} == {os.devnull}
 
 
 def test_a_full_folder_for_temporary_files_is_one_clear_error(monkeypatch):

@@ -1,17 +1,13 @@
-"""Extraction, equivalence, verdicts."""
-
-import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.problems import load_demo, load_jsonl
 from harness.grading import Grade, grade
 from harness.grading.extract import read_boxes
+from tests.grading.test_labelled_answers import GOLDS
 
 
 def first_box(text):
@@ -192,12 +188,6 @@ def test_a_refusal_is_explained_and_a_long_answer_cut():
     assert grade("3", "3").reason is None
 
 
-def _golds():
-    named = os.environ.get("MATH500_PATH", "demo")
-    dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
-    return sorted({problem.answer for problem in dataset.problems})
-
-
 def _bare(gold):
     """A gold without spacing, unit, degree or percent sign, `x=` and list order: MATH-500 has some twice this way."""
     gold = re.sub(r"\\mbox\{[^}]*\}(\^2)?|\\text\{[^}]*\}|\^\{?\\circ\}?|\\!|\\\$|\\%|\s|^x=", "", gold)
@@ -212,10 +202,9 @@ def test_no_gold_verifies_against_another():
 
     A percentage is also its hundredth: pairs with one percent sign are among the labelled ones instead.
     """
-    golds = _golds()
     wrong = []
-    for answer in golds:
-        for target in golds:
+    for answer in GOLDS:
+        for target in GOLDS:
             if _bare(answer) == _bare(target) or ("%" in answer) != ("%" in target):
                 continue
             if grade(f"\\boxed{{{answer}}}", target).verdict != "incorrect":

@@ -1,5 +1,3 @@
-"""The labelled pairs, the golds with their rewrites and near misses, and attacks that must come to nothing."""
-
 import json
 import os
 import re
@@ -40,13 +38,10 @@ def test_every_rule_has_a_reason_and_both_kinds_of_pair():
     assert len({rule["trap"] for rule in RULES}) == len(RULES)
 
 
-def _problems():
-    """The bundled problems, or those of the file that MATH500_PATH names."""
-    named = os.environ.get("MATH500_PATH", "demo")
-    return (load_demo() if named in {"", "demo"} else load_jsonl(Path(named))).problems
-
-
-GOLDS = sorted({problem.answer for problem in _problems()})
+NAMED = os.environ.get("MATH500_PATH", "demo")
+DATASET = load_demo() if NAMED in {"", "demo"} else load_jsonl(Path(NAMED))
+"""The bundled problems, or those of the file that MATH500_PATH names."""
+GOLDS = sorted({problem.answer for problem in DATASET.problems})
 ODD_GOLDS = [
     r"x\in(1,2)\cup\{3\}",
     r"\frac12\begin{pmatrix}1\\2\end{pmatrix}",
@@ -136,7 +131,7 @@ def _is_miss(answer, gold):
 
 
 def test_every_gold_verifies_against_itself_and_its_solution():
-    for problem in _problems():
+    for problem in DATASET.problems:
         assert describe_gold(problem.answer) is None
         assert grade(f"\\boxed{{{problem.answer}}}", problem.answer).correct, problem.answer
         assert grade(problem.solution, problem.answer).correct, problem.answer
@@ -394,7 +389,6 @@ def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
 
 
 def test_a_gold_answer_that_the_grader_cannot_compare_is_named():
-    assert [describe_gold(gold) for gold in GOLDS if describe_gold(gold)] == []
     assert describe_gold("(" * 50) == "gold answer: nested deeper than 40"
     assert describe_gold(r"1, \sum_{k=1}^n a_k") == "not read as mathematics"
     assert describe_gold("2024^{40460}") == "not read as mathematics"

@@ -1,25 +1,15 @@
-"""The other graders: the authors' rule step by step, lm-eval's graders, and the boxes that are counted."""
-
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from harness.experiment.problems import load_demo, load_jsonl
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditJob, Grade, GraderPool, as_record
 from harness.grading.other_graders import COLUMNS, STEPS, authors_answer, authors_rule, rewrite
+from tests.grading.test_labelled_answers import DATASET
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
-
-
-def golds():
-    named = os.environ.get("MATH500_PATH", "demo")
-    dataset = load_demo() if named in {"", "demo"} else load_jsonl(Path(named))
-    return dataset.name, [problem.answer for problem in dataset.problems]
 
 
 def test_the_published_instruction_is_the_one_with_doubled_braces():
@@ -121,10 +111,10 @@ def test_the_order_of_the_steps(before, after):
 
 def test_what_the_rule_gives_away_on_whole_sets():
     """With MATH500_PATH set to MATH-500: an empty box 500 of 500, `1` 200; the counts of the demo set are its own."""
-    name, targets = golds()
+    targets = [problem.answer for problem in DATASET.problems]
     right = {box: sum(authors_rule(DOUBLED + f"\\boxed{{{box}}}", gold)[0] for gold in targets) for box in ("", "1")}
     assert right[""] == len(targets) == 500
-    assert right["1"] == (sum("1" in gold for gold in targets) if name == "demo" else 200)
+    assert right["1"] == (sum("1" in gold for gold in targets) if DATASET.name == "demo" else 200)
     assert sum(authors_rule(DOUBLED + "I do not know.", gold)[0] for gold in targets) == 0
     assert all(authors_rule(SINGLE + "I do not know.", gold)[0] for gold in targets)
     assert all(authors_rule(DOUBLED + f"\\boxed{{{gold}}}", gold)[1] for gold in targets)
@@ -143,14 +133,8 @@ def audited(pool, completion, target="3", prompt=DOUBLED, solution=""):
     return audit
 
 
-def test_a_boxed_answer_that_all_but_exact_match_find_right(pool):
-    assert audited(pool, r"so \boxed{3}") == Audit(
-        math_verify=True,
-        exact_match_boxed=True,
-        authors_rule=True,
-        authors_rule_strict=True,
-        first_box=True,
-    )
+def test_a_boxed_answer_is_right_for_every_grader(pool):
+    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(COLUMNS, True))
 
 
 def test_math_verify_reads_answers_without_a_box_and_the_solutions_gold(pool):

@@ -1,5 +1,3 @@
-"""Where the stock lm_eval command runs without our package."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""The task folder without mless: lm-eval alone loads it, asks the prompts of our tasks, and scores boxed answers."""
-
 import json
 import logging
 import re

@@ -1,5 +1,3 @@
-"""Tasks of lm-eval under our conditions: its own prompts under `wo`, the filler before the question elsewhere."""
-
 import json
 import re
 from pathlib import Path

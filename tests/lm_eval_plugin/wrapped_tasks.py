@@ -128,7 +128,6 @@ class Silent(LM):
         self.tokenizer = load_tokenizer(str(resources.demo_model()))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Say it once per request."""
         return ["The final answer is 42." for _ in requests]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
@@ -138,7 +137,6 @@ class Silent(LM):
     loglikelihood_rolling = loglikelihood
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The turns as text."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -234,7 +232,6 @@ def by_document(samples: Documents) -> Documents:
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
     lines = [f"| {' | '.join(rows[0])} |", f"|{' --- |' * len(rows[0])}"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row.values()))} |" for row in rows)])
 

@@ -1,5 +1,3 @@
-"""The shape of the code: imports go one way, and the light half stays light."""
-
 import ast
 import re
 import subprocess
@@ -38,7 +36,6 @@ NEED_HEAVY = {
 
 
 def modules():
-    """Every module's name with its file."""
     for package in FOLDERS:
         for path in sorted((ROOT / package).rglob("*.py")):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
@@ -57,7 +54,6 @@ def imported(path, names):
 
 @pytest.fixture(scope="module")
 def graph():
-    """What each module imports."""
     names = dict(modules())
     return {name: set(imported(path, names)) - {name} for name, path in names.items()}
 
@@ -83,11 +79,8 @@ def test_a_folder_imports_only_folders_before_it(graph):
 
 
 def test_harness_never_imports_the_probe(graph):
-    assert [name for name, others in graph.items() if name.startswith("harness") and any(map(probes, others))] == []
-
-
-def probes(module):
-    return module.startswith("attention_probe")
+    ours = [one for name, others in graph.items() if name.startswith("harness") for one in others]
+    assert len(ours) > 100 and not [one for one in ours if one.startswith("attention_probe")]
 
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):

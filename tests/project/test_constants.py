@@ -1,5 +1,3 @@
-"""A default stands once: a number that a method fixes in harness/constants.py, what a user may set in the schema."""
-
 import ast
 import re
 from pathlib import Path
@@ -33,7 +31,6 @@ def is_number(value: ast.expr) -> bool:
 
 
 def bound_numbers(tree: ast.AST) -> list[str]:
-    """Capital names that a number is bound to."""
     found = []
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

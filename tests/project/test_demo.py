@@ -1,5 +1,3 @@
-"""The bundled problems: well formed, varied, and disjoint from what the model was trained on."""
-
 import itertools
 import json
 import os

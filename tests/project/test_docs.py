@@ -1,5 +1,3 @@
-"""The documentation's numbers are those that the functions give, and its notebook runs."""
-
 import doctest
 import importlib.util
 import json

@@ -1,5 +1,3 @@
-"""The wheel and the sdist build, and the wheel works outside the checkout."""
-
 import os
 import subprocess
 import sys
@@ -38,19 +36,8 @@ def test_wheel_and_sdist_build(built):
 def test_the_wheel_works_outside_the_checkout(built, tmp_path):
     (wheel,) = built.glob("*.whl")
     site = tmp_path / "site"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
-    subprocess.run(install, check=True, capture_output=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(site), "MATH500_PATH": "demo"}
 
     def mless(*arguments):

@@ -1,5 +1,3 @@
-"""Every recipe of docs/recipes.md runs as it stands, in an empty folder; README and docs are what they say."""
-
 import os
 import re
 import shutil
@@ -19,13 +17,8 @@ QUICK = {"A served model", "A reasoning model", "My own plot"}
 """Recipes that start no engine and load no model."""
 
 
-def blocks(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def folder(tmp_path):
-    """What a recipe finds: the configs, and a copy of the example run."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     shutil.copytree(ROOT / "results/example", tmp_path / "results/example", ignore=shutil.ignore_patterns("*.traces"))
     return tmp_path
@@ -37,7 +30,7 @@ def folder(tmp_path):
 )
 def test_a_recipe_runs_as_it_stands(name, folder):
     ran = 0
-    for language, text in blocks(SECTIONS[name]):
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL):
         if language == "yaml":
             first, rest = text.split("\n", 1)
             (folder / first.removeprefix("# ")).write_text(rest)

@@ -1,5 +1,3 @@
-"""What counts as code: no docstrings, no comments, no blank lines."""
-
 from tools.size import measure
 
 TINY = '''"""A module

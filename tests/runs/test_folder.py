@@ -1,5 +1,3 @@
-"""A run folder: one writer, one run, clear refusals; regrading and lm-eval's files, all without a model."""
-
 import dataclasses
 import hashlib
 import json
@@ -78,7 +76,6 @@ def regraded(tmp_path_factory):
 
 @pytest.fixture
 def demo_run(regraded, tmp_path):
-    """A part of the committed greedy run, with lm-eval's files."""
     return Path(shutil.copytree(regraded, tmp_path / "demo"))
 
 
@@ -89,7 +86,6 @@ def finished(plan, tmp_path_factory):
 
 @pytest.fixture
 def own_run(finished, tmp_path):
-    """A finished run of the plan."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 

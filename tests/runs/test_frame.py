@@ -1,5 +1,3 @@
-"""Outcomes as columns: the same as the frame with the texts, whatever state the files are in."""
-
 import json
 import shutil
 

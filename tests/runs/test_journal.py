@@ -1,5 +1,3 @@
-"""The journal: what is written stays, what is torn is mended, what is damaged is named."""
-
 import json
 import os
 import subprocess

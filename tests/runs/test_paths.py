@@ -1,5 +1,3 @@
-"""Runs named on a command line: folders of them, lm-eval's folders, logs by condition; the same for every command."""
-
 import json
 import shutil
 from pathlib import Path
@@ -92,7 +90,6 @@ def test_a_folder_holding_one_log_is_that_log(results):
 
 @pytest.fixture
 def two_datasets(tmp_path):
-    """Runs of one model on the bundled problems and on a file of others."""
     (tmp_path / "runs").mkdir()
     data = tmp_path / "own.jsonl"
     data.write_text(

@@ -1,5 +1,3 @@
-"""What is read of runs and of lm-eval's logs, and what of it may be compared: the same problems, versions, settings."""
-
 import json
 import shutil
 
@@ -16,7 +14,6 @@ from tests.make import DATE, GREEDY_RUN, add_stop, evaluation, log_line, right, 
 
 
 def both(tmp_path, lines=None, **results):
-    """Logs under two conditions; the second has other lines or results."""
     plain = [log_line(i) for i in range(20)]
     return {
         "wo": write_log(tmp_path, plain),
@@ -231,6 +228,7 @@ def test_one_dataset_is_the_same_problems():
     assert by_table([log, stranger, part, elsewhere, unknown]) == [[log, part, unknown], [stranger], [elsewhere]]
     for pair, message in (
         ([known, other], "another dataset: 1111"),
+        ([other, known], "another dataset: 2222"),
         ([log, stranger], "other problems under the ids 1"),
         ([log, elsewhere], "no problem is in both"),
     ):
