@@ -116,7 +116,6 @@ def add_stop(run: Path) -> None:
 
 
 def right(request: Request, target: str) -> tuple[str, str]:
-    """The gold answer."""
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
 

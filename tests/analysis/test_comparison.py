@@ -14,7 +14,6 @@ POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 
 
 def samples(right, *, condition="wo", model="m", replicate=0, **columns):
-    """Samples of one condition: `right` is [problem][sample]."""
     return pandas.DataFrame(
         [
             {

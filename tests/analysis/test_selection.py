@@ -1,5 +1,3 @@
-"""Prompts exactly as they were run, from every kind of source; selections that say what they are."""
-
 import json
 import shutil
 

@@ -35,7 +35,6 @@ def test_the_shape_is_the_likelier_one_and_p_is_that_of_the_larger_of_two():
 
 
 def test_in_simulation_it_errs_as_promised():
-    """A sample of benchmarks/SWEEPS.md."""
     wrong, _ = measure(EFFECTS["none"], "coins", 150)
     assert wrong < 0.1
     found, singly = measure(EFFECTS["2 points at all lengths"], "coins", 100)

@@ -156,8 +156,6 @@ def test_the_pass_stops_after_the_last_layer_asked():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
-
     numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -169,7 +169,6 @@ FIXED = {
 
 @pytest.fixture(scope="module")
 def built():
-    """All commands, built once: that takes a second."""
     from harness import cli
 
     cli.add_commands()

@@ -27,7 +27,6 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def frame():
-    """The first sample of everything, the baseline's first run."""
     frame = load_run(RUN)
     return frame[(frame["replicate"] == 0) & (frame["sample_index"] == 0)]
 

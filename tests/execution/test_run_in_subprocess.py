@@ -1,5 +1,3 @@
-"""`harness.run` in a script as people write them: no main guard, and the result at hand."""
-
 import subprocess
 import sys
 

@@ -131,7 +131,6 @@ class Silent(LM):
         return ["The final answer is 42." for _ in requests]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-        """No task here asks for it."""
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood

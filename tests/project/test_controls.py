@@ -1,5 +1,3 @@
-"""A real run changed by hand: the tables call what was changed by its name, and nothing else. A sample of them here."""
-
 import pytest
 
 from benchmarks.controls import CONTROLS, find, plant

@@ -1,5 +1,3 @@
-"""What docs/seeds.md says of the bundled model is what its command measures."""
-
 import re
 from pathlib import Path
 
