@@ -266,6 +266,8 @@ def apply_chat_template(
         ModelError: the model has no chat template, or the template fails on these turns.
     """
     name = tokenizer.name_or_path or "This model"
+    if not tokenizer.chat_template:
+        raise ModelError(f"{name} has no chat template, and the layout `chat` needs one.")
     try:
         text = tokenizer.apply_chat_template(
             list(turns),
