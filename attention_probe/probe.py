@@ -18,7 +18,7 @@ from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import TokenizedPrompt, tokenize
 from attention_probe.self_check import self_check
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness import resources
+from harness import models
 from harness.analysis.choose_problems import SelectedProblem, Selection, selected_problems
 from harness.constants import BASELINE, GROUP_TOKENS, M_MMAP_MAX, M_TRIM_THRESHOLD, Dtype
 from harness.errors import ConfigError, PromptMismatchError, list_first
@@ -37,7 +37,7 @@ class ProbeSettings:
     """What to record, and of which model.
 
     Attributes:
-        model: Folder, hub name or `demo`; None for the model that was run.
+        model: Folder, hub name, `smollm2` or `demo`; None for the model that was run.
         layers: Decoder layers, from 0.
         conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
             recorded.
@@ -91,7 +91,7 @@ class ProbeSettings:
         """The tokenizer."""
         if self.model is None:
             raise ConfigError("Nothing says which model is probed. Name the model with --model.")
-        return load_tokenizer(resources.resolve_model(self.model))
+        return load_tokenizer(models.resolve_model(self.model))
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The layers asked, to compute in this type."""
@@ -219,7 +219,7 @@ def _header(loaded: LoadedModel, source: Source, selection: Selection, settings:
     if str(source.layout) == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     return TraceHeader(
-        model=resources.name_model(loaded.name),
+        model=models.name_model(loaded.name),
         fingerprint=loaded.fingerprint,
         layers=loaded.layers,
         head_count=loaded.head_count,
@@ -239,7 +239,7 @@ def _receipt(
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": asdict(settings),
-        "tokenizer": resources.name_model(tokenizer.name_or_path),
+        "tokenizer": models.name_model(tokenizer.name_or_path),
         "source": {
             "name": source.name,
             "kind": source.kind,

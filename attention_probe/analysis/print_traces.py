@@ -10,6 +10,7 @@ import numpy as np
 from attention_probe.analysis.curves import chosen_problems, shared_problems
 from attention_probe.traces import AttentionTraces
 from harness.display.table import Column, Table, render
+from harness.models import label_model
 
 MASSES = ("mass_first", "mass_instruction", "mass_filler", "mass_problem", "mass_completion", "mass_other")
 
@@ -32,7 +33,7 @@ def summary(traces: AttentionTraces) -> str:
                 row[mass] = there.mean() if there.size else np.nan
             rows.append(row)
     asked = "problem" if header.queries == "prompt" else "completion"
-    title = f"{header.model}, {len(problems)} problems; shares of the attention of the {asked}'s tokens"
+    title = f"{label_model(header.model)}, {len(problems)} problems; shares of the attention of the {asked}'s tokens"
     if controls := len(shared_problems(traces, traces.conditions)) - len(problems):
         title += f"; {controls} controls were traced and are left out here"
     columns = [

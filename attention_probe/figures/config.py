@@ -14,6 +14,7 @@ from harness.constants import BASELINE, NEAR_ZERO_FACTORS, STUDIED, Definition, 
 from harness.display.figures.style import Look, looks
 from harness.display.numbers import label
 from harness.errors import ConfigError
+from harness.models import label_model
 from harness.yaml_settings import Strict, explain, read_values
 
 STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orange": "#e69f00"}
@@ -124,7 +125,7 @@ class ModelConfig(Strict):
 
     Attributes:
         name: The panel's title.
-        model: A hub id, a folder or `demo`.
+        model: A hub id, a folder, `smollm2` or `demo`.
         c: Near zero is |a| below 1.4826 MAD c. The study's: 0.1, 0.13, 0.32.
     """
 
@@ -171,7 +172,7 @@ class FigureConfig(Strict):
         name: The figure's name, also that of its files.
         kind: `curves` (with `heads` and `rows`), or activations (with `models`): `histogram`, `token_classes`.
         seed_document: The figure of the study that is reproduced.
-        model: A hub id, a folder or `demo`.
+        model: A hub id, a folder, `smollm2` or `demo`.
         model_name: What titles call it.
         prompts: Which prompts are averaged.
         definition: Whose queries are averaged: `common` or `published`.
@@ -235,7 +236,7 @@ class FigureConfig(Strict):
             chosen = {name: _look(own[name], one.colour) for name, one in row.series.items()}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
-                name = head.name or self.model_name or model.rstrip("/").rpartition("/")[2]
+                name = head.name or self.model_name or label_model(model)
                 whole = head.model_copy(update={"model": model, "name": name})
                 found.append(Panel(place, column, whole, row, chosen))
         return found

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import quiet
-from harness import resources
+from harness import models
 from harness.constants import FINGERPRINT_VALUES
 from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
 from harness.experiment.tokenizer import refuse_missing_folder
@@ -91,7 +91,7 @@ def load_model(
     All files of a sharded model on the hub are fetched, but only the tensors of these layers are read.
 
     Args:
-        name: A model folder, a hub name, or `demo`.
+        name: A model folder, a hub name, `smollm2` or `demo`.
         layers: Indices from 0.
         dtype: To compute in, whatever the checkpoint's type is.
         device: Where the model goes.
@@ -105,7 +105,7 @@ def load_model(
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has no class for it
         raise ConfigError(f"--device {device} cannot be used: {str(error).strip().splitlines()[0][:200]}") from None
-    name = resources.resolve_model(name)
+    name = models.resolve_model(name)
     refuse_missing_folder(name)
     is_folder = Path(name).expanduser().is_dir()
     source = str(Path(name).expanduser()) if is_folder else name

@@ -7,25 +7,32 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import ConfigPath, Overrides
+from harness.commands.options import Overrides
 
 
 def fetch(
-    config: ConfigPath,
+    config: Annotated[Path, typer.Argument(help="A run config, or `smollm2`: prints that model's folder last.")],
     overrides: Overrides = None,
     pin: Annotated[Path | None, typer.Option(help="Also write the config with its revision pinned, here.")] = None,
 ) -> None:
-    """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1."""
+    """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
     import yaml
 
+    from harness.constants import SMOLLM2, SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
     from harness.errors import ConfigError
     from harness.experiment.config import load_config
     from harness.experiment.problems import open_dataset
     from harness.experiment.tokenizer import fetch_repository
+    from harness.models import fetch_smollm2
     from harness.runs.journal import clear_messages, write_whole
 
     if pin is not None and pin.exists():
         raise ConfigError(f"--pin {pin} exists already.")
+    if str(config) == SMOLLM2:
+        if pin is not None or overrides:
+            raise ConfigError(f"{SMOLLM2} is pinned already: --pin and --set are of configs.")
+        typer.echo(f"{SMOLLM2_LABEL}, tensors sha256 {SMOLLM2_TENSORS_SHA256}\n{fetch_smollm2()}")
+        return
     settings = load_config(config, overrides or ())
     arguments, values, lines = settings.model_arguments(), settings.as_written(), []
     for key, revision in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from harness import resources
-from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
+from harness import models, resources
+from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, SMOLLM2_LABEL, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     CONTROL,
@@ -36,17 +36,21 @@ class ModelConfig(Strict):
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """The backend's arguments. `pretrained: demo` is the bundled model."""
+    """The backend's arguments. `pretrained: smollm2` is a small real model, `demo` the bundled one."""
     label: str | None = None
     """Its name in tables. By default the last part of its path."""
 
     @model_validator(mode="before")
     @classmethod
     def _name_bundled(cls, values: Any) -> Any:
-        """The bundled model has one name, however it is run."""
+        """A model with a short name has one label, however it is run."""
         arguments = values.get("arguments") if isinstance(values, dict) else None
-        bundled = isinstance(arguments, dict) and arguments.get("pretrained") == "demo"
-        return {**values, "label": values.get("label") or "mless-demo"} if bundled else values
+        given = arguments.get("pretrained") if isinstance(arguments, dict) else None
+        if given == "demo":
+            return {**values, "label": values.get("label") or "mless-demo"}
+        if models.label_model(str(given)) == SMOLLM2_LABEL:
+            return {**values, "label": values.get("label") or SMOLLM2_LABEL}
+        return values
 
     @field_validator("arguments")
     @classmethod
@@ -331,7 +335,7 @@ class RunConfig(Strict):
         arguments = dict(self.model.arguments)
         for key in ("pretrained", "tokenizer"):
             if isinstance(arguments.get(key), str):
-                arguments[key] = resources.resolve_model(arguments[key])
+                arguments[key] = models.resolve_model(arguments[key])
         if self.model.backend == "vllm":
             arguments.setdefault("seed", self.seed)
             # lm-eval reads the tokenizer at its newest revision unless told
@@ -378,7 +382,7 @@ def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
     from harness.experiment.tokenizer import load_tokenizer
 
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
-    template = load_tokenizer(resources.resolve_model(model)).chat_template
+    template = load_tokenizer(models.resolve_model(model)).chat_template
     own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]
     own.append(f"layouts=[{Layout.CHAT if template else Layout.RAW}]")
     return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness import resources
+from harness import models
 from harness.constants import PINNED_DATE, SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.conditions import Condition
@@ -78,13 +78,13 @@ class ModelTokenizer:
             return None
         revision, trust = arguments.get("revision"), arguments.get("trust_remote_code") in (True, "True", "true")
         tokenizer = load_tokenizer(
-            resources.resolve_model(name),
+            models.resolve_model(name),
             revision=arguments.get("tokenizer_revision") or revision,
             trust_remote_code=trust,
         )
         length = _stated_length(arguments)
         if weights == name and not (length and arguments.get("hf_overrides")):
-            own = context_length(resources.resolve_model(name), revision, trust)
+            own = context_length(models.resolve_model(name), revision, trust)
             length = min(filter(None, (length, own)), default=None)
         switches = template_switches(arguments)
         template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
@@ -147,7 +147,7 @@ def refuse_missing_folder(name: str) -> None:
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     if looks_like_path and not Path(name).expanduser().is_dir():
         trouble = "is a file" if Path(name).expanduser().is_file() else "does not exist"
-        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, or `demo`.")
+        raise ModelError(f"Model folder {name} {trouble}. Expected a folder, a hub name, `smollm2` or `demo`.")
 
 
 @contextmanager

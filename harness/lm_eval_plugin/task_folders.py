@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from harness import resources
+from harness import models, resources
 from harness.constants import BASELINE, STUDY_COUNT
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
@@ -125,7 +125,7 @@ def write_wrapped(folder: Path, task: str, conditions: str | None = None, model:
         ) + yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=10**6)
         told.append(f"{name}: {tokens}")
     told.append(
-        f"lm_eval --model vllm --model_args pretrained={resources.resolve_model(model or 'MODEL')} \\\n"
+        f"lm_eval --model vllm --model_args pretrained={models.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
         f"    --tasks {','.join(names)}"
     )

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.errors import RunError
+from harness.models import label_model
 from harness.runs.journal import PACKED, find_stored, is_stored, open_stored
 from harness.runs.records import fit
 
@@ -96,7 +97,7 @@ class ResultsFile(Struct, kw_only=True):
     @property
     def label(self) -> str:
         """The model's name as tables show it."""
-        return str(self.model_name or self.model or "model").rstrip("/").rpartition("/")[2]
+        return label_model(str(self.model_name or self.model or "model"))
 
 
 def find_logs(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harness import resources
 from harness.constants import REMEMBERED_BYTES
 from harness.runs.journal import hash_stored
 from harness.runs.records import Engine, Fingerprint
@@ -117,17 +118,12 @@ def engine_identity(backend: str, arguments: Mapping[str, Any]) -> Engine:
     return Engine(name=backend, version=number, device=chosen.partition(":")[0])
 
 
-def cache_folder() -> Path:
-    """Where mless keeps what it can make again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mless"
-
-
 def _hash_file(path: Path) -> str:
     """SHA-256 of a file; of a large one as it was computed last, while size, inode and time of change are the same."""
     facts = path.stat()
     if facts.st_size < REMEMBERED_BYTES:
         return hash_stored(path)
-    cache = cache_folder() / "file-hashes.json"
+    cache = resources.cache_folder() / "file-hashes.json"
     name, seen = str(path.resolve()), [facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns]
     try:
         known = dict(json.loads(cache.read_text(encoding="utf-8")))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources yaml_settings experiment engines grading runs analysis "
+        "constants errors resources models yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
     "attention_probe": ("prompts model measure self_check traces probe analysis figures commands").split(),
