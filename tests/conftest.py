@@ -224,6 +224,14 @@ def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
     return partial(installed, "lm_eval")
 
 
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2's folder: in the user's cache, fetched once."""
+    from harness.models import fetch_smollm2
+
+    return fetch_smollm2()
+
+
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
 *compute-apps*) printf '%s' "$PROCESSES" ;;

@@ -18,7 +18,7 @@ def fetch(
     """Download a config's model, tokenizer and data, for later use with HF_HUB_OFFLINE=1; or the model `smollm2`."""
     import yaml
 
-    from harness.constants import SMOLLM2, SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
+    from harness.constants import SMOLLM2, SMOLLM2_LABEL
     from harness.errors import ConfigError
     from harness.experiment.config import load_config
     from harness.experiment.problems import open_dataset
@@ -28,10 +28,8 @@ def fetch(
 
     if pin is not None and pin.exists():
         raise ConfigError(f"--pin {pin} exists already.")
-    if str(config) == SMOLLM2:
-        if pin is not None or overrides:
-            raise ConfigError(f"{SMOLLM2} is pinned already: --pin and --set are of configs.")
-        typer.echo(f"{SMOLLM2_LABEL}, tensors sha256 {SMOLLM2_TENSORS_SHA256}\n{fetch_smollm2()}")
+    if str(config) == SMOLLM2 and not (pin or overrides):
+        typer.echo(f"{SMOLLM2_LABEL}:\n{fetch_smollm2()}")
         return
     settings = load_config(config, overrides or ())
     arguments, values, lines = settings.model_arguments(), settings.as_written(), []

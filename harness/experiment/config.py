@@ -46,11 +46,9 @@ class ModelConfig(Strict):
         """A model with a short name has one label, however it is run."""
         arguments = values.get("arguments") if isinstance(values, dict) else None
         given = arguments.get("pretrained") if isinstance(arguments, dict) else None
-        if given == "demo":
-            return {**values, "label": values.get("label") or "mless-demo"}
-        if models.label_model(str(given)) == SMOLLM2_LABEL:
-            return {**values, "label": values.get("label") or SMOLLM2_LABEL}
-        return values
+        label = "mless-demo" if given == "demo" else models.label_model(str(given))
+        short = label in ("mless-demo", SMOLLM2_LABEL)
+        return {**values, "label": values.get("label") or label} if short else values
 
     @field_validator("arguments")
     @classmethod

