@@ -17,6 +17,7 @@ from attention_probe.figures import config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import comparison, controls, pooled, reference, sweeps
 from harness.experiment import config as runs
+from harness.experiment import problems
 from harness.experiment.conditions import Condition
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -24,7 +25,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
         "model": runs.ModelConfig,
-        "dataset, as a mapping": runs.DatasetConfig,
+        "dataset, as a mapping": problems.DatasetConfig,
+        "dataset, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
         "sampling, as a mapping": runs.ExplicitSampling,
         "study": runs.StudyConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -12,7 +12,7 @@ from harness.analysis.choose_problems import Criterion, Selection, select
 from harness.constants import BASELINE
 from harness.errors import ConfigError
 from harness.experiment.conditions import as_condition, named_conditions
-from harness.experiment.problems import DatasetConfig, open_dataset
+from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompts_of_run import Source, build_source
 from harness.runs.read import read_source
@@ -46,7 +46,7 @@ class PromptsConfig(Criterion):
 
     run: Path | None = None
     logs: dict[str, Path] | None = None
-    dataset: Literal["math500", "demo"] | DatasetConfig | None = None
+    dataset: AnyDataset | None = None
     metric: str | None = None
     layout: Layout | None = None
     instruction: str | None = None

@@ -13,6 +13,7 @@ import pandas
 from harness.analysis.controls import APART, find_broken, measure_yardsticks
 from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outcomes, measure_accuracy, refuse_unpaired
 from harness.analysis.tests import (
+    by_cluster,
     count_flips,
     difference_bounds,
     equivalence_p,
@@ -34,7 +35,7 @@ COLUMNS = {
     "n": "problems",
     "k": "samples per problem",
     "accuracy": "percent right (avg@k)",
-    "standard_error": "of the accuracy, in points, clustered by problem",
+    "standard_error": "of the accuracy, in points, clustered by problem or cluster of problems",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy less the baseline's, in points, paired by problem",
@@ -45,7 +46,7 @@ COLUMNS = {
     "discordance": "both together, percent of the problems",
     "problems_up": "problems with more right samples than under the baseline",
     "problems_down": "problems with fewer",
-    "test": "mcnemar (k = 1, exact) or sign-flip and score (k > 1, the larger p of the two)",
+    "test": "mcnemar (k = 1, exact) or sign-flip and score (k > 1 or clusters, the larger p of the two)",
     "p": "its two-sided p-value",
     "primary": "whether this is the run's primary contrast",
     "family": "tests that p is adjusted with: registered or all; exploratory ones have none",
@@ -226,19 +227,20 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     digest = hashlib.sha256(f"{DEFAULT_SEED}, {new.name}".encode()).digest()
     changes, k = new.right - old.right, old.k
     gained, lost = count_flips(old.right, new.right, k=k)
-    bounds = difference_bounds(changes, k)
-    low, high = score_interval(changes / k, bounds=bounds, level=1 - 2 * ALPHA)
-    equivalent = equivalence_p(changes / k, margin / 100, bounds=bounds)
+    means, weights = by_cluster(changes / k, old.clusters)
+    bounds = difference_bounds(means, 1)
+    low, high = score_interval(means, bounds=bounds, level=1 - 2 * ALPHA, weights=weights)
+    equivalent = equivalence_p(means, margin / 100, bounds=bounds, weights=weights)
     return {
-        "changes": changes,
+        "changes": (means, weights),
         "difference": 100 * float(changes.mean()) / k,
         "wrong_to_right": gained,
         "right_to_wrong": lost,
         "discordance": 100 * ((gained + lost) / len(changes)),
         "problems_up": int((changes > 0).sum()),
         "problems_down": int((changes < 0).sum()),
-        "test": "mcnemar" if k == 1 else "sign-flip and score",
-        "p": paired_test(changes, k, rng=np.random.default_rng(int.from_bytes(digest))),
+        "test": "mcnemar" if k == 1 and len(means) == len(changes) else "sign-flip and score",
+        "p": paired_test(changes, k, rng=np.random.default_rng(int.from_bytes(digest)), clusters=old.clusters),
         "equivalence_low": 100 * low,
         "equivalence_high": 100 * high,
         "equivalence_p": equivalent,
@@ -248,8 +250,9 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
 
 def _interval(row: Row) -> Row:
     """The interval of a judged row. One without a test is of level 1 - alpha, and is left as it is."""
-    changes, k = row["changes"], row["k"]
-    ends = score_interval(changes / k, bounds=difference_bounds(changes, k), level=1 - ALPHA / row.get("tests", 1))
+    means, weights = row["changes"]
+    level = 1 - ALPHA / row.get("tests", 1)
+    ends = score_interval(means, bounds=difference_bounds(means, 1), level=level, weights=weights)
     if "tests" in row:
         ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < ALPHA)
     return {"low": 100 * ends[0], "high": 100 * ends[1]}

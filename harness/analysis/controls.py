@@ -89,7 +89,7 @@ def find_broken(frame: pandas.DataFrame, rewordings: Collection[str], *, baselin
         old, changes = arms.pop(baseline)[0], {}
         for name, (new, *_) in arms.items():
             refuse_unpaired(old, new)
-            changes[name] = new.right - old.right
+            changes[name] = np.bincount(old.clusters, new.right - old.right)
         p = holm([sign_flip_test(change, rng=np.random.default_rng(0)) for change in changes.values()])
         for (name, change), adjusted in zip(changes.items(), p, strict=True):
             share = float(change.sum() / old.samples.sum())

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.tests import Integers, score_interval
+from harness.analysis.tests import Integers, by_cluster, cluster_terms, score_interval
 from harness.errors import ComparisonError, list_first
 from harness.grading import UNGRADED
 
@@ -28,6 +28,7 @@ class Outcomes:
         condition: The condition.
         replicate: Number of the repetition of the condition, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
+        clusters: [problem] The number of its cluster, from 0. Most problems are clusters by themselves.
         right: [problem] Right samples.
         samples: [problem] Samples.
     """
@@ -36,6 +37,7 @@ class Outcomes:
     condition: str
     replicate: int
     problem_ids: npt.NDArray[Any]
+    clusters: Integers
     right: Integers
     samples: Integers
 
@@ -56,7 +58,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
 
     Args:
         frame: One row per sample, as `harness.load_run` gives it: model, layout, condition, problem_id, sample_index
-            and correct; replicate is 0 where there is no such column.
+            and correct; replicate is 0 where there is no such column, and a problem its own cluster.
         by: Further columns to split by, such as subject or level.
 
     Raises:
@@ -75,6 +77,7 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
             first = frame.loc[wrong.to_numpy(), place].iloc[0]
             raise ComparisonError(f"{', '.join(f'{name} {value}' for name, value in first.items())}: {what}.")
     numbers, names = pandas.factorize(frame["problem_id"])
+    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[np.unique(numbers, return_index=True)[1]]
     frame = frame[[*keys, "correct"]].assign(problem=numbers, correct=frame["correct"].to_numpy(dtype=np.int64))
     problems = frame.groupby([*keys, "problem"], observed=True, sort=False, dropna=False)["correct"]
     counted = []
@@ -82,12 +85,14 @@ def count_outcomes(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> list[O
     for key, unordered in arms:
         *setting, condition, replicate = key
         part = unordered.sort_index(level="problem")
+        places = part.index.get_level_values("problem")
         counted.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
                 condition=str(condition),
                 replicate=int(replicate),
-                problem_ids=np.asarray(names[part.index.get_level_values("problem")]),
+                problem_ids=np.asarray(names[places]),
+                clusters=pandas.factorize(clusters[places])[0],
                 right=part["sum"].to_numpy(),
                 samples=part["size"].to_numpy(),
             )
@@ -147,12 +152,13 @@ def clustered_error(scores: npt.ArrayLike) -> float:
 def measure_accuracy(one: Outcomes) -> dict[str, Any]:
     """The columns of `comparison.COLUMNS` that one condition has by itself, from n to accuracy_high."""
     scores = one.right / one.samples
-    low, high = score_interval(scores, bounds=(0.0, 1.0))
+    means, weights = by_cluster(scores, one.clusters)
+    low, high = score_interval(means, weights=weights, bounds=(0.0, 1.0))
     return {
         "n": len(scores),
         "k": one.k,
         "accuracy": 100 * float(scores.mean()),
-        "standard_error": 100 * clustered_error(scores),
+        "standard_error": 100 * clustered_error(cluster_terms(scores, one.clusters)),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
     }

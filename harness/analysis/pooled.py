@@ -19,7 +19,17 @@ import pandas
 from scipy.special import stdtr, stdtrit
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Floats, Integers, difference_bounds, hold_zero, paired_test, score_interval, verdict
+from harness.analysis.tests import (
+    Floats,
+    Integers,
+    by_cluster,
+    cluster_terms,
+    difference_bounds,
+    hold_zero,
+    paired_test,
+    score_interval,
+    verdict,
+)
 from harness.constants import ALPHA, FEWEST_MODELS, MODELS_HEEDED
 
 COLUMNS = {
@@ -77,13 +87,12 @@ def pool(
         paired = all(old.k == new.k and (old.problem_ids == new.problem_ids).all() for old, new in both)
         if len(both) < 2 or not (shared := set.intersection(*problems)) or not paired:  # which `compare` refuses
             continue
-        changes = [
-            ((new.right - old.right)[[problem in shared for problem in old.problem_ids.tolist()]], old.k)
-            for old, new in both
-        ]
+        asked = [[problem in shared for problem in old.problem_ids.tolist()] for old, _ in both]
+        changes = [((new.right - old.right)[kept], old.k) for kept, (old, new) in zip(asked, both, strict=True)]
+        clusters = pandas.factorize(both[0][0].clusters[asked[0]])[0]
         is_registered = complete and name == registered
         row: dict[str, Any] = {"layout": layout, "condition": name, "baseline": contrasts[name][1]}
-        row |= pool_changes(changes, level=1 - ALPHA / len(layouts), passes=is_registered)
+        row |= pool_changes(changes, clusters, level=1 - ALPHA / len(layouts), passes=is_registered)
         row |= {"registered": is_registered, "verdict": "exploratory"}
         if is_registered:
             row["p_adjusted"] = min(1.0, len(layouts) * row["p"])
@@ -95,26 +104,35 @@ def pool(
 
 
 def pool_changes(
-    changes: Sequence[tuple[Integers, int]], *, level: float = 1 - ALPHA, passes: bool = True
+    changes: Sequence[tuple[Integers, int]],
+    clusters: Integers | None = None,
+    *,
+    level: float = 1 - ALPHA,
+    passes: bool = True,
 ) -> dict[str, Any]:
     """The pooled effect of one contrast, as the columns of `COLUMNS` that are numbers.
 
     Args:
         changes: For each model its changes [problem] in right samples, over the same problems in the same order, and
             its samples a problem.
+        clusters: As of `tests.by_cluster`; by default each problem is one.
         level: Of the intervals.
         passes: Whether the first interval leaves 0 out exactly where p is below 1 - level, as beside a verdict.
     """
     per = math.lcm(*(k for _, k in changes))
     total = np.sum([change * (per // k) for change, k in changes], axis=0)
     whole = per * len(changes)
-    p = paired_test(total, whole, rng=np.random.default_rng(0))
-    ends = score_interval(total / whole, bounds=difference_bounds(total, whole), level=level)
+    clusters = np.arange(len(total)) if clusters is None else clusters
+    p = paired_test(total, whole, rng=np.random.default_rng(0), clusters=clusters)
+    means, weights = by_cluster(total / whole, clusters)
+    ends = score_interval(means, bounds=difference_bounds(means, 1), level=level, weights=weights)
     difference = float(total.mean()) / whole
     low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
     if len(changes) >= FEWEST_MODELS:
-        row |= estimate_new_models(np.array([change / k for change, k in changes]), alpha=1 - level)
+        row |= estimate_new_models(
+            np.array([cluster_terms(change / k, clusters) for change, k in changes]), alpha=1 - level
+        )
         # what a score interval knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
         row["new_p"] = max(row["new_p"], p)

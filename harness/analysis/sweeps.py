@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Floats, difference_bounds, holm, score_interval, score_statistic
+from harness.analysis.tests import Floats, by_cluster, difference_bounds, holm, score_interval, score_statistic
 from harness.constants import ALPHA, FEWEST_LENGTHS
 
 COLUMNS = {
@@ -53,22 +53,24 @@ def sweep_table(
             there = [length for length, name in by_length.items() if length and name != baseline and name in arms]
             if baseline not in arms or len(there) < FEWEST_LENGTHS:
                 continue
-            changes = np.column_stack([shares[by_length[length]] - shares[baseline] for length in there])
+            clusters = arms[baseline][0].clusters
+            each = [by_cluster(shares[by_length[length]] - shares[baseline], clusters) for length in there]
+            changes, weights = np.column_stack([means for means, _ in each]), each[0][1]
             mean = changes.mean(axis=1)
-            low, high = score_interval(mean, bounds=difference_bounds(mean, 1))
-            shape, p = trend(changes)
+            low, high = score_interval(mean, bounds=difference_bounds(mean, 1), weights=weights)
+            shape, p = trend(changes, weights)
             rows.append(
                 {
                     **dict(setting),
                     **dict(zip(("filler", "placement", "words"), group, strict=True)),
                     "lengths": " ".join(map(str, there)),
-                    "n": len(changes),
-                    "difference": 100 * float(mean.mean()),
+                    "n": len(clusters),
+                    "difference": 100 * float((weights * mean).mean()),
                     "low": 100 * low,
                     "high": 100 * high,
                     "shape": shape,
                     "p": p,
-                    "best": there[int(changes.mean(axis=0).argmax())],
+                    "best": there[int((weights @ changes).argmax())],
                 }
             )
     for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
@@ -100,13 +102,14 @@ def find_sweeps(factors: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str
     return {key: lengths for key, lengths in group_lengths(factors).items() if len(lengths.keys() - {0}) > 1}
 
 
-def trend(changes: npt.ArrayLike) -> tuple[str, float]:
+def trend(changes: npt.ArrayLike, weights: npt.ArrayLike = 1.0) -> tuple[str, float]:
     """Test all lengths together against the baseline, in two shapes; return the likelier shape and its p-value.
 
     Use it in place of a test for each length: it asks one question, and its noise is averaged over the lengths.
 
     Args:
         changes: [problem, length] Differences in the share of right samples, the lengths in order.
+        weights: [problem] Where these are clusters of problems: see `tests.by_cluster`.
 
     Returns:
         `plateau` or `peak`, and the two-sided p-value of the score test of its weighted mean, as the larger of two
@@ -115,10 +118,13 @@ def trend(changes: npt.ArrayLike) -> tuple[str, float]:
     values = np.asarray(changes, dtype=float)
     rise = np.minimum(np.arange(1, values.shape[1] + 1), np.arange(values.shape[1], 0, -1)).astype(float)
     shapes = {"plateau": np.full(len(rise), 1 / len(rise)), "peak": rise / rise.sum()}
-    weighted = {name: values @ weights for name, weights in shapes.items()}
-    found = {name: abs(score_statistic(one, 0.0, bounds=difference_bounds(one, 1))) for name, one in weighted.items()}
+    shaped = {name: values @ parts for name, parts in shapes.items()}
+    found = {
+        name: abs(score_statistic(one, 0.0, bounds=difference_bounds(one, 1), weights=weights))
+        for name, one in shaped.items()
+    }
     shape = max(found, key=lambda name: found[name])
-    return shape, _larger_of_two(found[shape], *weighted.values())
+    return shape, _larger_of_two(found[shape], *(np.asarray(weights) * one for one in shaped.values()))
 
 
 def _larger_of_two(statistic: float, first: Floats, second: Floats) -> float:

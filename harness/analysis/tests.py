@@ -1,6 +1,8 @@
 """Tests of a paired difference, score intervals, equivalence within a margin, p-values adjusted for several tests.
 
-All of them take one number for each problem, or p-values. They know of no model, condition or frame.
+All of them take one number for each problem, or p-values. They know of no model, condition or frame. Where problems
+stand in clusters, which count as one, the number is a cluster's mean, and `weights` say what part of the problems the
+cluster holds: see `by_cluster`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,28 @@ from harness.constants import ALPHA, EXACT_SIGN_FLIPS, ROOT_GAP, SIGN_FLIP_DRAWS
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bounds = tuple[float, float]
+
+
+def by_cluster(values: npt.ArrayLike, clusters: Integers) -> tuple[Floats, Floats]:
+    """The mean [cluster] of `values` [problem], and the weight [cluster] of each: its size over the mean size.
+
+    Args:
+        values: Each problem's value.
+        clusters: The number of its cluster, from 0 without gaps.
+    """
+    sizes = np.bincount(clusters)
+    return np.bincount(clusters, values) / sizes, np.asarray(sizes * (len(sizes) / len(clusters)), dtype=np.float64)
+
+
+def cluster_terms(values: npt.ArrayLike, clusters: Integers) -> Floats:
+    """Numbers [cluster] with the mean of `values` [problem], whose standard error is that of the mean over clusters.
+
+    Source:
+        The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling Techniques, section 6.
+    """
+    means, weights = by_cluster(values, clusters)
+    return weights * means + (1 - weights) * float(np.asarray(values).mean())
 
 
 def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> tuple[float, float]:
@@ -31,24 +55,29 @@ def count_flips(before: npt.ArrayLike, after: npt.ArrayLike, *, k: int = 1) -> t
     return float(((1 - old) * new).sum()), float((old * (1 - new)).sum())
 
 
-def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator) -> float:
+def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator, clusters: Integers | None = None) -> float:
     """Two-sided p-value of a difference between two conditions: the test of every table.
 
-    With one sample a problem it is `mcnemar_test`. With several it is the larger of two p-values, because each errs
-    where the other holds: `sign_flip_test` takes a gain and a loss of one size for equally likely, and errs in 6 of 100
-    where few problems gain much and many lose a little (1 % of 200 problems, k = 20; the larger p: 5 of 100); the score
-    test, which `score_interval` inverts, needs more than a handful of changes.
+    With one sample a problem it is `mcnemar_test`. With several, or where problems stand in clusters, it is the larger
+    of two p-values, because each errs where the other holds: `sign_flip_test` takes a gain and a loss of one size for
+    equally likely, and errs in 6 of 100 where few problems gain much and many lose a little (1 % of 200 problems,
+    k = 20; the larger p: 5 of 100); the score test, which `score_interval` inverts, needs more than a handful of
+    changes.
 
     Args:
         changes: Right samples under a condition less those under the baseline, one number a problem.
         k: Samples a problem under either.
         rng: Where random sign patterns come from, if they are needed.
+        clusters: As of `by_cluster`; by default each problem is one.
     """
     numbers = np.asarray(changes, dtype=np.int64)
-    if k == 1:
+    clusters = np.arange(len(numbers)) if clusters is None else clusters
+    sums = np.bincount(clusters, numbers).astype(np.int64)
+    if k == 1 and len(sums) == len(numbers):
         return mcnemar_test(int((numbers > 0).sum()), int((numbers < 0).sum()))
-    score = score_statistic(numbers / k, 0, bounds=difference_bounds(numbers, k))
-    return max(sign_flip_test(numbers, rng=rng), 2 * float(ndtr(-abs(score))))
+    means, weights = by_cluster(numbers / k, clusters)
+    score = score_statistic(means, 0, weights=weights, bounds=difference_bounds(means, 1))
+    return max(sign_flip_test(sums, rng=rng), 2 * float(ndtr(-abs(score))))
 
 
 def mcnemar_test(wrong_to_right: int, right_to_wrong: int) -> float:
@@ -119,7 +148,11 @@ def _positive_sum(sizes: Integers, counts: Integers) -> Floats:
 
 
 def score_interval(
-    values: npt.ArrayLike, *, bounds: tuple[float, float], level: float = 1 - ALPHA
+    values: npt.ArrayLike,
+    *,
+    bounds: Bounds,
+    level: float = 1 - ALPHA,
+    weights: npt.ArrayLike = 1.0,
 ) -> tuple[float, float]:
     """Every mean that the score test of `score_statistic` does not reject, for `values` [problem] within `bounds`.
 
@@ -131,6 +164,7 @@ def score_interval(
         values: Each problem's value.
         bounds: Least and greatest value that a problem can have.
         level: Confidence level in (0, 1).
+        weights: Of clusters; by default all are alike.
 
     Returns:
         Low and high end, in the unit of the values.
@@ -140,13 +174,13 @@ def score_interval(
         doi:10.1002/(SICI)1097-0258(19980430)17:8<891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by
         Fagerland, Lydersen and Laake (2014), doi:10.1002/sim.6148.
     """
-    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    distinct = _distinct(values, weights)
     critical = float(ndtri((1 + level) / 2))
-    mean = float(distinct @ counts / counts.sum())
+    mean = float((distinct[0] * distinct[1]) @ distinct[2] / distinct[2].sum())
     ends = [
         outer
         if abs(mean - outer) < ROOT_GAP
-        else brentq(lambda at: abs(_statistic(distinct, counts, at, bounds)) - critical, mean, _towards(outer, mean))
+        else brentq(lambda at: abs(_statistic(*distinct, at, bounds)) - critical, mean, _towards(outer, mean))
         for outer in bounds
     ]
     return float(ends[0]), float(ends[1])
@@ -188,7 +222,7 @@ def hold_zero(ends: tuple[float, float], difference: float, *, passed: bool) -> 
     return (max(low, least), high) if difference > 0 else (low, min(high, -least))
 
 
-def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: tuple[float, float]) -> float:
+def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: Bounds, weights: npt.ArrayLike = 1.0) -> float:
     """How many standard errors the mean of `values` [problem] lies above `mean`, if `mean` were the true one.
 
     The standard error is the one under that hypothesis: the variance of the likeliest distribution on the values
@@ -198,34 +232,39 @@ def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: tuple[float, 
         As `score_interval`; the likeliest distribution with a given mean: Owen (1988), doi:10.1093/biomet/75.2.237,
         here with the bounds as further possible values.
     """
-    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    return _statistic(distinct, counts, mean, bounds)
+    return _statistic(*_distinct(values, weights), mean, bounds)
 
 
-def _statistic(distinct: Floats, counts: Integers, mean: float, bounds: tuple[float, float]) -> float:
+def _distinct(values: npt.ArrayLike, weights: npt.ArrayLike) -> tuple[Floats, Floats, Integers]:
+    """The values that there are, each with the weight that it has, and how often they occur."""
+    pairs = np.column_stack(np.broadcast_arrays(np.asarray(values, dtype=float), weights))
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    return found[:, 0].copy(), found[:, 1].copy(), counts
+
+
+def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float, bounds: Bounds) -> float:
     n = int(counts.sum())
-    difference = float(distinct @ counts) / n - mean
+    difference = float((distinct * weights) @ counts) / n - mean
     if difference == 0:
         return 0.0
-    variance = _variance(distinct, counts / n, mean, bounds)
+    low, high = (float(weights.max()) * (bound - mean) for bound in bounds)
+    variance = _variance(weights * (distinct - mean), counts / n, low, high)
     return math.copysign(math.inf, difference) if variance <= 0 else difference / math.sqrt(variance / n)
 
 
-def _variance(distinct: Floats, shares: Floats, mean: float, bounds: tuple[float, float]) -> float:
-    """Variance of the likeliest distribution with this mean on the values within bounds.
+def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
+    """Variance of the likeliest distribution with mean 0 on the values within bounds.
 
-    Its weights are shares / (1 + tilt * (value - mean)); the tilt is where their mean is right. A bound that no
-    problem reached takes what weight is left if even the strongest tilt does not get there.
+    Its weights are shares / (1 + tilt * value); the tilt is where their mean is right. A bound that no problem reached
+    takes what weight is left if even the strongest tilt does not get there.
     """
-    low, high = bounds
-    if not low < mean < high:
+    if not low < 0 < high:
         return 0.0
-    centred = distinct - mean
 
     def excess(tilt: float) -> float:
         return float((shares * centred / (1 + tilt * centred)).sum())
 
-    weakest, strongest = _towards(-1 / (high - mean), 0), _towards(1 / (mean - low), 0)
+    weakest, strongest = _towards(-1 / high, 0), _towards(-1 / low, 0)
     if excess(weakest) <= 0:
         tilt = weakest
     elif excess(strongest) >= 0:
@@ -235,7 +274,7 @@ def _variance(distinct: Floats, shares: Floats, mean: float, bounds: tuple[float
     weights = shares / (1 + tilt * centred)
     left = max(0.0, 1 - float(weights.sum()))
     bound = low if tilt > 0 else high
-    return float(weights @ centred**2) + left * (bound - mean) ** 2
+    return float(weights @ centred**2) + left * bound**2
 
 
 def _towards(end: float, inner: float) -> float:
@@ -243,7 +282,7 @@ def _towards(end: float, inner: float) -> float:
     return end + (inner - end) * ROOT_GAP
 
 
-def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, float]) -> float:
+def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: Bounds, weights: npt.ArrayLike = 1.0) -> float:
     """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
 
     It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are
@@ -254,14 +293,15 @@ def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: tuple[float, 
         values: Each problem's difference.
         margin: Difference that would matter, in the same unit.
         bounds: As for `score_interval`.
+        weights: Likewise.
 
     Source:
         Schuirmann (1987), doi:10.1007/BF01068419; with the score statistic: Tango (1998), as in `score_interval`;
         what n problems may miss: the rule of three, Hanley and Lippman-Hand (1983),
         doi:10.1001/jama.1983.03330370053031.
     """
-    above = ndtr(-score_statistic(values, -margin, bounds=bounds))
-    below = ndtr(score_statistic(values, margin, bounds=bounds))
+    above = ndtr(-score_statistic(values, -margin, bounds=bounds, weights=weights))
+    below = ndtr(score_statistic(values, margin, bounds=bounds, weights=weights))
     missed = (1 - margin) ** np.size(values)
     return float(max(above, below, missed))
 

@@ -33,7 +33,7 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    config, problems = plan.config, len(plan.whole.problems[: plan.limit])
+    config, asked = plan.config, plan.whole.problems[: plan.limit]
     yield f"model     {config.model.display_name} through {config.model.backend}"
     for name, value in template_switches(config.model.arguments).items():
         yield f"template  {name}: {json.dumps(value)}"
@@ -60,7 +60,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
-    if power := describe_power(config, problems):
+    if power := describe_power(config, len({problem.cluster or problem.id for problem in asked})):
         yield f"detects   {power}"
     yield f"time      {describe_time(config, plan.size)}"
 
@@ -95,7 +95,7 @@ def describe_power(config: RunConfig, problems: int) -> str:
 
     Args:
         config: The run's.
-        problems: How many are asked.
+        problems: How many are asked; those of one cluster count as one.
     """
     names = {condition.name for condition in config.conditions}
     tested = [pair for pair in config.tested if set(pair) <= names]

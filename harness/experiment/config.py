@@ -24,7 +24,7 @@ from harness.experiment.conditions import (
     other_fillers,
     read_contrast,
 )
-from harness.experiment.problems import DatasetConfig
+from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
 from harness.yaml_settings import Strict, explain, read_values
@@ -139,8 +139,8 @@ class RunConfig(Strict):
     """The run's name, also that of its folder."""
     model: ModelConfig
     """Which model, and who runs it."""
-    dataset: Literal["math500", "demo"] | DatasetConfig = "math500"
-    """`math500`, `demo` (500 bundled problems), or a mapping."""
+    dataset: AnyDataset = "math500"
+    """`math500`, `demo` (500 bundled problems), or a mapping: a file, or problems that are made."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None

@@ -1,4 +1,4 @@
-"""Problems, read from the hub, from a JSONL file, or from the bundled set.
+"""Problems, read from the hub, from a JSONL file or from the bundled set, or made.
 
 The environment variable `MATH500_PATH` replaces MATH-500 wherever it is asked for. Unset, the problems come from the
 hub; `demo` is the bundled set; any other value is a JSONL file with MATH-500's fields.
@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from harness import resources
 from harness.errors import DataError, explain_hub_error
+from harness.experiment.made_problems import MadeConfig
 from harness.yaml_settings import Strict, explain
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
@@ -45,7 +46,9 @@ class Problem:
         answer: The gold answer, as it would stand in a box.
         solution: The worked solution; empty if the dataset has none.
         subject: MATH's subject; empty if the dataset has none.
-        level: MATH's difficulty, from 1 to 5; 0 if the dataset has none.
+        level: The difficulty: MATH's from 1 to 5, or that of `made_problems`; 0 if the dataset has none.
+        cluster: Problems of one cluster stand on one side of every split and count as one; empty: the problem by
+            itself.
     """
 
     id: Needed
@@ -54,6 +57,11 @@ class Problem:
     solution: Text = ""
     subject: Text = ""
     level: Annotated[int, BeforeValidator(lambda value: value if isinstance(value, int) else 0)] = 0
+    cluster: Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))] = ""
+
+    def record(self) -> dict[str, Any]:
+        """The fields; without the cluster where the problem has none, as before there were clusters."""
+        return {name: value for name, value in asdict(self).items() if name != "cluster" or value}
 
 
 _PROBLEM = TypeAdapter(Problem)
@@ -65,11 +73,27 @@ class DatasetConfig(Strict):
     path: Path
     """The file."""
     problem: str = "problem"
-    """The problem's field."""
+    """The problem's field. By default `question` too."""
     answer: str = "answer"
     """The gold answer's field: the final answer alone."""
     id: str | None = "unique_id"
-    """The id's field; null numbers the lines."""
+    """The id's field; null numbers the lines. By default `id` too, else lines are numbered."""
+
+
+def _tag(given: Any) -> str:
+    """Which form of a `dataset` is meant, so that only its own keys are spoken of."""
+    if not isinstance(given, dict | Strict):
+        return "[name]"
+    return "MadeConfig" if "make" in dict(given) else "DatasetConfig"
+
+
+AnyDataset = Annotated[
+    Annotated[Literal["math500", "demo"], Tag("[name]")]
+    | Annotated[DatasetConfig, Tag("DatasetConfig")]
+    | Annotated[MadeConfig, Tag("MadeConfig")],
+    Discriminator(_tag),
+]
+"""What a config's `dataset` may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +107,11 @@ class Dataset:
     @property
     def sha256(self) -> str:
         """SHA-256 over every field of every problem, in order."""
-        lines = (json.dumps(asdict(p), sort_keys=True) for p in self.problems)
+        lines = (json.dumps(p.record(), sort_keys=True) for p in self.problems)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset:
+def open_dataset(dataset: AnyDataset) -> Dataset:
     """The problems that a config's `dataset` names. `MATH500_PATH` may name others in place of MATH-500.
 
     Raises:
@@ -95,6 +119,10 @@ def open_dataset(dataset: Literal["math500", "demo"] | DatasetConfig) -> Dataset
     """
     if isinstance(dataset, DatasetConfig):
         return _read_jsonl(dataset)
+    if isinstance(dataset, MadeConfig):
+        problems = tuple(Problem(**fields) for fields in dataset.problems())
+        low, high = dataset.operands
+        return Dataset(name=dataset.make, source=f"made of {low} to {high}, seed {dataset.seed}", problems=problems)
     chosen = os.environ.get(PATH_VARIABLE, "").strip() if dataset == "math500" else dataset
     if not chosen:
         return _from_hub()
@@ -150,11 +178,13 @@ def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConf
     """The problems of records, each with its place."""
     problems: dict[str, Problem] = {}
     names = {"id": fields.id, "problem": fields.problem, "answer": fields.answer}
-    names |= {key: key for key in ("solution", "subject", "level")}
+    names |= {key: key for key in ("solution", "subject", "level", "cluster")}
     for where, record in records:
         kept: dict[str, Any] = {key: record[name] for key, name in names.items() if name in record}
-        if fields.id is None:
-            kept["id"] = len(problems)
+        if fields.problem == "problem" and "question" in record:
+            kept.setdefault("problem", record["question"])
+        if fields.id in (None, "unique_id"):
+            kept.setdefault("id", record.get("id", len(problems)) if fields.id else len(problems))
         try:
             problem = _PROBLEM.validate_python(kept)
         except ValidationError as error:

@@ -182,7 +182,7 @@ _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))
 def make_document(problem: Problem, prompt: Prompt, condition: Condition, layout: Layout) -> dict[str, Any]:
     """A problem under one condition for lm-eval: its fields, the condition, `system` and `user` text, the segments."""
     return {
-        **asdict(problem),
+        **problem.record(),
         "condition": condition.name,
         "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
         "system": prompt.system,

@@ -155,6 +155,8 @@ def read_frame(
             for name, field in {"problem_id": "id", "subject": "subject", "level": "level", "target": "answer"}.items()
         },
     }
+    if any(row["doc"].get("cluster") for row in prompts):
+        found["cluster"] = _categorical([row["doc"].get("cluster") or row["doc"]["id"] for row in prompts], place)
     found["verdict"] = pandas.Categorical(found["verdict"], categories=_VERDICTS)
     found["correct"] = np.asarray(found["verdict"] == "correct")
     found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])
@@ -169,8 +171,8 @@ def read_frame(
     order = np.lexsort((found["sample_index"], found["replicate"], place, *codes))
     names = COLUMNS if texts else [*COLUMNS, "characters", "looping"]
     frame = pandas.DataFrame({name: found[name][order] for name in names if name in found})
-    plain = ("model", "problem_id", "subject", "target", "verdict", "answer") if texts else ()
-    frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain})
+    plain = ("model", "problem_id", "subject", "cluster", "target", "verdict", "answer") if texts else ()
+    frame = frame.astype({"level": int} | {name: frame[name].cat.categories.dtype for name in plain if name in frame})
     if not texts:
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     for name, kind in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():

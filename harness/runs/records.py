@@ -50,6 +50,7 @@ class Document(Struct):
     condition: str
     system: str
     segments: list[Segment]
+    cluster: Annotated[str, column("what the problem counts as one with; there only if problems have clusters")] = ""
 
 
 class Prompt(Struct):
@@ -320,7 +321,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
-    **_columns(Document, "subject", "level"),
+    **_columns(Document, "subject", "level", "cluster"),
     **_columns(Graded, "verdict"),
     "correct": ("bool", "whether the verdict is correct"),
     **_columns(Graded, "answer"),
