@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -171,7 +171,10 @@ class VLLMEngine:
         """
         if self._aborted:
             raise self._died()
-        finished, self._aborted = read_outputs(self._calls.call(self._engine.step))
+        outputs = self._calls.call(self._engine.step)
+        if over := [output.request_id for output in outputs if not output.finished and _has_line(output)]:
+            self._calls.call(lambda: self._engine.abort_request(over))
+        finished, self._aborted = read_outputs(outputs)
         return finished
 
     def _died(self) -> EngineError:
@@ -286,19 +289,33 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
 
 
 def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
-    """The completions among vLLM's RequestOutputs, and whether any request ended without a completion."""
-    ended = [output for output in outputs if output.finished]
+    """The completions among vLLM's RequestOutputs, and whether any request ended without a completion.
+
+    A request for a line is over with it. It alone has outputs before it is finished.
+    """
+    ended = [output for output in outputs if output.finished or _has_line(output)]
     finished = [
         Finished(
             request_id=output.request_id,
             text=output.outputs[0].text,
             completion_tokens=len(output.outputs[0].token_ids),
-            finish_reason=output.outputs[0].finish_reason,
+            finish_reason=output.outputs[0].finish_reason or "stop",
         )
         for output in ended
-        if output.outputs[0].finish_reason in FINISHED
+        if output.outputs[0].finish_reason in (None, *FINISHED)
     ]
     return finished, len(finished) < len(ended)
+
+
+def _has_line(output: Any) -> bool:
+    """Whether the first line that is not blank is whole."""
+    return "\n" in output.outputs[0].text.lstrip()
+
+
+def end_line(done: Finished) -> Finished:
+    """A completion that ends with its first line that is not blank."""
+    end = done.text.find("\n", len(done.text) - len(done.text.lstrip()))
+    return done if end < 0 else replace(done, text=done.text[:end], finish_reason="stop")
 
 
 def sampling_parameters(request: Request) -> Any:
@@ -311,7 +328,7 @@ def sampling_parameters(request: Request) -> Any:
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if request.line else RequestOutputKind.FINAL_ONLY,
     )
 
 

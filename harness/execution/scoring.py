@@ -14,16 +14,20 @@ from harness.runs.records import Sample, Score
 def grade_job(prompt: Mapping[str, Any], sample: Sample) -> GradeJob:
     """What the grader gets of a sample: its completion after what the prompt had begun of it.
 
-    An answer prefix, as in `... is \\boxed{`, is read together with what completes it. In a think block that the
-    template opened, no box is an answer before `</think>`.
+    An answer prefix, as in `... is \\boxed{`, is read together with what completes it; where the first line is read, if
+    it begins a box. In a think block that the template opened, no box is an answer before `</think>`.
 
     Args:
         prompt: A row of the prompts file: see `harness.runs.records.Prompt`.
         sample: One of its samples.
     """
+    line = prompt.get("read") == "line"
     begun = "<think>" * prompt.get("thinking_opened", False) + prompt.get("answer_prefix", "")
     return GradeJob(
-        completion=begun + sample.completion, target=prompt["doc"]["answer"], finish_reason=sample.finish_reason
+        completion=("" if line and "boxed" not in begun else begun) + sample.completion,
+        target=prompt["doc"]["answer"],
+        finish_reason=sample.finish_reason,
+        line=line,
     )
 
 
@@ -59,6 +63,7 @@ class Scorer:
                 completion=job.completion,
                 target=job.target,
                 solution=prompt["doc"]["solution"] or "",
+                line=job.line,
             )
             self._pool.submit((key, "audit"), audit)
         else:

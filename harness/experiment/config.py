@@ -25,7 +25,7 @@ from harness.experiment.conditions import (
     read_contrast,
 )
 from harness.experiment.problems import AnyDataset
-from harness.experiment.prompt import Layout
+from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
 from harness.yaml_settings import Strict, explain, read_values
 
@@ -162,7 +162,9 @@ class RunConfig(Strict):
     layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
     """`raw`, `chat`, or `as_published` (the authors' code)."""
     instruction: str | None = None
-    """Another instruction than the study's."""
+    """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
+    answer: Literal["box", "line"] = "box"
+    """What is read: the last `box`, or the first `line` that is not blank, with which a completion ends."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
@@ -181,7 +183,9 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _with_sweep(cls, values: Any) -> Any:
-        """The conditions of a sweep join the others."""
+        """The conditions of a sweep join the others. Where no box is read, no instruction asks for one."""
+        if isinstance(values, dict) and values.get("answer") == "line" and values.get("instruction") is None:
+            values = {**values, "instruction": PLAIN_INSTRUCTION}
         if not isinstance(values, dict) or values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
@@ -305,7 +309,7 @@ class RunConfig(Strict):
         values = {
             name: value
             for name, value in self.as_written().items()
-            if name not in left_out and (value or name not in off)
+            if name not in left_out and (value or name not in off) and (name, value) != ("answer", "box")
         }
         if self.study is not None:
             values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any
 
 from harness.constants import BASELINE
+from harness.errors import DataError
 from harness.experiment.conditions import group_name, yardstick
 from harness.experiment.config import RunConfig
 from harness.experiment.problems import Dataset, Problem, open_dataset
@@ -73,6 +74,7 @@ class Plan:
                 "doc": make_document(problem, prompt.prompt, arm.condition, arm.layout),
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
                 **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
+                **({"read": "line"} if self.config.answer == "line" else {}),
             }
             for task, arm, problem, prompt in self.rows
         ]
@@ -99,6 +101,10 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
     whole = open_dataset(config.dataset)
+    if config.answer == "line" and (longer := [one.id for one in whole.problems if "\n" in one.answer.strip()]):
+        raise DataError(
+            f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
+        )
     dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
     arms = {
@@ -134,6 +140,7 @@ class Request:
         sampling: The parameters in force.
         intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
+        line: Whether the completion ends with its first line that is not blank.
     """
 
     task: str
@@ -149,6 +156,7 @@ class Request:
     sampling: Sampling
     intervention: Mapping[str, Any] | None = None
     turns: tuple[dict[str, str], ...] | None = None
+    line: bool = False
 
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
@@ -181,6 +189,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt_token_sha256=prompt.token_sha256,
                 sampling=sampling,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,
+                line=plan.config.answer == "line",
             )
 
 
@@ -204,6 +213,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.sample_index,
         request.replicate,
         request.again,
+        *(["line"] if request.line else []),
     )
     return hash_json(parts)
 

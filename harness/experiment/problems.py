@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -194,4 +194,5 @@ def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConf
         problems[problem.id] = problem
     if not problems:
         raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
-    return tuple(problems.values())
+    alone = not any(problem.cluster for problem in problems.values())
+    return tuple(one if alone or one.cluster else replace(one, cluster=one.id) for one in problems.values())

@@ -24,6 +24,9 @@ from harness.experiment.problems import Problem
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
 """The system prompt of the sound layouts."""
 
+PLAIN_INSTRUCTION = "Answer the question."
+"""The system prompt where the answer is a line."""
+
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
 

@@ -1,4 +1,4 @@
-"""Finds the answer of a completion: what its last closed box holds."""
+"""Finds the answer of a completion: what its last closed box holds, or its first line."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ class GradeJob:
             beginning, or `<think>` (see `harness.execution.scoring.grade_job`).
         target: The gold answer, as it would stand in a box.
         finish_reason: vLLM's, if known. `length` tells a truncated completion from one without a box.
+        line: Whether the answer is the first line, instead of the last box.
     """
 
     completion: str
     target: str
     finish_reason: str | None = None
+    line: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +66,32 @@ class Grade:
         return self.verdict == "correct"
 
 
-def read(completion: str, *, finish_reason: str | None = None) -> Grade | str:
+def read(completion: str, *, finish_reason: str | None = None, line: bool = False) -> Grade | str:
     """The answer of a completion, or its grade if there is nothing to compare. Takes linear time, safe in any process.
 
     Args:
         completion: What the model wrote, without the prompt.
         finish_reason: vLLM's, if known.
+        line: Whether the answer is the first line, instead of the last box.
     """
-    boxes = read_boxes(completion)
+    boxes = read_line(completion, finish_reason) if line else read_boxes(completion)
     if not boxes:
         return Grade(verdict="truncated" if finish_reason == "length" else "no_box", answer=None)
     answer = boxes[-1]
     if len(answer) > LONGEST_ANSWER:
         return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER], reason=TOO_LONG)
     return answer
+
+
+def read_line(completion: str, finish_reason: str | None = None) -> list[str]:
+    """The first line that is not blank, without a full stop at its end; what a box in it holds. Empty without one.
+
+    It is none if generation ran into its limit before the line's end: there might have been more.
+    """
+    line, end, _ = completion.rpartition("</think>")[2].lstrip().partition("\n")
+    if finish_reason == "length" and not end:
+        return []
+    return read_boxes(line) or [text for text in [line.strip().removesuffix(".").rstrip()] if text]
 
 
 def read_boxes(completion: str) -> list[str]:

@@ -37,12 +37,14 @@ class AuditJob:
         completion: What the model wrote.
         target: The gold answer.
         solution: The worked solution, from which lm-eval's graders take the gold. "" stands for `\boxed{target}`.
+        line: Whether the answer is the first line. Then graders that look for a box are not asked.
     """
 
     prompt: str
     completion: str
     target: str
     solution: str
+    line: bool = False
 
     def essential(self) -> AuditJob:
         r"""This job without its prompt, if no grader would look at it. So equal completions are audited once.
@@ -50,7 +52,12 @@ class AuditJob:
         The authors' rule looks for the last `\boxed` of the whole text: the prompt counts only if the completion has
         none.
         """
-        return replace(self, prompt="") if self.prompt and "\\boxed" in self.completion else self
+        return replace(self, prompt="") if self.prompt and ("\\boxed" in self.completion or self.line) else self
+
+    @property
+    def steps(self) -> list[str]:
+        """The steps of this audit."""
+        return ["math_verify"] if self.line else list(STEPS)
 
 
 def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:

@@ -215,9 +215,9 @@ class GraderPool:
     def submit(self, tag: Hashable, job: GradeJob | AuditJob) -> None:
         """Take a job without waiting for a worker. `poll` and `drain` hand out its result with the tag."""
         if isinstance(job, AuditJob):
-            self._enqueue(tag, _Job(asdict(job.essential()), list(STEPS)))
+            self._enqueue(tag, _Job(asdict(job.essential()), job.steps))
             return
-        answer = read(job.completion, finish_reason=job.finish_reason)
+        answer = read(job.completion, finish_reason=job.finish_reason, line=job.line)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
         elif answer == job.target:
@@ -369,7 +369,7 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
         os._exit(isinstance(error, MemoryError))
 
 
-def _answer(step: str, request: Mapping[str, str]) -> tuple[Mapping[str, Any], str | None]:
+def _answer(step: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
     if step != _COMPARE:
         return run_step(step, AuditJob(**request))
     graded = compare(request["answer"], request["target"])

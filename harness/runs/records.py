@@ -59,6 +59,7 @@ class Prompt(Struct):
     Attributes:
         answer_prefix: The answer's beginning, where the prompt ends in one that the model continues.
         thinking_opened: Whether the prompt ends in an opened think block, as some chat templates do.
+        read: Where the answer is read: `box` or `line`.
     """
 
     task: str
@@ -78,6 +79,7 @@ class Prompt(Struct):
     doc: Document
     answer_prefix: str = ""
     thinking_opened: bool = False
+    read: str = "box"
 
 
 class Sample(Keyed, kw_only=True, gc=False):
