@@ -247,16 +247,16 @@ def _statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float,
     difference = float((distinct * weights) @ counts) / n - mean
     if difference == 0:
         return 0.0
-    low, high = (float(weights.max()) * (bound - mean) for bound in bounds)
-    variance = _variance(weights * (distinct - mean), counts / n, low, high)
+    variance = _variance(weights * (distinct - mean), counts / n, bounds[0] - mean, bounds[1] - mean)
     return math.copysign(math.inf, difference) if variance <= 0 else difference / math.sqrt(variance / n)
 
 
 def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
-    """Variance of the likeliest distribution with mean 0 on the values within bounds.
+    """Variance of the likeliest distribution with mean 0 on the values and the bounds.
 
     Its weights are shares / (1 + tilt * value); the tilt is where their mean is right. A bound that no problem reached
-    takes what weight is left if even the strongest tilt does not get there.
+    takes what weight is left if even the strongest tilt does not get there. Values of large clusters lie beyond the
+    bounds, which are those of a cluster of average size.
     """
     if not low < 0 < high:
         return 0.0
@@ -264,7 +264,7 @@ def _variance(centred: Floats, shares: Floats, low: float, high: float) -> float
     def excess(tilt: float) -> float:
         return float((shares * centred / (1 + tilt * centred)).sum())
 
-    weakest, strongest = _towards(-1 / high, 0), _towards(-1 / low, 0)
+    weakest, strongest = _towards(-1 / max(high, centred.max()), 0), _towards(-1 / min(low, centred.min()), 0)
     if excess(weakest) <= 0:
         tilt = weakest
     elif excess(strongest) >= 0:

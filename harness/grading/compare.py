@@ -50,15 +50,16 @@ _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
 
 
-def grade(completion: str, target: str, *, finish_reason: str | None = None) -> Grade:
+def grade(completion: str, target: str, *, finish_reason: str | None = None, line: bool = False) -> Grade:
     """Grade a completion in this process. For many, use `GraderPool`: it grades in parallel, in killable processes.
 
     Args:
         completion: What the model wrote, without the prompt.
         target: The gold answer, as it would stand in a box.
         finish_reason: vLLM's, if known.
+        line: Whether the answer is the first line, instead of the last box.
     """
-    found = read(completion, finish_reason=finish_reason)
+    found = read(completion, finish_reason=finish_reason, line=line)
     return found if isinstance(found, Grade) else compare(found, target)
 
 

@@ -16,7 +16,7 @@ def sample(completion, reason="stop"):
     return Sample.of(request("p"), "k", completion, reason=reason)
 
 
-PREFIX, THINKS = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}
+PREFIX, THINKS, LINE = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}, {"read": "line"}
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,19 @@ PREFIX, THINKS = {"answer_prefix": r"It is \boxed{"}, {"thinking_opened": True}
         (THINKS, r"is it \boxed{4}? But", "stop", "no_box"),
         (THINKS, r"is it \boxed{3}? </think> \boxed{4}", "stop", "correct"),
         (THINKS, r"is it \boxed{4}? </think> so it is", "length", "truncated"),
+        (LINE, " 4.", "stop", "correct"),
+        (LINE, "\n \n4\nQ: 5", "length", "correct"),
+        (LINE, "4 or 5\n4", "stop", "incorrect"),
+        (LINE, " 4", "length", "truncated"),
+        (LINE, " \n", "stop", "no_box"),
+        (LINE, r"It is \boxed{4}.", "stop", "correct"),
+        ({**LINE, **PREFIX}, "4}$", "stop", "correct"),
+        ({**LINE, "answer_prefix": "It is "}, "4", "stop", "correct"),
     ],
 )
 def test_grading_knows_what_the_prompt_began(begun, completion, reason, verdict):
     job = grade_job(prompt(**begun), sample(completion, reason))
-    assert grade(job.completion, job.target, finish_reason=job.finish_reason).verdict == verdict
+    assert grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line).verdict == verdict
 
 
 def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
@@ -46,3 +54,11 @@ def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
         (score,) = scorer.finish()
     assert score.verdict == "correct" and score.first_box and score.exact_match_boxed and score.math_verify
     assert score.authors_rule and score.authors_rule_strict and score.boxes_after_first == 0
+
+
+def test_of_a_line_graders_that_look_for_a_box_are_not_asked(tmp_path):
+    with Journal(tmp_path / "scores.jsonl", {}) as scores, Scorer(scores, [prompt(**LINE)]) as scorer:
+        scorer.submit(sample(" 4"))
+        (score,) = scorer.finish()
+    assert (score.verdict, score.answer, score.math_verify) == ("correct", "4", True)
+    assert score.exact_match_boxed is score.authors_rule is score.authors_rule_strict is score.first_box is None
