@@ -182,7 +182,7 @@ def _read_folder(path: Path) -> Run:
         "prompts_sha256": receipt["prompts_sha256"],
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
-        "sampling": sampling.lm_eval(),
+        "sampling": {**sampling.lm_eval(), **({"answer": "line"} if "answer" in identity.config else {})},
         "settings": {
             "backend": receipt["config"]["model"]["backend"],
             "model_args": {name: str(value) for name, value in fixed_arguments(arguments).items()},

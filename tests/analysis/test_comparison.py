@@ -78,6 +78,34 @@ def test_repeats_are_averaged_by_problem(run):
     assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((100 * low, 100 * high))
 
 
+def test_problems_of_one_cluster_count_as_one():
+    right = {"wo": chances(1, 0.5), "mless": chances(2, 0.8)}
+
+    def compared(times):
+        """Each problem that often, all of them one cluster."""
+        both = [samples(np.repeat(one, times, axis=0), condition=name) for name, one in right.items()]
+        frame = pandas.concat(both)
+        number = frame["problem_id"].str[1:].astype(int) // times
+        return by_condition(compare(frame.assign(cluster=number))).loc["mless"]
+
+    one, three = compared(1), compared(3)
+    assert (one["n"], one["test"], three["n"], three["test"]) == (60, "mcnemar", 180, "sign-flip and score")
+    assert three["p"] >= one["p"] and three["wrong_to_right"] == 3 * one["wrong_to_right"]
+    same = ["accuracy", "standard_error", "accuracy_low", "accuracy_high", *POINTS, "equivalence_p"]
+    assert list(three[same]) == pytest.approx(list(one[same]), rel=1e-9)
+    singles = pandas.concat([samples(one, condition=name) for name, one in right.items()])
+    assert list(by_condition(compare(singles)).loc["mless", same]) == list(one[same]), "to the last digit"
+
+
+def test_clusters_of_several_sizes_have_the_error_of_a_ratio():
+    right = chances(5, 0.6, problems=90)[:, 0]
+    cluster = np.repeat(np.arange(50), [1, 1, 1, 1, 5] * 10)
+    row = compare(samples(right).assign(cluster=cluster)).iloc[0]
+    left = np.bincount(cluster, right - right.mean())  # Cochran (1977), section 6.3
+    assert row["standard_error"] == pytest.approx(100 * np.sqrt((left**2).sum() * 50 / 49) / 90)
+    assert 0 < row["accuracy_low"] < row["accuracy"] < row["accuracy_high"] < 100
+
+
 def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
     assert list(compare(run).columns) == list(COLUMNS)
     levels = run.assign(level=run["problem_id"].str.len())

@@ -171,6 +171,19 @@ def test_lm_eval_itself_can_use_the_engine(engines, our_run, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path):
+    asked = ("dataset={make: products, seed: 3}", "answer=line", "max_gen_toks=24", "conditions=[wo, mless]")
+    on_hf = "model={backend: hf, arguments: {pretrained: demo, dtype: float32, device: cpu}}"
+    ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
+    theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
+    assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
+    assert ours["completion"].str.match(r"\s*\n\s*\S").any(), "an empty line at the beginning ends none"
+    assert not ours["completion"].str.lstrip().str.contains("\n").any()
+    stopped = ours[ours["finish_reason"] == "stop"]
+    assert len(stopped) and (stopped["completion_tokens"] < 24).all() and (stopped["verdict"] != "truncated").all()
+
+
+@pytest.mark.slow
 def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
     arguments = ("--model", "hf", "--model_args", f"pretrained={DEMO},dtype=float32", "--device", "cpu")
     theirs = stock(lm_eval, tmp_path, *arguments, "--batch_size", "12")

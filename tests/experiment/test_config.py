@@ -15,6 +15,14 @@ def test_a_minimal_config_has_the_studys_defaults(tmp_path):
     assert config.model_arguments()["pretrained"] == str(resources.demo_model())
 
 
+def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert "answer" not in load_config(path).identity(), "runs that were begun before there were lines"
+    config = load_config(path, ["answer=line"])
+    assert (config.instruction, config.identity()["answer"]) == ("Answer the question.", "line")
+    assert load_config(path, ["answer=line", "instruction=Hi"]).instruction == "Hi"
+
+
 def test_a_label_never_stands_above_other_weights(tmp_path):
     path = write(tmp_path, {**MINIMAL, "model": {"label": "Known", "arguments": {"pretrained": "a/known"}}})
 

@@ -19,7 +19,10 @@ def made(**keys):
 
 def test_the_same_seed_makes_the_same_problems():
     assert made(make="products").sha256 == "3bd6f59ddf38f2f8fe55aca68b05e83ecb8cefb83f8af2f8897adc93e220a5b8"
-    assert made(make="chain", depth=2, count=50, seed=7).sha256 == "ae9bb65b79ae5e8a121e7be90e92aeacf5f0aeef38667ea236db0fa7c6b5236a"
+    assert (
+        made(make="chain", depth=2, count=50, seed=7).sha256
+        == "ae9bb65b79ae5e8a121e7be90e92aeacf5f0aeef38667ea236db0fa7c6b5236a"
+    )
     assert made(make="products", seed=2).problems != made(make="products").problems
     assert made(make="sums", count=30).problems == made(make="sums").problems[:30]
 

@@ -1,9 +1,12 @@
 import copy
 import json
 
+import pytest
+
 from harness import resources
 from harness.display.dry_run import describe_plan
 from harness.engines.vllm import engine_arguments
+from harness.errors import DataError
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.tokenizer import encode
@@ -44,6 +47,12 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
     assert r"p1: \sum_{k=1}^n a_k (not read as mathematics)" in said and "((( (nested deeper than 40)" in said
     assert "p5" in said and "p6" not in said and "and 2 more" in said
     assert "golds" not in describe_plan(make_plan(load_config(RUNS / "demo.yaml"), limit=5))
+
+
+def test_an_answer_of_two_lines_is_refused_where_one_is_read(tmp_path):
+    (tmp_path / "two.jsonl").write_text(json.dumps({"question": "?", "answer": "1\n2"}))
+    with pytest.raises(DataError, match="problem 0 has an answer of several lines; `answer: line` reads one"):
+        planned("demo.yaml", f"dataset={{path: {tmp_path / 'two.jsonl'}}}", "answer=line", limit=None)
 
 
 def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(demo_tokenizer, tmp_path):

@@ -26,6 +26,19 @@ def test_fields_can_be_named_and_lines_numbered(tmp_path):
     assert [(p.id, p.answer, p.level) for p in problems] == [("0", "2", 0), ("1", "0.5", 0)]
 
 
+def test_a_file_of_questions_without_ids_is_read_as_such(tmp_path):
+    lines = [{"question": "1+1?", "answer": 2}, {"question": "2+2?", "answer": 4, "id": "b"}]
+    problems = load_jsonl(write_lines(tmp_path, *lines)).problems
+    assert [(p.id, p.problem, p.answer) for p in problems] == [("0", "1+1?", "2"), ("b", "2+2?", "4")]
+    both = load_jsonl(write_lines(tmp_path, {**GOOD, "question": "no", "id": "no"}))
+    assert both == load_jsonl(write_lines(tmp_path, GOOD)), "the usual names come first"
+
+
+def test_clusters_are_read_and_a_problem_without_one_is_its_own(tmp_path):
+    lines = [{**GOOD, "unique_id": name, "cluster": of} for name, of in (("a", 0), ("b", 0), ("c", None))]
+    assert [p.cluster for p in load_jsonl(write_lines(tmp_path, *lines)).problems] == ["0", "0", "c"]
+
+
 def test_the_variable_chooses_the_source(tmp_path, monkeypatch):
     monkeypatch.setenv("MATH500_PATH", "demo")
     assert open_dataset("math500") == load_demo()
