@@ -130,9 +130,8 @@ def pool_changes(
     low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}
     if len(changes) >= FEWEST_MODELS:
-        row |= estimate_new_models(
-            np.array([cluster_terms(change / k, clusters) for change, k in changes]), alpha=1 - level
-        )
+        effects = np.array([cluster_terms(change / k, clusters) for change, k in changes])
+        row |= estimate_new_models(effects, alpha=1 - level)
         # what a score interval knows of changes that were not seen, mean squares do not
         row |= {"new_low": min(row["new_low"], ends[0]), "new_high": max(row["new_high"], ends[1])}
         row["new_p"] = max(row["new_p"], p)
@@ -150,7 +149,7 @@ def estimate_new_models(effects: Floats, *, alpha: float = ALPHA) -> dict[str, f
     counts; with `MODELS_HEEDED` 4 to 20 models err at most 5 times in 100 (benchmarks/CALIBRATION.md).
 
     Args:
-        effects: [model, problem] Each problem's difference under each model.
+        effects: [model, problem] Each problem's difference under each model, or each cluster's.
         alpha: Intervals are of level 1 - alpha.
 
     Returns:

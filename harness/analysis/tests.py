@@ -148,11 +148,7 @@ def _positive_sum(sizes: Integers, counts: Integers) -> Floats:
 
 
 def score_interval(
-    values: npt.ArrayLike,
-    *,
-    bounds: Bounds,
-    level: float = 1 - ALPHA,
-    weights: npt.ArrayLike = 1.0,
+    values: npt.ArrayLike, *, bounds: Bounds, level: float = 1 - ALPHA, weights: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
     """Every mean that the score test of `score_statistic` does not reject, for `values` [problem] within `bounds`.
 

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.experiment.made_problems import MadeConfig
-from harness.experiment.problems import load_demo, open_dataset
+from harness.experiment.problems import open_dataset
 
 VALUES = {
     "plus": lambda a, b: a + b,
@@ -50,8 +50,3 @@ def test_a_chain_multiplies_before_it_adds():
     problems = made(make="chain", depth=4, operands=[1, 99]).problems
     assert len(problems) == 200 and {one.level for one in problems} == {4}
     assert all(eval(one.problem[len("What is ") : -1]) == int(one.answer) for one in problems)
-
-
-def test_a_problem_without_a_cluster_is_hashed_as_before():
-    assert load_demo().sha256.startswith("09e2316ab347096f")
-    assert "cluster" not in load_demo().problems[0].record()
