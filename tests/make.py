@@ -81,6 +81,7 @@ CONFIG = {
     "model": {"label": "made", "arguments": {"pretrained": "demo", "dtype": "float32", "max_model_len": 4096}},
     "dataset": "demo",
     "conditions": ["wo", "mless"],
+    "layouts": ["raw"],
 }
 
 

@@ -37,7 +37,7 @@ def run(
     from harness.display.dry_run import describe_plan
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError
-    from harness.execution.run import describe_folder, execute
+    from harness.execution.run import describe_folder, execute, settle
     from harness.experiment.config import config_of_model, load_config
     from harness.experiment.plan import make_plan
     from harness.runs.folder import refuse_foreign
@@ -49,6 +49,7 @@ def run(
     wanted = check_backend(settings, engines)
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
+    settings = settle(settings, folder)
     plan = make_plan(settings, limit=limit)
     more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:

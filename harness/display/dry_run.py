@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, BASELINE, PLANNED_DISCORDANCE, POWER
+from harness.constants import ALPHA, BASELINE, CORE_SPEEDS, GPU_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
 from harness.display.table import Column, Table, fold, render
+from harness.engines.gpus import gpu_name
+from harness.engines.processor import computes_bf16, describe_processor
+from harness.engines.vllm import device_type
 from harness.errors import list_first
 from harness.experiment.conditions import contrast_name, group_name
 from harness.experiment.config import RunConfig
@@ -47,22 +51,26 @@ def _lines(plan: Plan) -> Iterator[str]:
         if said := arm.notes or arm.violations:
             more = f" ({len(said) - 1} more like it)" if len(said) > 1 else ""
             yield f"note      {arm.condition.name}, {arm.layout}: {said[0]}{more}"
+    yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
     extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
-    if known := [
+    known = [
         length * config.samples_per_problem * plan.replicates(arm)
         for arm in plan.arms.values()
         for length in arm.lengths
-    ]:
+    ]
+    if known:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
     if power := describe_power(config, len({problem.cluster or problem.id for problem in asked})):
         yield f"detects   {power}"
-    yield f"time      {describe_time(config, plan.size)}"
+    if config.model.backend == "vllm" and device_type() == "cpu":
+        yield f"cpu       {describe_processor(config.model.arguments)}"
+    yield f"time      {describe_time(config, plan.size, sum(known))}"
 
 
 def _prompts(plan: Plan) -> Table:
@@ -100,7 +108,7 @@ def describe_power(config: RunConfig, problems: int) -> str:
     names = {condition.name for condition in config.conditions}
     tested = [pair for pair in config.tested if set(pair) <= names]
     primary = config.primary_contrast
-    tests = (1 if primary else len(tested)) * len(config.layouts)
+    tests = (1 if primary else len(tested)) * max(1, len(config.layouts))
     if not tests:
         return ""
     gains = []
@@ -120,20 +128,48 @@ def describe_power(config: RunConfig, problems: int) -> str:
     )
 
 
-def describe_time(config: RunConfig, requests: int) -> str:
+def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
     """How long a run takes, at the speed of the longest earlier run of the same model in the config's output folder.
 
-    Short runs are slower, because they pay for ramp-up and tail.
+    Short runs are slower, because they pay for ramp-up and tail. Without any run the model's size and the device tell.
     """
     found = max(_find_speeds(config), key=lambda speed: speed["tokens"], default=None)
     if found is None:
-        return f"unknown: no finished run of this model in {config.output}"
+        told = _forecast(config, prompt_tokens + requests * config.max_gen_toks / 2)
+        return f"{told or 'unknown'}: no finished run of this model in {config.output}"
     minutes = (requests * found["tokens_each"] / found["tokens_per_second"] + found["load_seconds"]) / 60
     number = max(1, math.ceil(minutes * max(1, len(found["devices"]))))
     unit = "minute" if found["on"] == "cpu" else "GPU-minute"
     on = f" on {found['devices'][0]}" if found["devices"] else ""
     speed = f"{found['tokens_per_second']:,.0f} tokens/s{on}"
     return f"about {number} {unit}{'s' * (number > 1)} (as {found['source']}: {speed})"
+
+
+def _forecast(config: RunConfig, tokens: float) -> str:
+    """How long a model takes that was never run here. Empty if its size is not known.
+
+    Args:
+        config: The run's.
+        tokens: Of prompts and completions. Each costs two operations for every parameter.
+    """
+    from transformers import AutoConfig
+
+    arguments, cores = config.model_arguments(), len(os.sched_getaffinity(0))
+    if config.model.backend != "vllm":
+        return ""
+    try:
+        own = AutoConfig.from_pretrained(arguments["pretrained"], revision=arguments.get("revision")).get_text_config()
+        layer = own.hidden_size * (4 * own.hidden_size + 3 * own.intermediate_size)
+        size = own.num_hidden_layers * layer + own.vocab_size * own.hidden_size
+    except (LookupError, AttributeError, OSError, ValueError):
+        return ""
+    if device_type() == "cpu":
+        name, speed = f"{cores} CPU cores", cores * CORE_SPEEDS[computes_bf16()]
+    else:
+        name = gpu_name() or "an unknown GPU"
+        speed = next(speed for part, speed in GPU_SPEEDS.items() if part in name)
+    minutes = math.ceil((START_SECONDS + 2 * size * tokens / speed) / 60)
+    return f"about {minutes} min, may be wrong by 3 times ({size / 1e6:,.0f} million parameters on {name})"
 
 
 def _find_speeds(config: RunConfig) -> Iterator[dict[str, Any]]:

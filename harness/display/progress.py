@@ -6,10 +6,11 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from threading import Event, Timer
+from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.constants import LOG_SECONDS, TABLE_WIDTH
+from harness.constants import LOAD_STEPS, LOG_SECONDS, TABLE_WIDTH
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
@@ -50,16 +51,47 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bars.update(row, completed=done, total=total)
 
 
+@contextmanager
+def loading(log: Path) -> Iterator[None]:
+    """Say within two seconds, and whenever there is something new, for how long a model is being loaded, and its step.
+
+    Args:
+        log: What vLLM's processes write, from which the step is read. Other backends tell none.
+    """
+    over, started, begin = Event(), time.monotonic(), log.stat().st_size if log.exists() else 0
+
+    def watch() -> None:
+        told, last = "", 0.0
+        while not over.wait(1.0):
+            written = log.read_bytes()[begin:].decode(errors="replace") if log.exists() else ""
+            step = ["importing", *(step for text, step in LOAD_STEPS.items() if text in written)][-1]
+            if step != told or time.monotonic() - last >= LOG_SECONDS:
+                told, last = step, time.monotonic()
+                print(f"mless: loading, {last - started:.0f} s: {step}", file=sys.stderr, flush=True)
+
+    Thread(target=watch, name="mless-loading", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 class Progress:
     """Progress of a run, by task and in all: samples made, share right so far, tokens per second, time left.
 
     Args:
         totals: Samples that each task has in the end.
+        most: Tokens that a completion has at most.
         quiet: Print lines for a log instead of bars, as is always done if stderr is no terminal.
+
+    Attributes:
+        running: Tells the task of each unfinished sample, and how many tokens it has. Called in any thread.
     """
 
-    def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
-        self._bars = _bars(_Counted(), quiet=quiet)
+    def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
+        self._bars = _bars(_Counted(self._speed), quiet=quiet)
+        self._most = most
+        self.running: Callable[[], Sequence[tuple[str, int]]] = list
         self._rows = {
             name: self._bars.add_task(name, start=False, total=total, made=0, tokens=0, scored=0, correct=0)
             for name, total in {**totals, ALL: sum(totals.values())}.items()
@@ -90,7 +122,7 @@ class Progress:
         done = {task.description: f"{task.completed:.0f}/{task.total:.0f}" for task in self._bars.tasks}
         *tasks, together = self._bars.tasks
         parts = [f"{task.description}\0{done[task.description]}\0{_accuracy(task)}" for task in tasks]
-        said = f"mless: {done[ALL]} samples, {_speed(together)} | {', '.join(parts)}"
+        said = f"mless: {done[ALL]} samples, {self._speed(together)} | {', '.join(parts)}"
         # \0 keeps a task together where the line is wrapped
         lines = textwrap.fill(said, TABLE_WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace("\0", " ")
         print(lines, file=sys.stderr, flush=True)
@@ -103,6 +135,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         """Start the clock, once the model is loaded. Samples counted so far took no time."""
+        self._shown = time.monotonic()
         for name, row in self._rows.items():
             self._bars.reset(row, completed=self._known[name])
         self._bars.start()
@@ -114,12 +147,44 @@ class Progress:
         if self._bars.disable:
             self.line()
 
+    def _speed(self, together: Task) -> str:
+        """Tokens per second and the time left, at the mean speed since the model was loaded.
+
+        Where the backend tells no tokens, the time left is that of samples. rich's own estimate starts at the first
+        finished sample. The samples of a batch finish late and close together, so that it would promise too much.
+        """
+        seconds, made = together.finished_time or together.elapsed or 0, together.fields["made"]
+        running = self.running()
+        tokens = together.fields["tokens"] + sum(tokens for _, tokens in running)
+        part = self._tokens_left(together, running) / tokens if tokens else made and (together.remaining or 0) / made
+        left = f", {timedelta(seconds=round(part * seconds))} left" if part else ""
+        return f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{left}"
+
+    def _tokens_left(self, together: Task, running: Sequence[tuple[str, int]]) -> float:
+        """Tokens that are still to come: a sample is expected to be as long as the finished ones of its task.
+
+        Where none is finished those of all tasks count, and before there are any half of what a completion may have.
+        One that is longer already is expected to end halfway between here and there.
+        """
+        left = 0.0
+        for task in self._bars.tasks[:-1]:
+            known = task.fields if task.fields["made"] else together.fields
+            mean = known["tokens"] / known["made"] if known["made"] else self._most / 2
+            begun = [tokens for name, tokens in running if name == task.description]
+            left += ((task.remaining or 0) - len(begun)) * mean
+            left += sum(mean - tokens if tokens < mean else (self._most - tokens) / 2 for tokens in begun)
+        return left
+
 
 class _Counted(ProgressColumn):
-    """Right so far; of all tasks together tokens a second and the time left."""
+    """Right so far; of all tasks together what `speed` says."""
+
+    def __init__(self, speed: Callable[[Task], str]) -> None:
+        super().__init__()
+        self._speed = speed
 
     def render(self, task: Task) -> Text:
-        return Text(_speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
+        return Text(self._speed(task) if task.description == ALL else f"{_accuracy(task):>6} correct")
 
 
 def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:
@@ -131,14 +196,3 @@ def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:
 
 def _accuracy(task: Task) -> str:
     return f"{task.fields['correct'] / task.fields['scored']:.1%}" if task.fields["scored"] else "-"
-
-
-def _speed(task: Task) -> str:
-    """Tokens per second and the time left, as averages since the model was loaded.
-
-    rich's own estimate starts at the first finished sample. The samples of a batch finish late and close together, so
-    that it would promise too much.
-    """
-    seconds, made = task.finished_time or task.elapsed or 0, task.fields["made"]
-    left = f", {timedelta(seconds=round(task.remaining * seconds / made))} left" if made and task.remaining else ""
-    return f"{task.fields['tokens'] / max(seconds, 1e-9):,.0f} tokens/s{left}"

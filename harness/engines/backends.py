@@ -57,7 +57,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
         if backend not in names:
             raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
-    if (switches := template_switches(arguments)) and Layout.CHAT not in config.layouts:
+    if (switches := template_switches(arguments)) and Layout.CHAT not in (config.layouts or [Layout.CHAT]):
         got = ", ".join(config.layouts)
         raise ConfigError(f"model.arguments sets {', '.join(switches)} of the chat template, but no layout of [{got}].")
     return wanted

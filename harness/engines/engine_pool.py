@@ -64,6 +64,9 @@ class EnginePool:
         size: How many engines there are at most.
         stall_seconds: An engine that has not answered an exchange for so long is given up.
         load_seconds: The same of one that loads the model, or waits for a free GPU of a cluster.
+
+    Attributes:
+        so_far: As of `VLLMEngine`.
     """
 
     def __init__(self, carrier: RayCarrier, size: int, stall_seconds: float, load_seconds: float) -> None:
@@ -72,6 +75,7 @@ class EnginePool:
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless = 0
+        self.so_far: dict[int, int] = {}
         self._turned = time.monotonic()
 
     def facts(self) -> dict[str, Any]:
@@ -143,10 +147,14 @@ class EnginePool:
             if not engine.facts:
                 engine.facts = answer
                 continue
-            finished += [(engine.held.pop(number), done) for number, done in answer]
-            if answer and not engine.samples:
+            self.so_far |= {number: done for number, done in answer if isinstance(done, int)}
+            made = [(number, done) for number, done in answer if isinstance(done, Finished)]
+            for number, done in made:
+                self.so_far.pop(number, None)
+                finished.append((engine.held.pop(number), done))
+            if made and not engine.samples:
                 self._fruitless = 0
-            engine.samples += len(answer)
+            engine.samples += len(made)
         self._look(list(calls.values()))
         return finished
 
@@ -171,6 +179,7 @@ class EnginePool:
             HarnessError: the error, if no engine is left and none will be started.
         """
         self._drop([engine])
+        self.so_far = {number: tokens for number, tokens in self.so_far.items() if number not in engine.held}
         self._waiting.extendleft(reversed(engine.held.items()))
         self._fruitless = 0 if engine.samples else self._fruitless + 1
         given_up = self._fruitless >= FRUITLESS_STARTS

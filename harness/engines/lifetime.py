@@ -11,6 +11,7 @@ only a signal to the main thread could interrupt it. So one thread waits there, 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -40,7 +41,7 @@ CONTINUE = "Everything finished is in the journal: run the same command again to
 
 
 def die_with_parent() -> None:
-    """Start a thread that ends this process when the run that started it ends.
+    """Start a thread that ends this process when the run that started it ends. Its log tells how far vLLM's start is.
 
     The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the process ends, and
     vLLM 0.33 starts its workers from a pool of threads.
@@ -48,6 +49,11 @@ def die_with_parent() -> None:
     owner = os.environ.get(OWNER_VARIABLE)
     if owner and owner != process_identity(os.getpid()):
         threading.Thread(target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True).start()
+        if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":  # of the run's own process, which stays silent
+            logger = logging.getLogger("vllm")
+            logger.setLevel(logging.INFO)
+            for handler in logger.handlers:
+                handler.setLevel(logging.INFO)
 
 
 os.register_at_fork(after_in_child=die_with_parent)  # once in each process: a module is imported once

@@ -56,8 +56,8 @@ class EngineActor:
         self._held: set[str] = set()
         return self._engine.facts()
 
-    def exchange(self, new: Sequence[tuple[int, Request]]) -> list[tuple[int, Finished]]:
-        """Take requests, let the engine work for a moment, and return what has finished."""
+    def exchange(self, new: Sequence[tuple[int, Request]]) -> list[tuple[int, Finished | int]]:
+        """Take requests, work for a moment; return what has finished, and how many tokens the others have so far."""
         for number, request in new:
             self._engine.submit(str(number), request)
             self._held.add(str(number))
@@ -67,7 +67,7 @@ class EngineActor:
             done = self._engine.step()
             self._held.difference_update(one.request_id for one in done)
             finished += done
-        return [(int(one.request_id), one) for one in finished]
+        return [*((int(one.request_id), one) for one in finished), *self._engine.so_far.items()]
 
 
 class RayCarrier:
@@ -146,7 +146,7 @@ class RayCarrier:
 
     @_explained()
     def exchange(self, engine: Any, new: Sequence[tuple[int, Request]]) -> Hashable:
-        """Send requests to an actor; the call answers with the numbers and completions of what has finished."""
+        """Send requests to an actor; the call answers as `EngineActor.exchange`."""
         call: Hashable = engine.exchange.remote(new)
         return call
 

@@ -59,7 +59,7 @@ def check_served(config: RunConfig) -> None:
             wrong.append(f"model.arguments.{name} is {value!r}, no number from 0 on")
     if config.sampling == "model_default":
         wrong.append("`sampling: model_default` is in the model's own files, which a server does not show")
-    if config.model.templates_itself and set(layouts) != {chat}:
+    if config.model.templates_itself and {*layouts, chat} != {chat}:
         wrong.append(f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]")
     if chat in layouts and not (config.model.templates_itself or arguments.get("tokenizer")):
         wrong.append("the layout `chat` is rendered here, with model.arguments.tokenizer, which is missing")

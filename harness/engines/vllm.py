@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from harness.constants import (
     CLOSE_SECONDS,
+    COUNTED_TOKENS,
     CPU_BATCHED_TOKENS,
     CPU_BLOCK_SIZE,
     CPU_KV_CACHE_BYTES,
@@ -27,6 +28,7 @@ from harness.constants import (
 )
 from harness.engines import lifetime
 from harness.engines.gpus import gpu_driver
+from harness.engines.processor import RESERVED, use_all_cores
 from harness.engines.start_errors import ChildErrors, explain_start_error, known_cause
 from harness.errors import ConfigError, EngineError, ModelError, list_near
 from harness.experiment.plan import Request
@@ -86,6 +88,9 @@ class VLLMEngine:
             `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs only).
         sampled: Whether any request will be sampled. A CPU then needs whole prompts prefilled in one step.
 
+    Attributes:
+        so_far: How many tokens each unfinished request has, by its number; up to COUNTED_TOKENS too few.
+
     Raises:
         ConfigError: an argument is unknown, changes prompts or cannot work on a CPU.
         ModelError: vLLM does not start. The message names the cause where it is known.
@@ -111,6 +116,7 @@ class VLLMEngine:
             raise ConfigError(f"model.arguments has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
+        given.setdefault("stream_interval", COUNTED_TOKENS)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
         self._errors = ChildErrors()
@@ -126,6 +132,7 @@ class VLLMEngine:
         started = [process for process in multiprocessing.active_children() if process not in others]
         self._calls = lifetime.WatchedCalls(started, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._died)
         self._aborted = False
+        self.so_far: dict[int, int] = {}
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
@@ -151,7 +158,7 @@ class VLLMEngine:
             yield [(running.pop(done.request_id), done) for done in self.step()]
 
     def submit(self, request_id: str, request: Request) -> None:
-        """Give one request to the engine, under a name that no other in it has. For `step`; `stream` does both.
+        """Give one request to the engine, under a number that no other in it has. For `step`; `stream` does both.
 
         Raises:
             EngineError: the engine process has died or hangs, or refuses the request.
@@ -172,8 +179,10 @@ class VLLMEngine:
         if self._aborted:
             raise self._died()
         outputs = self._calls.call(self._engine.step)
-        if over := [output.request_id for output in outputs if not output.finished and _has_line(output)]:
-            self._calls.call(lambda: self._engine.abort_request(over))
+        for output in outputs:
+            self.so_far[int(output.request_id)] = len(output.outputs[0].token_ids)
+            if output.finished:
+                del self.so_far[int(output.request_id)]
         finished, self._aborted = read_outputs(outputs)
         return finished
 
@@ -199,6 +208,7 @@ class VLLMEngine:
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
             "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
+            "reserved_cores": lambda: os.environ.get(RESERVED),
         }
         return {
             "engines": 1,
@@ -233,7 +243,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
-    """Fill in the engine arguments that vLLM needs on a CPU.
+    """Fill in the engine arguments that vLLM needs on a CPU, and give it all cores where there are few.
 
     Args:
         given: The engine arguments; changed in place.
@@ -242,6 +252,7 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     Raises:
         ConfigError: the engine would die in the middle of the run.
     """
+    use_all_cores()
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     given.setdefault("block_size", CPU_BLOCK_SIZE)
@@ -289,33 +300,19 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
 
 
 def read_outputs(outputs: Sequence[Any]) -> tuple[list[Finished], bool]:
-    """The completions among vLLM's RequestOutputs, and whether any request ended without a completion.
-
-    A request for a line is over with it. It alone has outputs before it is finished.
-    """
-    ended = [output for output in outputs if output.finished or _has_line(output)]
+    """The completions among vLLM's RequestOutputs, and whether any request ended without a completion."""
+    ended = [output for output in outputs if output.finished]
     finished = [
         Finished(
             request_id=output.request_id,
             text=output.outputs[0].text,
             completion_tokens=len(output.outputs[0].token_ids),
-            finish_reason=output.outputs[0].finish_reason or "stop",
+            finish_reason=output.outputs[0].finish_reason,
         )
         for output in ended
-        if output.outputs[0].finish_reason in (None, *FINISHED)
+        if output.outputs[0].finish_reason in FINISHED
     ]
     return finished, len(finished) < len(ended)
-
-
-def _has_line(output: Any) -> bool:
-    """Whether the first line that is not blank is whole."""
-    return "\n" in output.outputs[0].text.lstrip()
-
-
-def end_line(done: Finished) -> Finished:
-    """A completion that ends with its first line that is not blank."""
-    end = done.text.find("\n", len(done.text) - len(done.text.lstrip()))
-    return done if end < 0 else replace(done, text=done.text[:end], finish_reason="stop")
 
 
 def sampling_parameters(request: Request) -> Any:
@@ -328,7 +325,7 @@ def sampling_parameters(request: Request) -> Any:
         seed=request.seed,
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
-        output_kind=RequestOutputKind.CUMULATIVE if request.line else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE,
     )
 
 

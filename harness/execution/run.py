@@ -11,17 +11,20 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harness.constants import PROMPT_VERSION, RUN_FORMAT
-from harness.display.progress import Progress
+from harness.display.progress import Progress, loading
+from harness.engines.processor import computes_bf16
+from harness.engines.vllm import device_type
 from harness.errors import JournalError, ModelError, RunError, RunInterrupted
 from harness.execution.scoring import Scorer
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Plan, make_requests, sample_key
+from harness.experiment.prompt import Layout
 from harness.experiment.sampling import Sampling
 from harness.runs import receipts
 from harness.runs.folder import (
@@ -89,6 +92,25 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
         finally:
             signal.signal(signal.SIGTERM, before)
     return path
+
+
+def settle(config: RunConfig, output: Path) -> RunConfig:
+    """The config with what the user left open: as the run in the folder has it, else as suits this processor.
+
+    Left open are the layouts, which the plan then settles, and the type that vLLM computes in (`dtype`).
+
+    Raises:
+        RunError: the folder's journal cannot be read.
+    """
+    begun = read_identity(output).config if has_sample(output) else None
+    dtype, model, layouts = None, config.model, config.layouts
+    if begun:
+        dtype, layouts = begun["model"]["arguments"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
+    elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
+        dtype = "float32"
+    if dtype and model.arguments.get("dtype") in (None, "auto"):
+        model = model.model_copy(update={"arguments": {**model.arguments, "dtype": dtype}})
+    return config.model_copy(update={"model": model, "layouts": layouts})
 
 
 def describe_folder(plan: Plan, output: Path) -> str:
@@ -210,7 +232,7 @@ def _generate_and_grade(
         return False
     session, log = _session(plan), folder.path / LOG
     timing: dict[str, Any] = {"samples": 0, "tokens": 0}
-    progress = Progress(Counter(lines.values()), quiet=quiet)
+    progress = Progress(Counter(lines.values()), most=sampling.max_tokens, quiet=quiet)
 
     def show(scores: Iterable[Score]) -> None:
         for score in scores:
@@ -232,13 +254,19 @@ def _generate_and_grade(
             print(f"mless: loading {plan.config.model.display_name}{there}", file=sys.stderr, flush=True)
             started = time.monotonic()
             name, arguments, sampled = plan.config.model.backend, plan.config.model_arguments(), not sampling.greedy
-            with (
-                library_log(log),
-                open_backend(name, arguments, sampled=sampled, engines=engines, most=len(missing), log=log) as backend,
-            ):
-                facts = backend.facts()  # which waits for the first of several engines
+            with library_log(log), ExitStack() as opened:
+                with loading(log):
+                    backend = opened.enter_context(
+                        open_backend(name, arguments, sampled=sampled, engines=engines, most=len(missing), log=log)
+                    )
+                    facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
                 folder.begin_session({**session, "engine": facts})
+                # only vLLM's engines tell what they have so far
+                progress.running = lambda: [
+                    (places[missing[number].task], tokens)
+                    for number, tokens in list(getattr(backend, "so_far", {}).items())
+                ]
                 with progress:
                     started = time.monotonic()
                     for finished in backend.stream(missing):

@@ -159,8 +159,8 @@ class RunConfig(Strict):
     """How many other fillers of the primary contrast's length are run."""
     positive_control: bool = False
     """Whether an answer at once is asked for too, which must harm."""
-    layouts: tuple[Layout, ...] = Field(default=(Layout.RAW,), min_length=1)
-    """`raw`, `chat`, or `as_published` (the authors' code)."""
+    layouts: tuple[Layout, ...] = ()
+    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer has a template."""
     instruction: str | None = None
     """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
     answer: Literal["box", "line"] = "box"
@@ -196,7 +196,8 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [condition.name for condition in self.conditions]
-        tasks = [self.task_name("x", one.name, layout) for layout in self.layouts for one in self.all_conditions]
+        layouts = self.layouts or (Layout.RAW,)
+        tasks = [self.task_name("x", one.name, layout) for layout in layouts for one in self.all_conditions]
         pairs = [frozenset(pair) for pair in self.tested]
         odd = [
             contrast_name(*pair)
@@ -371,20 +372,13 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
 def config_of_model(model: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The config of a run that names its model and nothing else: configs/runs/any-model.yaml.
 
-    It asks through the chat template where the tokenizer has one.
-
     Args:
         model: Hub name or folder.
         overrides: As of `load_config`.
 
     Raises:
-        ModelError: the model's tokenizer cannot be loaded.
         ConfigError: a value does not fit.
     """
-    from harness.experiment.tokenizer import load_tokenizer
-
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)
-    template = load_tokenizer(models.resolve_model(model)).chat_template
     own = [f"name={json.dumps(name)}", f"model.arguments.pretrained={json.dumps(model)}"]
-    own.append(f"layouts=[{Layout.CHAT if template else Layout.RAW}]")
     return load_config(resources.folder("configs") / "runs" / "any-model.yaml", [*own, *overrides])

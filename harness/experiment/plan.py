@@ -23,7 +23,7 @@ from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, hash_prompts, make_document
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.tokenizer import ModelTokenizer, encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Plan:
         whole: All problems that there are.
         arms: The prompts of each condition in each layout, by lm-eval's name of the task.
         limit: Only the first so many problems.
+        before_raw: The tokens that the tokenizer puts before a text that is no chat, such as BOS.
     """
 
     config: RunConfig
@@ -42,6 +43,7 @@ class Plan:
     whole: Dataset
     arms: Mapping[str, ConditionPrompts]
     limit: int | None = None
+    before_raw: str = ""
 
     @property
     def size(self) -> int:
@@ -107,9 +109,12 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         )
     dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
     model = ModelTokenizer.from_arguments(config.model_arguments())
+    templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
+    layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
+    config = config.model_copy(update={"layouts": layouts})
     arms = {
         config.task_name(dataset.name, built.condition.name, layout): built
-        for layout in config.layouts
+        for layout in layouts
         for built in build_checked_prompts(
             dataset.problems,
             config.all_conditions,
@@ -119,7 +124,8 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             instruction=config.instruction,
         )
     }
-    return Plan(config=config, dataset=dataset, whole=whole, arms=arms, limit=limit)
+    first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
+    return Plan(config=config, dataset=dataset, whole=whole, arms=arms, limit=limit, before_raw="".join(first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import pytest
@@ -51,7 +52,10 @@ def test_what_tests_nothing_or_too_little_says_so(tmp_path):
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     wanted = config(tmp_path, conditions=["wo", "mless", "mful"], **SAMPLED, model=_demo_model())
     unknown = f"unknown: no finished run of this model in {tmp_path}"
-    assert describe_time(wanted, 7500) == unknown
+    forecast = describe_time(wanted, 7500)
+    assert re.match(r"about \d+ min, may be wrong by 3 times \(2 million parameters on \d+ CPU cores\)", forecast)
+    assert describe_time(wanted, 75) != forecast, "fewer tokens take less"
+    assert describe_time(config(tmp_path, model=_demo_model(pretrained="/none")), 7500) == unknown
     shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
     receipt = json.loads((tmp_path / "earlier" / "run.json").read_text())
     receipt["timing"] |= {"tokens_per_second": 1000.0, "tokens": 40_000, "samples": 1000, "load_seconds": 60.0}
@@ -61,9 +65,9 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
         (tmp_path / "earlier" / "run.json").write_text(json.dumps(receipt))
         said = describe_time(wanted, 7500)
         assert said.startswith(told) and said.endswith("earlier: 1,000 tokens/s on H200)"), "2 x (60 s + 300 s)"
-    assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == unknown
+    assert describe_time(config(tmp_path, model=_demo_model(dtype="bfloat16")), 7500) == forecast
     (tmp_path / "earlier" / "run.json").write_text('{"torn')
-    assert describe_time(wanted, 7500) == unknown
+    assert describe_time(wanted, 7500) == forecast
 
 
 def _demo_model(**changes):

@@ -12,7 +12,7 @@ from harness.display.progress import Progress
 RUN = """
     import time
     from harness.display.progress import Progress
-    progress = Progress({"wo": 4, "mless": 2}, quiet=QUIET)
+    progress = Progress({"wo": 4, "mless": 2}, most=600, quiet=QUIET)
     progress.known("wo")
     with progress:
         time.sleep(0.2)
@@ -59,8 +59,42 @@ def test_quiet_shows_lines_in_a_terminal_too():
     assert max(map(len, written.splitlines())) <= 80
 
 
+def test_tokens_of_unfinished_samples_count_and_the_time_left_is_that_of_the_tokens_left(capsys):
+    progress = Progress({"wo": 2, "mless": 3}, most=100)
+    progress.running = lambda: [("wo", 30), ("wo", 60), ("mless", 0)]
+    started = time.monotonic()
+    with progress:
+        time.sleep(0.5)
+        progress.line()
+        told = capsys.readouterr().err
+        assert told.startswith("mless: 0/5 samples, ") and all(len(line) <= 80 for line in told.splitlines())
+        speed, left = re.search(r"(\d+) tokens/s, 0:00:(\d+) left", " ".join(told.split())).groups()
+        assert 90 / (time.monotonic() - started) <= int(speed) + 1 and int(speed) <= 180
+        seconds = 90 / int(speed)
+        assert abs(int(left) - seconds * (20 + 20 + 150) / 90) <= 1, "30 of 50, 60 of halfway to 100, and three of 50"
+        progress.running = lambda: [("wo", 10), ("mless", 20)]
+        progress.sample("wo", 90)
+        progress.sample("mless", 20)
+        progress.line()
+        speed, left = re.search(r"(\d+) tokens/s, 0:00:(\d+) left", capsys.readouterr().err).groups()
+        assert abs(int(left) - (80 + 40 + 20) / int(speed)) <= 1, "as long as those of their task that are finished"
+
+
+def test_a_model_that_loads_shows_life_and_its_step(capsys, tmp_path):
+    log = tmp_path / "libraries.log"
+    log.write_text("INFO Capturing CUDA graphs, of an earlier session\n")
+    with shown.loading(log):
+        time.sleep(1.5)
+        with log.open("a") as file:
+            file.write("(Worker pid=7) INFO 11-25 [cpu_model_runner.py:68] Starting to load model x...\n")
+        time.sleep(1.0)
+    assert re.fullmatch(
+        r"mless: loading, 1 s: importing\nmless: loading, \d s: loading weights\n", capsys.readouterr().err
+    )
+
+
 def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
-    progress = Progress({"wo": 2})
+    progress = Progress({"wo": 2}, most=100)
     with progress:
         progress.sample("wo", 10)
         progress.tick()
@@ -73,7 +107,7 @@ def test_a_log_has_a_line_now_and_then_and_one_at_the_end(capsys, monkeypatch):
 
 
 def test_the_time_left_is_told_from_this_sessions_samples(capsys):
-    progress = Progress({"wo": 1000})
+    progress = Progress({"wo": 1000}, most=10)
     for _ in range(900):
         progress.known("wo")
     started = time.monotonic()

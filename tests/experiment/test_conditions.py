@@ -58,7 +58,9 @@ def condition(values):
 
 def config(**changes):
     model = {"backend": "dummy", "arguments": {"pretrained": "demo"}}
-    return RunConfig.model_validate({"name": "t", "model": model, "dataset": "demo", "conditions": ["wo"], **changes})
+    return RunConfig.model_validate(
+        {"name": "t", "model": model, "dataset": "demo", "layouts": ["raw"], "conditions": ["wo"], **changes}
+    )
 
 
 def planned(limit=2, **changes):

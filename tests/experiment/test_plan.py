@@ -70,3 +70,13 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     assert changed.config.identity()["model"]["arguments"]["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(changed).splitlines()
     assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})
+
+
+def test_without_layouts_a_model_with_a_chat_template_is_asked_through_it(demo_tokenizer, tmp_path):
+    assert make_plan(load_config(RUNS / "demo.yaml", ["layouts=[]"]), limit=1).config.layouts == ("chat",)
+    tokenizer = copy.deepcopy(demo_tokenizer)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    plain = make_plan(load_config(RUNS / "demo.yaml", ["layouts=[]", f"model.arguments.tokenizer={tmp_path}"]), limit=1)
+    assert plain.config.layouts == ("raw",) and plain.config.identity()["layouts"] == ["raw"]
+    assert "layouts   raw; before a text that is no chat: no BOS token" in describe_plan(plain)
