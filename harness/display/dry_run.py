@@ -155,7 +155,7 @@ def _forecast(config: RunConfig, tokens: float) -> str:
     from transformers import AutoConfig
 
     arguments, cores = config.model_arguments(), len(os.sched_getaffinity(0))
-    if config.model.backend != "vllm":
+    if config.model.backend != "vllm" or device_type() is None:
         return ""
     try:
         own = AutoConfig.from_pretrained(arguments["pretrained"], revision=arguments.get("revision")).get_text_config()
