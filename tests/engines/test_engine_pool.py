@@ -99,7 +99,9 @@ def generate(carrier, count, size, *, stall=1e9, load=1e9, turns=1000, requests=
         assert turn < turns, "the stream must end"
         assert all(request.problem_id == done.text for request, done in some)
         finished += [int(done.text) for _, done in some]
+        assert all(any(n in one.holds for one in carrier.engines if not one.killed) for n in pool.so_far)
     pool.close()
+    assert not pool.so_far
     assert carrier.closed and all(engine.killed for engine in carrier.engines)
     return finished
 
