@@ -219,7 +219,6 @@ def _generate_and_grade(
         JournalError: the journal holds samples that the plan has no place for.
     """
     from harness.engines.backends import open_backend
-    from harness.engines.vllm import end_line
 
     setting, places = identity.hash_setting(), plan.lines
     requests = {sample_key(request, setting): request for request in make_requests(plan, sampling)}
@@ -270,8 +269,7 @@ def _generate_and_grade(
                 with progress:
                     started = time.monotonic()
                     for finished in backend.stream(missing):
-                        for request, whole in finished:
-                            done = end_line(whole) if request.line else whole
+                        for request, done in finished:
                             tokens, reason = done.completion_tokens, done.finish_reason
                             key = sample_key(request, setting)
                             sample = Sample.of(request, key, done.text, tokens=tokens, reason=reason)

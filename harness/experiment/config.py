@@ -164,7 +164,7 @@ class RunConfig(Strict):
     instruction: str | None = None
     """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
     answer: Literal["box", "line"] = "box"
-    """What is read: the last `box`, or the first `line` that is not blank, with which a completion ends."""
+    """What is read: the last `box`, or the first `line`, with which a completion ends."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
@@ -292,7 +292,8 @@ class RunConfig(Strict):
             ConfigError: several greedy samples of one problem.
             ModelError: `model_default`, and there is no generation_config.
         """
-        sampling = resolve_sampling(self.sampling, self.max_gen_toks, self.until, generation_config)
+        until = (*self.until, *(["\n"] if self.answer == "line" else []))
+        sampling = resolve_sampling(self.sampling, self.max_gen_toks, until, generation_config)
         if self.samples_per_problem > 1 and sampling.greedy:
             asked = f"samples_per_problem is {self.samples_per_problem}, and the sampling is greedy"
             raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")

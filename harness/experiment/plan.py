@@ -146,7 +146,6 @@ class Request:
         sampling: The parameters in force.
         intervention: What is done to the model while it generates, such as a change of its attention; None for nothing.
         turns: The messages, for a backend that takes no templated text (a chat API); None for all others.
-        line: Whether the completion ends with its first line that is not blank.
     """
 
     task: str
@@ -162,7 +161,6 @@ class Request:
     sampling: Sampling
     intervention: Mapping[str, Any] | None = None
     turns: tuple[dict[str, str], ...] | None = None
-    line: bool = False
 
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
@@ -195,7 +193,6 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt_token_sha256=prompt.token_sha256,
                 sampling=sampling,
                 turns=tuple(prompt.prompt.messages) if chat_api else None,
-                line=plan.config.answer == "line",
             )
 
 
@@ -219,7 +216,6 @@ def sample_key(request: Request, setting: str) -> str:
         request.sample_index,
         request.replicate,
         request.again,
-        *(["line"] if request.line else []),
     )
     return hash_json(parts)
 

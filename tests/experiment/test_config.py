@@ -21,6 +21,7 @@ def test_where_a_line_is_read_no_instruction_asks_for_a_box(tmp_path):
     config = load_config(path, ["answer=line"])
     assert (config.instruction, config.identity()["answer"]) == ("Answer the question.", "line")
     assert load_config(path, ["answer=line", "instruction=Hi"]).instruction == "Hi"
+    assert load_config(path, ["answer=line", "until=[Q]"]).resolve_sampling(None).stop == ("Q", "\n")
 
 
 def test_a_label_never_stands_above_other_weights(tmp_path):
