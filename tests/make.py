@@ -19,6 +19,7 @@ import pandas
 import yaml
 
 from attention_probe.analysis.curves import average_curves
+from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.execution.run import _generation_config, _session, execute, run_identity
 from harness.experiment.conditions import find_yardsticks
@@ -260,7 +261,7 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, filler=4, se
         "tokens": tuple(f"{condition}{place}" for place in range(total)),
         "filler_span": (start, start + inserted) if inserted else None,
         "token_ids": random.integers(0, 1000, total).astype(np.int32),
-        "roles": np.zeros(total, dtype=np.int8),
+        "roles": np.where(original < 0, FILLER, 0).astype(np.int8),
         "original_pos": original,
         "mean_all": curves[0],
         "mean_common": curves[1],

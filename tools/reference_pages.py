@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "dataset, as a mapping": problems.DatasetConfig,
         "dataset, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": Condition,
+        "demonstrations": runs.Demonstrations,
         "sampling, as a mapping": runs.ExplicitSampling,
         "study": runs.StudyConfig,
     },
@@ -98,9 +99,8 @@ def _default(field: Any) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return ", needed"
-    if isinstance(value, tuple):
-        value = [str(one) for one in value]
-    return f" (`{value}`)" if value not in (None, [], {}, "") else ""
+    value = [str(one) for one in value] if isinstance(value, tuple) else value
+    return f" (`{value}`)".replace("\n", "\\n") if value not in (None, [], {}, "") else ""
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import pandas
 from numpy.typing import NDArray
 
 from attention_probe.measure.definitions import SHARE
+from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, TraceHeader
 from harness.constants import BAND, BAND_DRAWS, DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
@@ -87,8 +88,8 @@ def average_curves(
     checked = [header.place("head", head) for head in heads]
     left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
 
-    def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str]]:
-        """[head, prompt, x] values, NaN where a prompt has none, and the token texts of the last prompt by x."""
+    def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str], NDArray[np.intp]]:
+        """[head, prompt, x] values, NaN where a prompt has none; of the last prompt the texts by x and the filler."""
         records = [traces.get(problem_id, name) for problem_id in chosen]
         table = np.full((len(checked), len(records), max(len(one.tokens) for one in records)), np.nan)
         for row, trace in enumerate(records):
@@ -96,7 +97,7 @@ def average_curves(
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
             table[:, row, places[shown]] = means[:, shown]
-        return table, dict(zip(places.tolist(), trace.tokens, strict=True))
+        return table, dict(zip(places.tolist(), trace.tokens, strict=True)), np.flatnonzero(trace.roles == FILLER)
 
     curves = []
     for name in conditions:
@@ -105,16 +106,16 @@ def average_curves(
             chosen = chosen_problems(traces, (name, baseline)) if baseline else shared_problems(traces, [name])
         else:
             chosen = list(dict.fromkeys(problem_ids))
-        (start, stop), asked = (0, 0), len(chosen)
+        asked = len(chosen)
         if view == "full":
-            chosen, (start, stop) = _sharing_one_region(traces, name, chosen)
+            chosen = _sharing_one_region(traces, name, chosen)
             if len(chosen) < asked:
                 notes.append(
                     f"mean over the {len(chosen)} of {asked} prompts whose filler stands at the shaded positions"
                 )
-        tables, texts = read(name, chosen)
+        tables, texts, filler = read(name, chosen)
         if baseline is not None:
-            others, _ = read(baseline, chosen)
+            others, *_ = read(baseline, chosen)
             width = min(tables.shape[2], others.shape[2])
             tables = tables[:, :, :width] - others[:, :, :width]
             if has_one_filler(traces, name, baseline):
@@ -142,7 +143,7 @@ def average_curves(
                 "unit": SHARE,
                 "count": counts[x],
                 "prompts": len(chosen),
-                "in_filler": (x >= start) & (x < stop),
+                "in_filler": np.isin(x, filler) & (view == "full"),
                 "note": "; ".join(notes) or None,
             }
             curves.append(pandas.DataFrame(points))
@@ -181,10 +182,8 @@ def has_one_filler(traces: AttentionTraces, one: str, other: str) -> bool:
     return len({one, other} & {entry.condition for entry in traces.entries() if entry.filler_span}) == 1
 
 
-def _sharing_one_region(
-    traces: AttentionTraces, condition: str, chosen: Sequence[str]
-) -> tuple[list[str], tuple[int, int]]:
-    """The prompts whose filler stands where most have it, and its span."""
+def _sharing_one_region(traces: AttentionTraces, condition: str, chosen: Sequence[str]) -> list[str]:
+    """The prompts whose filler stands where most have it."""
     spans = {entry.problem_id: entry.filler_span for entry in traces.entries() if entry.condition == condition}
     ((span, most),) = Counter(spans[problem_id] for problem_id in chosen).most_common(1)
     if 2 * most <= len(chosen):
@@ -192,7 +191,7 @@ def _sharing_one_region(
             f"the filler of {condition} stands at different positions: none is shared by more than half of the "
             f"{len(chosen)} prompts. Use the aligned view."
         )
-    return [problem_id for problem_id in chosen if spans[problem_id] == span], span or (0, 0)
+    return [problem_id for problem_id in chosen if spans[problem_id] == span]
 
 
 def bootstrap_band(

@@ -175,7 +175,9 @@ def _draw_panel(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     inserted = points["x"][points["in_filler"] & (points["kind"] == "curve")]
     if len(inserted):
         start, stop = inserted.min() - 0.5, inserted.max() + 0.5
-        axes.axvspan(start, stop, color="#dedede", linewidth=0, zorder=0)
+        shown = np.unique(inserted)
+        for run in np.split(shown, np.flatnonzero(np.diff(shown) > 1) + 1):
+            axes.axvspan(run[0] - 0.5, run[-1] + 0.5, color="#dedede", linewidth=0, zorder=0)
         place: Any = {"ha": "center", "va": "top", "fontstyle": "italic", "color": "#444444"}
         word = shows.region.replace(" ", "\n")
         axes.text((start + stop) / 2, 0.97, word, transform=axes.get_xaxis_transform(), **place)

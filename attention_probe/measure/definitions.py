@@ -22,7 +22,7 @@ MEASURES: dict[str, Quantity] = {
     "mass_filler": Quantity(SHARE, "Mean attention on the filler's tokens, the very first token left out."),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
     "mass_completion": Quantity(SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."),
-    "mass_other": Quantity(SHARE, "Mean attention on everything else: template and separators."),
+    "mass_other": Quantity(SHARE, "Mean attention on everything else: template, separators, examples."),
     "filler_entropy": Quantity("nats", "Mean entropy of the attention within the filler, renormalised to 1 there."),
     "filler_entropy_relative": Quantity("share", "filler_entropy over log(filler tokens): 1 is uniform."),
     "lambda": Quantity("share", "1 - m, the factor that scales the attention on what was there before."),

@@ -2,8 +2,9 @@
 
 A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is paired with the same
 token in the baseline, by token id and role: first from the front up to the filler, then from the back down to it.
-Tokens may be left between, if the tokenizer merged across the filler's edge. They are paired by longest matching
-blocks. So the first of the two separators around a filler is the baseline's, and the second is inserted.
+Tokens may be left between, if the tokenizer merged across the filler's edge, or the filler stands at several places.
+They are paired by longest matching blocks. So the first of the two separators around a filler is the baseline's, and
+the second is inserted.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from harness.runs.prompts_of_run import Problem, RunPrompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = ("template", "instruction", "separator", "filler", "problem", "completion")
-TEMPLATE, INSTRUCTION, SEPARATOR, FILLER, PROBLEM, COMPLETION = range(len(ROLES))
+ROLES = ("template", "instruction", "separator", "filler", "problem", "completion", "demonstration", "format")
+TEMPLATE, INSTRUCTION, SEPARATOR, FILLER, PROBLEM, COMPLETION = range(6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class TokenizedPrompt:
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for inserted tokens (filler
             and its separator), for those that the tokenizer merged differently, and for the completion's. The
             baseline's own are 0, 1, 2, ...
-        filler_span: First filler token and the one after the last.
+        filler_span: First filler token and the one after the last; what lies between may be examples.
     """
 
     condition: str
@@ -147,15 +148,16 @@ def _align(base: TokenizedPrompt, other: TokenizedPrompt) -> NDArray[np.int32]:
     ours, theirs = _keys(base), _keys(other)
     kept = np.flatnonzero(base.roles != FILLER)
     low, high = other.filler_span or (len(other),) * 2
-    before, after = np.arange(low), np.arange(high, len(other))
+    outside = np.flatnonzero(other.roles != FILLER)
+    before, after = outside[outside < low], outside[outside >= high]
 
     prefix = _agreeing(ours[kept], theirs[before])
     original[before[:prefix]] = kept[:prefix]
-    kept, before = kept[prefix:], before[prefix:]
+    kept = kept[prefix:]
     suffix = _agreeing(ours[kept][::-1], theirs[after][::-1])
     original[after[len(after) - suffix :]] = kept[len(kept) - suffix :]
 
-    middle, left = kept[: len(kept) - suffix], np.concatenate([before, after[: len(after) - suffix]])
+    middle, left = kept[: len(kept) - suffix], outside[prefix : len(outside) - suffix]
     matcher = SequenceMatcher(None, ours[middle].tolist(), theirs[left].tolist(), autojunk=False)
     for ours_at, theirs_at, size in matcher.get_matching_blocks():
         original[left[theirs_at : theirs_at + size]] = middle[ours_at : ours_at + size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -164,6 +164,17 @@ def compare(
     return pandas.DataFrame(rows, columns=[model_column, layout_column, *by, *others]).astype(
         {**dict.fromkeys(_COUNTS, "Int64"), "primary": "boolean", "within_margin": "boolean"}
     )
+
+
+def effects_by_draw(frame: pandas.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> Iterator[Row]:
+    """The difference of each pair of conditions with each draw of examples, in points; nothing for a single draw."""
+    several = frame[frame["replicate"] == 0] if "draw" in frame else frame[:0]
+    for (model, layout), part in several.groupby(["model", "layout"], observed=True, sort=False):
+        arms: Any = 100 * part.groupby(["condition", "draw"], observed=True)["correct"].mean().unstack("draw")
+        for new, old in pairs.values():
+            if {new, old} <= {*arms.index} and len(arms.columns) > 1:
+                points = (arms.loc[new] - arms.loc[old]).tolist()
+                yield {"model": model, "layout": layout, "contrast": contrast_name(new, old), "differences": points}
 
 
 def row_name(condition: str, against: str, baseline: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.comparison import compare, row_name
+from harness.analysis.comparison import compare, effects_by_draw, row_name
 from harness.analysis.controls import audit_table, mediator_table
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.pooled import pool
@@ -56,6 +56,7 @@ class Leaderboard:
         primary: The contrast that the runs are about, named before them. None if they name none or different ones.
         yardsticks: Conditions that the others are held against, with the kind of each.
         by: Columns that the rows are split by, beside model, layout and condition.
+        draws: The difference of each contrast with each draw of examples. Empty where there are no several draws.
         receipt: One entry per run: where it is from, versions, hashes, settings.
     """
 
@@ -71,6 +72,7 @@ class Leaderboard:
     primary: str | None
     yardsticks: Mapping[str, str]
     by: tuple[str, ...]
+    draws: Sequence[Mapping[str, Any]]
     receipt: tuple[Mapping[str, Any], ...]
 
     @property
@@ -149,6 +151,7 @@ def make_leaderboard(
         primary=primary,
         yardsticks=yardsticks,
         by=tuple(by),
+        draws=[] if by else [*effects_by_draw(frame, pairs)],
         receipt=tuple({"name": one.name, **one.about} for one in runs),
     )
 
@@ -223,6 +226,7 @@ def as_json(board: Leaderboard, **more: Any) -> str:
         "audit": records(board.audit),
         "pooled": records(board.pooled),
         **({"sweeps": records(board.sweeps)} if len(board.sweeps) else {}),
+        **({"draws": board.draws} if board.draws else {}),
         **more,
         "receipt": board.receipt,
     }

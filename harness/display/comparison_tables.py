@@ -122,7 +122,17 @@ def _explain(board: Leaderboard, rows: Sequence[Row]) -> tuple[dict[str, Any], l
         **({} if judged else {declared.P.key: False, declared.VERDICT.key: False}),
     }
     remarks = [*_remark_tests(board, compared, judged)]
-    return facts, remarks if board.by else [*remarks, *remark_noise(board)]
+    return facts, remarks if board.by else [*remarks, *_remark_draws(board), *remark_noise(board)]
+
+
+def _remark_draws(board: Leaderboard) -> Iterator[str]:
+    """What each draw of examples says, and that intervals are for these."""
+    several = len({(one["model"], one["layout"]) for one in board.draws}) > 1
+    for one in board.draws:
+        where = f", {one['model']}, {one['layout']}" if several else ""
+        yield f"{one['contrast']} by draw{where}: {', '.join(map(signed, one['differences']))}"
+    if board.draws:
+        yield "Intervals and p are for these draws of examples: others can move the differences further."
 
 
 def _remark_tests(board: Leaderboard, compared: Sequence[Row], judged: Sequence[Row]) -> Iterator[str]:

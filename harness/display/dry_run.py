@@ -37,7 +37,7 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    config, asked = plan.config, plan.whole.problems[: plan.limit]
+    config, asked = plan.config, plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
     for name, value in template_switches(config.model.arguments).items():
         yield f"template  {name}: {json.dumps(value)}"
@@ -58,9 +58,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     known = [
-        length * config.samples_per_problem * plan.replicates(arm)
-        for arm in plan.arms.values()
-        for length in arm.lengths
+        length * config.samples_each * plan.replicates(arm) for arm in plan.arms.values() for length in arm.lengths
     ]
     if known:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"

@@ -130,7 +130,7 @@ def print_problem(
     """
     asked = run.prompts
     kinds = run.about.get("yardsticks") or {}
-    here = [one for one in asked if one.problem_id == problem]
+    here = [one for one in asked if problem in (one.problem_id, one.doc.get("id"))]
     shown = [
         one
         for one in here
@@ -144,7 +144,8 @@ def print_problem(
     for one in shown:
         console.print()
         parts = [(spell_out(text, console.encoding), _COLOURS.get(role, "")) for role, text in one.parts]
-        heading = (f"{label(one.condition)}, {one.layout}\n", "bold")
+        draw = "" if one.problem_id == problem else f", {one.problem_id}"
+        heading = (f"{label(one.condition)}, {one.layout}{draw}\n", "bold")
         console.print(Text.assemble(heading, *parts), overflow="fold")
         _print_answers(console, one, range(len(one.completions)), limit)
 

@@ -144,7 +144,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             task: Arm(
                 condition=arm.condition.name,
                 layout=str(arm.layout),
-                samples=config.samples_per_problem,
+                samples=config.samples_each,
                 replicates=plan.replicates(arm),
                 sampling=sampling,
             )

@@ -46,11 +46,15 @@ class Placement(StrEnum):
     """Where the filler stands. The study finds `between` best and `end` fatal for Qwen2.5-Math-7B.
 
     `between` instruction and problem, at the `end` of the question, at a `random` word of it, or at the beginning of
-    the model's own `answer`, which it continues.
+    the model's own `answer`, which it continues. Where examples stand before the question: `between` instruction and
+    examples, `before_question` behind them, or before `each` example and the question. Without examples these three
+    are one place.
     """
 
     BEFORE_SYSTEM = "before_system"
     BETWEEN = "between"
+    BEFORE_QUESTION = "before_question"
+    EACH = "each"
     END = "end"
     RANDOM = "random"
     ANSWER = "answer"
@@ -82,7 +86,7 @@ class Condition(Strict):
     separator: str | None = None
     """The text between two units: a blank, and nothing between blank units."""
     placement: Placement = Placement.BETWEEN
-    """`before_system`, `between`, `end`, `random`, or the model's own `answer`."""
+    """`before_system`, `between`, `before_question`, `each`, `end`, `random`, or the model's own `answer`."""
     seed: int = DEFAULT_SEED
     """Draws tokens and places."""
     label: str = ""

@@ -24,6 +24,7 @@ from harness.experiment.conditions import (
     other_fillers,
     read_contrast,
 )
+from harness.experiment.demonstrations import Demonstrations
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.sampling import ExplicitSampling, Sampling, resolve_sampling
@@ -163,12 +164,14 @@ class RunConfig(Strict):
     """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` where the tokenizer has a template."""
     instruction: str | None = None
     """Another instruction than the study's. With `answer: line` by default `Answer the question.`"""
+    demonstrations: Demonstrations | None = None
+    """Examples before the question. By default none."""
     answer: Literal["box", "line"] = "box"
     """What is read: the last `box`, or the first `line`, with which a completion ends."""
     sampling: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     samples_per_problem: int = Field(default=1, ge=1)
-    """How often each prompt is asked, with another seed each time."""
+    """How often each prompt is asked, with another seed each time; all draws of examples together."""
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The most tokens of a completion."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -182,10 +185,16 @@ class RunConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_sweep(cls, values: Any) -> Any:
-        """The conditions of a sweep join the others. Where no box is read, no instruction asks for one."""
+    def _filled_in(cls, values: Any) -> Any:
+        """The conditions of a sweep join the others. Where no box is read, no instruction asks for one.
+
+        Each problem is asked once with each draw of examples, unless told.
+        """
         if isinstance(values, dict) and values.get("answer") == "line" and values.get("instruction") is None:
             values = {**values, "instruction": PLAIN_INSTRUCTION}
+        shown = values.get("demonstrations") if isinstance(values, dict) else None
+        if isinstance(shown, dict) and "draws" in shown:
+            values = {"samples_per_problem": shown["draws"], **values}
         if not isinstance(values, dict) or values.get("sweep") is None:
             return values
         own, swept = values.get("conditions", [BASELINE]), expand_sweep(values["sweep"])
@@ -205,7 +214,7 @@ class RunConfig(Strict):
             if self.contrasts and (len({*pair} & {*names}) < 2 or pairs.count(frozenset(pair)) > 1)
         ]
         known = [contrast_name(*pair) for pair in self.tested]
-        own = self.instruction is not None
+        own, shown = self.instruction is not None, self.demonstrations
         models = list(self.study.models) if self.study else []
         needs_baseline = self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
@@ -218,6 +227,9 @@ class RunConfig(Strict):
                 Layout.AS_PUBLISHED in self.layouts and (own or any(one.instruction for one in self.all_conditions)),
                 "instruction, prompt_null: the layout as_published has the authors' own",
             ),
+            (self.samples_per_problem % self.draws, f"samples_per_problem: expected a multiple of {self.draws} draws"),
+            (Layout.AS_PUBLISHED in self.layouts and shown, "demonstrations: as_published has none"),
+            (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
             (
                 self.prompt_null and own,
                 "prompt_null rewords the standard instruction, and the run has another one",
@@ -283,7 +295,7 @@ class RunConfig(Strict):
         if isinstance(self.sampling, ExplicitSampling):
             chosen = ", ".join(f"{k} {v:g}" for k, v in self.sampling.model_dump(exclude_defaults=True).items())
         many = f", {self.samples_per_problem} samples a problem" if self.samples_per_problem > 1 else ""
-        return chosen + many
+        return chosen + many + (f" with {self.draws} draws of examples" if self.draws > 1 else "")
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
         """The parameters in force for a model with this generation_config (None: it has none, or none was read).
@@ -294,7 +306,7 @@ class RunConfig(Strict):
         """
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.sampling, self.max_gen_toks, until, generation_config)
-        if self.samples_per_problem > 1 and sampling.greedy:
+        if self.samples_each > 1 and sampling.greedy:
             asked = f"samples_per_problem is {self.samples_per_problem}, and the sampling is greedy"
             raise ConfigError(f"{asked} ({sampling.source}): every repeat would be the same.")
         return sampling
@@ -307,7 +319,8 @@ class RunConfig(Strict):
         may have and how it schedules.
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
-        off = ("filler_null", "positive_control", "study")  # runs that were begun before these came have none
+        # runs that were begun before these came have none
+        off = ("filler_null", "positive_control", "study", "demonstrations")
         values = {
             name: value
             for name, value in self.as_written().items()
@@ -315,8 +328,20 @@ class RunConfig(Strict):
         }
         if self.study is not None:
             values["study"] = {**values["study"], "label": self.model.label}  # the study knows the run by it
+        if self.demonstrations is not None:
+            del values["demonstrations"]["path"]
         arguments = fixed_arguments(self.model.arguments)
         return {**values, "model": {"backend": self.model.backend, "arguments": arguments}}
+
+    @property
+    def draws(self) -> int:
+        """How many draws of examples there are; 1 without any."""
+        return 1 if self.demonstrations is None else self.demonstrations.draws
+
+    @property
+    def samples_each(self) -> int:
+        """How often each prompt is asked with one draw of examples."""
+        return self.samples_per_problem // self.draws
 
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
@@ -324,9 +349,10 @@ class RunConfig(Strict):
         return (*self.conditions, *self.yardsticks)
 
     @staticmethod
-    def task_name(dataset: str, condition: str, layout: Layout) -> str:
-        """What lm-eval calls one condition in one layout."""
-        return f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
+    def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:
+        """What lm-eval calls one condition in one layout, with one of several draws of examples."""
+        name = f"{dataset}_{condition}" + ("" if layout is Layout.RAW else f"_{layout}")
+        return f"{name}_draw-{draw}" if draw else name
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values that load again, all defaults spelled out."""

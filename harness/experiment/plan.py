@@ -31,9 +31,9 @@ class Plan:
     """All that a run will do.
 
     Attributes:
-        dataset: The problems, the limit taken into account.
+        dataset: The problems that are asked, the limit taken into account.
         whole: All problems that there are.
-        arms: The prompts of each condition in each layout, by lm-eval's name of the task.
+        arms: The prompts of each condition in each layout and draw of examples, by lm-eval's name of the task.
         limit: Only the first so many problems.
         before_raw: The tokens that the tokenizer puts before a text that is no chat, such as BOS.
     """
@@ -48,7 +48,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Completions to generate."""
-        each = len(self.dataset.problems) * self.config.samples_per_problem
+        each = len(self.dataset.problems) * self.config.samples_each
         return each * sum(map(self.replicates, self.arms.values()))
 
     def replicates(self, arm: ConditionPrompts) -> int:
@@ -57,9 +57,9 @@ class Plan:
 
     @property
     def lines(self) -> dict[str, str]:
-        """Under what name each task is shown while it runs: yardsticks of one kind are one line."""
-        names = {task: arm.condition.name for task, arm in self.arms.items()}
-        return {task: group_name(name) if yardstick(name) else task for task, name in names.items()}
+        """Under what name each task is shown while it runs: yardsticks of one kind are one line, so are all draws."""
+        names = {task: (arm.condition.name, task.removesuffix(f"_draw-{arm.draw}")) for task, arm in self.arms.items()}
+        return {task: group_name(name) if yardstick(name) else shown for task, (name, shown) in names.items()}
 
     @cached_property
     def prompts(self) -> list[dict[str, Any]]:
@@ -77,6 +77,7 @@ class Plan:
                 "thinking_opened": prompt.text.rstrip().endswith("<think>"),
                 **({"answer_prefix": prompt.answer_prefix} if prompt.answer_prefix else {}),
                 **({"read": "line"} if self.config.answer == "line" else {}),
+                **({"draw": arm.draw} if arm.draw else {}),
             }
             for task, arm, problem, prompt in self.rows
         ]
@@ -107,14 +108,17 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         raise DataError(
             f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
         )
-    dataset = Dataset(name=whole.name, source=whole.source, problems=whole.problems[:limit])
+    shown = config.demonstrations
+    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [None])
+    dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
     config = config.model_copy(update={"layouts": layouts})
     arms = {
-        config.task_name(dataset.name, built.condition.name, layout): built
+        config.task_name(dataset.name, built.condition.name, layout, built.draw): built
         for layout in layouts
+        for draw in draws
         for built in build_checked_prompts(
             dataset.problems,
             config.all_conditions,
@@ -122,6 +126,7 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
             model,
             max_gen_toks=config.max_gen_toks,
             instruction=config.instruction,
+            draw=draw,
         )
     }
     first = model.tokenizer.convert_ids_to_tokens(encode("A", model.tokenizer)[0])[:-1] if model else []
@@ -135,7 +140,7 @@ class Request:
     Attributes:
         task: Its name, as lm-eval knows it.
         problem_id: Which problem of the dataset.
-        sample_index: Which of the samples of this problem, from 0.
+        sample_index: Which of the samples of this problem, from 0, over all draws of examples.
         replicate: Which repetition of the whole condition, from 0.
         again: How many requests of the run, under other conditions, ask the very same before this one.
         seed: The sample's own seed; None where nothing is drawn.
@@ -176,7 +181,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         if replicate:
             random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
         asked: Counter[tuple[int, str, object]] = Counter()
-        for index, (task, arm, problem, prompt) in product(range(plan.config.samples_per_problem), rows):
+        for sample, (task, arm, problem, prompt) in product(range(plan.config.samples_each), rows):
+            index = sample + max(arm.draw - 1, 0) * plan.config.samples_each
             chat_api = arm.layout is Layout.CHAT and plan.config.model.templates_itself
             same = index, problem.id, prompt.token_sha256 or (prompt.sha256, arm.layout)
             asked[same] += 1

@@ -1,8 +1,8 @@
 """Builds a prompt of a problem and a condition, and the document in which lm-eval gets it. Only this module does.
 
-A prompt is a sequence of segments, each with a role. Joined, they are the raw text; split after the system part, they
-are the messages of a chat. lm-eval's tasks, the token checks and the probe all read the segments, so that nothing has
-to guess from the text where instruction, filler and problem stand.
+A prompt is a sequence of segments, each with a role. Joined, they are the raw text; split after the system part and at
+segments of the role `turn`, they are the messages of a chat. lm-eval's tasks, the token checks and the probe all read
+the segments, so that nothing has to guess from the text where instruction, filler and problem stand.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
+from harness.experiment.demonstrations import Draw
 from harness.experiment.problems import Problem
 
 INSTRUCTION = "You are an expert mathematician. Reason step by step, and put your final answer within \\boxed{}."
@@ -30,14 +31,17 @@ PLAIN_INSTRUCTION = "Answer the question."
 AS_PUBLISHED_INSTRUCTION = "Please reason step by step and put your final answer within \\boxed{{}}."
 """The authors' string. The doubled braces are literal, since their code does not use it as a format string."""
 
-Role = Literal["instruction", "separator", "filler", "problem"]
+Role = Literal["instruction", "separator", "filler", "problem", "demonstration", "format", "turn"]
+"""What a segment is. `format` is what an example's format puts around the question. `turn` ends a turn of a chat: there
+a chat template stands in its place."""
 
 
 class Layout(StrEnum):
     """How a prompt becomes the model's input.
 
     `raw` joins all segments into one string. `chat` puts the instruction into the system turn, and the rest into the
-    user turn. `as_published` is the string of the authors' code, without separators and without a template.
+    user turn; each example has a user turn and an assistant turn before it. `as_published` is the string of the
+    authors' code, without separators and without a template.
     """
 
     RAW = "raw"
@@ -84,14 +88,23 @@ class Prompt:
 
     @property
     def user(self) -> str:
-        """The text of the user turn."""
+        """The text of all turns after the system's."""
         return "".join(segment.text for segment in self.segments[self.system_size :])
+
+    @property
+    def turns(self) -> list[tuple[Segment, ...]]:
+        """The segments of each turn, the system's first, which may have none."""
+        ends = [place for place, segment in enumerate(self.segments) if segment.role == "turn"]
+        stops = [self.system_size, *ends, len(self.segments)]
+        starts = [0, self.system_size, *(end + 1 for end in ends)]
+        return [self.segments[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     @property
     def messages(self) -> list[dict[str, str]]:
         """The turns of a chat, in the form that chat templates take."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        return [*turns, {"role": "user", "content": self.user}]
+        roles = ("assistant", "user")
+        texts = enumerate("".join(segment.text for segment in turn) for turn in self.turns)
+        return [{"role": roles[at % 2] if at else "system", "content": text} for at, text in texts if at or text]
 
 
 def build_prompt(
@@ -103,6 +116,7 @@ def build_prompt(
     key: str = "",
     system_turn: bool = True,
     instruction: str | None = None,
+    draw: Draw | None = None,
 ) -> Prompt:
     """Build the prompt for one problem under one condition.
 
@@ -115,6 +129,7 @@ def build_prompt(
         system_turn: False for chat templates that refuse a system role. Then everything goes into the user turn, and
             the raw text stays the same.
         instruction: A system prompt that replaces the layout's own. A condition's own replaces both.
+        draw: The examples before the question.
     """
     gap = "" if layout is Layout.AS_PUBLISHED else SEPARATOR
     wording = layout.instruction if instruction is None else instruction
@@ -133,40 +148,53 @@ def build_prompt(
     inserted = [*label, *([separator] if label else []), Segment(role="filler", text=filler_text)]
 
     head: list[Segment] = [instruct, separator]
-    tail: list[Segment] = [ask]
+    question, at = [ask], condition.placement
+    before, between, behind = draw.frame if draw and layout is Layout.RAW else ("", "", "")
     if condition.filler is not None:
         match condition.placement:
-            case Placement.BETWEEN:
-                tail = [*inserted, separator, ask]
             case Placement.BEFORE_SYSTEM:
                 head = [*inserted, separator, instruct, separator]
             case Placement.END:
-                tail = [ask, separator, *inserted]
+                question = [ask, separator, *inserted, *([separator] if between else [])]
             case Placement.RANDOM:
-                head, tail = _insert_at_random(head, tail, inserted, separator, f"{condition.seed}:{key}")
+                if split := _insert_at_random(instruct, ask, inserted, separator, f"{condition.seed}:{key}"):
+                    head, question = [*split[0], separator], split[1]
+                else:
+                    at = Placement.BETWEEN
             case Placement.ANSWER:
                 begun = [*inserted, *([separator] if begun else []), *begun]
+    parts, chat = [], layout is Layout.CHAT
+    ends = Segment(role="turn" if chat else "separator", text=SEPARATOR)
+    for one in draw.examples if draw else ():
+        texts = (one.problem, one.answer) if chat else (before + one.problem + between + one.answer + behind,)
+        parts.append([part for text in texts for part in (Segment(role="demonstration", text=text), ends)])
+    opening, closing = (Segment(role="format", text=text) for text in (before, between.rstrip(" ")))
+    parts.append([opening, *question, closing])
+    starts = {Placement.BETWEEN: parts[:1], Placement.BEFORE_QUESTION: parts[-1:], Placement.EACH: parts}
+    for part in starts.get(at, []) if condition.filler is not None else []:
+        part[:0] = [*inserted, separator]
+    tail = [segment for part in parts for segment in part]
     tail += [separator, *cue] if cue else []
     head, tail, begun = ([s for s in part if s.text] for part in (head, tail, begun))
     return Prompt(segments=(*head, *tail), system_size=len(head) if system_turn else 0, answer=tuple(begun))
 
 
 def _insert_at_random(
-    head: list[Segment], tail: list[Segment], inserted: list[Segment], separator: Segment, seed: str
-) -> tuple[list[Segment], list[Segment]]:
+    instruct: Segment, ask: Segment, inserted: list[Segment], separator: Segment, seed: str
+) -> tuple[list[Segment], list[Segment]] | None:
     """Put the filler at a word boundary, drawn uniformly from those of instruction and problem.
 
-    A boundary is a single blank between two words, or the place between the two segments. A cut there does not change
-    the tokens on either side.
+    A boundary is a single blank between two words, or the place after the instruction: then the answer is None. A cut
+    there does not change the tokens on either side.
     """
     places = [
         (segment, match.start())
-        for segment in (head[0], tail[0])
+        for segment in (instruct, ask)
         for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text)
     ]
     place = random.Random(seed).choice([None, *places])
     if place is None:
-        return head, [*inserted, separator, *tail]
+        return None
     segment, at = place
     parts = [
         Segment(role=segment.role, text=segment.text[:at]),
@@ -175,7 +203,7 @@ def _insert_at_random(
         separator,
         Segment(role=segment.role, text=segment.text[at:]),
     ]
-    return ([*parts, *head[1:]], tail) if segment is head[0] else (head, parts)
+    return (parts, [ask]) if segment is instruct else ([instruct], parts)
 
 
 _ADDED = frozenset(("condition", "layout", "system", "user", "segments"))

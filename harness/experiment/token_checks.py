@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import Condition, Placement, named_conditions
+from harness.experiment.demonstrations import Draw
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, Prompt, build_prompt, hash_text
 from harness.experiment.tokenizer import (
@@ -42,7 +43,7 @@ class BuiltPrompt:
         text: The prompt as the model gets it, templated if the layout is `chat` and the tokenizer is known.
         answer_prefix: The beginning of the answer, in which the text ends.
         token_ids: The ids of all tokens. None: the tokenizer is not known, and nothing was measured.
-        problem_token_ids: The ids of the tokens that cover any of the problem.
+        problem_token_ids: The ids of the tokens that cover any of the problem or of the examples before it.
         filler_tokens: Number of tokens that lie wholly within the filler.
         straddling: Number of tokens that cover filler and other text at once.
         filler_span: Positions of the first filler token and of the one after the last. None: no token is the filler's.
@@ -78,6 +79,7 @@ class ConditionPrompts:
         prompts: One per problem, in the problems' order.
         violations: One sentence for each fact that does not hold. Empty if all hold, or if the tokenizer is not known.
         notes: The same of facts that this filler cannot keep.
+        draw: Which draw of examples, from 1; 0 where there is one at most.
     """
 
     condition: Condition
@@ -85,6 +87,7 @@ class ConditionPrompts:
     prompts: tuple[BuiltPrompt, ...]
     violations: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    draw: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -100,6 +103,7 @@ def build_checked_prompts(
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
     instruction: str | None = None,
+    draw: Draw | None = None,
 ) -> list[ConditionPrompts]:
     """Build every prompt of the conditions in one layout, and refuse what breaks a guarantee.
 
@@ -110,6 +114,7 @@ def build_checked_prompts(
         model: Its tokenizer and context; None where they are not known, and then nothing is checked.
         max_gen_toks: Tokens that must fit the context after the longest prompt.
         instruction: Another system prompt than the layout's own.
+        draw: The examples before the question.
 
     Raises:
         ConfigError: a filler needs a tokenizer, or does not exist in this one.
@@ -131,6 +136,7 @@ def build_checked_prompts(
                     key=problem.id,
                     system_turn=system_turn,
                     instruction=instruction,
+                    draw=draw,
                 ),
                 layout,
                 tokenizer,
@@ -140,18 +146,19 @@ def build_checked_prompts(
         )
 
     plain = build(named_conditions()[BASELINE])  # those of the baseline too, and what all others are compared with
-    found = []
+    found, number = [], draw.number if draw else 0
     for condition in conditions:
         prompts = plain if condition.is_plain else build(condition)
+        copies = 1 + len(draw.examples) if draw and condition.placement is Placement.EACH else 1
         faults = dict.fromkeys(
             fault
             for problem, got, without in zip(problems, prompts, plain, strict=True)
             if model is not None
-            for fault in _find_faults(f"problem {problem.id}", condition, got, without)
+            for fault in _find_faults(f"problem {problem.id}", condition, got, without, copies)
         )
         violations, notes = (tuple(said for is_fatal, said in faults if is_fatal is fatal) for fatal in (True, False))
         built = ConditionPrompts(
-            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes
+            condition=condition, layout=layout, prompts=prompts, violations=violations, notes=notes, draw=number
         )
         if model is not None:
             _refuse(built, model, max_gen_toks)
@@ -195,7 +202,8 @@ def measure(
         spans.append((segment.role, (begun, begun + len(segment.text))))
         begun += len(segment.text)
     token_ids, offsets = encode(text, tokenizer)
-    fillers, problems = ([span for role, span in spans if role == wanted] for wanted in ("filler", "problem"))
+    kinds = (("filler",), ("problem", "demonstration"))
+    fillers, problems = ([span for role, span in spans if role in wanted] for wanted in kinds)
     inside, problem_ids, straddling = [], [], 0
     for index, (start, end) in enumerate(offsets):
         if start == end:
@@ -218,10 +226,13 @@ def measure(
 
 
 def _find_faults(
-    where: str, condition: Condition, got: BuiltPrompt, without: BuiltPrompt
+    where: str, condition: Condition, got: BuiltPrompt, without: BuiltPrompt, copies: int
 ) -> Iterator[tuple[bool, str]]:
-    """What is wrong with a prompt, beside the one without a filler: whether it is a violation, and why."""
-    count, unit = condition.tokens, condition.unit
+    """What is wrong with a prompt, beside the one without a filler: whether it is a violation, and why.
+
+    The filler stands in it so many times.
+    """
+    count, unit = condition.tokens and condition.tokens * copies, condition.unit
     if got.straddling:
         yield condition.exact, f"{where}: {got.straddling} tokens cover filler and neighbouring text at once."
     if count is not None and got.filler_tokens != count:
@@ -229,7 +240,8 @@ def _find_faults(
         why = "" if unit is None else f"the tokenizer {does} the unit {unit!r}: "
         yield condition.exact, f"{why}expected {count} filler tokens, got {got.filler_tokens}."
     if got.problem_token_ids != without.problem_token_ids:
-        yield True, f"{where}: its token ids differ from those without a filler."
+        also = " or its examples'" if any(one.role == "demonstration" for one in got.prompt.segments) else ""
+        yield True, f"{where}: its{also} token ids differ from those without a filler."
     if not (condition.exact or got.filler_tokens or got.straddling):
         yield True, f"{where}: the filler is not in the prompt. Templates trim blanks."
 

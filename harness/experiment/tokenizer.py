@@ -310,18 +310,19 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
         PromptMismatchError: the template changed or dropped a turn, so that it cannot be found again.
     """
     spans: list[tuple[Role, tuple[int, int]]] = []
-    search_from, untemplated = 0, text == prompt.text
-    for turn in (prompt.segments[: prompt.system_size], prompt.segments[prompt.system_size :]):
+    search_from, untemplated, turns = 0, text == prompt.text, prompt.turns
+    for place, turn in enumerate([prompt.segments] if untemplated else turns):
         whole = "".join(segment.text for segment in turn)
         if not whole.strip() and not untemplated:
             continue
         body = whole if text.find(whole, search_from) >= 0 else whole.strip()
-        found = search_from if untemplated else _find_turn(body, text, search_from, last=bool(spans))
+        last = bool(spans) and place == len(turns) - 1
+        found = search_from if untemplated else _find_turn(body, text, search_from, last=last)
         search_from = found + len(body)
         at = found - whole.index(body)
         for segment in turn:
             low, high = max(at, found), min(at + len(segment.text), found + len(body))
-            if low < high or segment.role != "separator":
+            if segment.role != "turn" and (low < high or segment.role != "separator"):
                 spans.append((segment.role, (low, high)))
             at += len(segment.text)
     return spans

@@ -89,7 +89,9 @@ def export(
         JournalError: lm-eval could not write a file whole.
     """
     # lm-eval knows repeats but no replicates: those of the baseline are in the journal only
-    samples = {(s.task, s.problem_id, s.sample_index): s for s in everything if s.replicate == 0}
+    # a draw of examples is a task of its own, which counts its samples from 0
+    each = {task: arm.samples for task, arm in identity.arms.items()}
+    samples = {(s.task, s.problem_id, s.sample_index % each[s.task]): s for s in everything if s.replicate == 0}
     calls: dict[tuple[bool, str], dict[str, list[Mapping[str, Any]]]] = {}
     for row in prompts:
         chat = row["layout"] == "chat"

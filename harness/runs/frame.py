@@ -63,7 +63,8 @@ def load_run(path: str | Path, *, replicates: bool = False, yardsticks: bool = F
     `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`. `analysis.compare` makes
     the A/A columns and, given `experiment.conditions.find_yardsticks`, those of the yardsticks of a frame with both.
 
-    Columns: model, condition, layout, problem_id, sample_index, replicate, subject, level, verdict, correct, answer,
+    Columns: model, condition, layout, problem_id, sample_index, replicate, draw (where there are several draws of
+    examples), subject, level, verdict, correct, answer,
     target, completion, finish_reason, seed, prompt_sha256, prompt_token_sha256, prompt_tokens, completion_tokens, then
     the audit's: math_verify, exact_match, exact_match_boxed, authors_rule, authors_rule_strict, first_box,
     boxes_after_first, reason, audit_reason. What a backend or grader does not tell is missing.
@@ -157,6 +158,8 @@ def read_frame(
     }
     if any(row["doc"].get("cluster") for row in prompts):
         found["cluster"] = _categorical([row["doc"].get("cluster") or row["doc"]["id"] for row in prompts], place)
+    if any("draw" in row for row in prompts):
+        found["draw"] = np.array([row["draw"] for row in prompts], dtype=np.int32)[place]
     found["verdict"] = pandas.Categorical(found["verdict"], categories=_VERDICTS)
     found["correct"] = np.asarray(found["verdict"] == "correct")
     found["answer"] = pandas.Categorical(np.array([*answers], dtype=object)[found["answer"]])

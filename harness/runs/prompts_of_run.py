@@ -27,7 +27,7 @@ class RunPrompt:
 
     Attributes:
         where: File and line, for messages.
-        problem_id: The document's own id, else its number.
+        problem_id: The document's own id, else its number; with the draw of examples (`ID#2`) where there are several.
         subject, level: Empty and 0 where the document has none.
         condition: Empty in a log of another task, until the user has named it.
         layout: How the prompt was made.
@@ -198,7 +198,7 @@ def answered_prompts(
         found.append(
             RunPrompt(
                 where=row["where"],
-                problem_id=doc["id"],
+                problem_id=prompt_id(doc["id"], row.get("draw", 0)),
                 subject=doc["subject"],
                 level=doc["level"],
                 condition=row["condition"],
@@ -216,6 +216,11 @@ def answered_prompts(
             )
         )
     return found
+
+
+def prompt_id(problem_id: str, draw: int) -> str:
+    """What a problem is known by where it was asked with several draws of examples: `ID#2` with the second."""
+    return f"{problem_id}#{draw}" if draw else problem_id
 
 
 def by_problem(prompts: Iterable[RunPrompt]) -> tuple[Problem, ...]:

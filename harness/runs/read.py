@@ -189,6 +189,7 @@ def _read_folder(path: Path) -> Run:
             "instruction": receipt["config"].get("instruction"),
             "seed": receipt["seed"],
             "limit": receipt.get("limit"),
+            **({"demonstrations": shown} if (shown := receipt["config"].get("demonstrations")) else {}),
         },
         "greedy": sampling.greedy,
         "backend": receipt["engine"]["name"],

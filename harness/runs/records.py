@@ -80,6 +80,7 @@ class Prompt(Struct):
     answer_prefix: str = ""
     thinking_opened: bool = False
     read: str = "box"
+    draw: Annotated[int, column("which draw of examples, from 1; no column where there is one at most")] = 0
 
 
 class Sample(Keyed, kw_only=True, gc=False):
@@ -151,7 +152,7 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
 
 class Arm(Struct, kw_only=True):
-    """One condition in one layout, a task for lm-eval: what all its samples have in common.
+    """One condition in one layout and draw of examples, a task for lm-eval: what all its samples have in common.
 
     Attributes:
         condition, layout: Which.
@@ -323,6 +324,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
+    **_columns(Prompt, "draw"),
     **_columns(Document, "subject", "level", "cluster"),
     **_columns(Graded, "verdict"),
     "correct": ("bool", "whether the verdict is correct"),

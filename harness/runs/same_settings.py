@@ -37,8 +37,10 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     if len(runs) == 1:
         return runs[0].samples
     columns: dict[str, Any] = {}
-    for name in runs[0].samples.columns:
-        parts = [one.samples[name] for one in runs]
+    # a run without several draws of examples has one
+    frames = [one.samples.assign(draw=one.samples.get("draw", 1)) for one in runs]
+    for name in frames[0].columns:
+        parts = [frame[name] for frame in frames]
         if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
             columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
         else:

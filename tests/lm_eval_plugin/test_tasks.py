@@ -13,6 +13,7 @@ from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import COLUMNS, Audit, Grade, as_text
+from tests.lm_eval_plugin.wrapped_tasks import Silent
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
 DEMO = str(resources.demo_model())
@@ -47,6 +48,13 @@ def test_every_task_loads_builds_and_renders(name):
     arguments = task.instances[0].args[1]
     assert arguments == {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": 2048}
     assert task.config.num_fewshot == 0 and task.instances[0].request_type == "generate_until"
+
+
+def test_lm_eval_passes_over_a_number_of_examples_for_our_own_tasks():
+    manager = TaskManager(include_path=str(resources.folder("tasks")), include_defaults=False)
+    found = simple_evaluate(Silent(), tasks=["math500_mless"], task_manager=manager, num_fewshot=2, limit=1)
+    (sample,) = found["samples"]["math500_mless"]
+    assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
 
 
 def test_with_a_chat_template_the_filler_opens_the_user_turn(demo_tokenizer):

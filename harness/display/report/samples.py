@@ -16,6 +16,7 @@ from harness.analysis.leaderboard import records
 from harness.constants import REPORT_BLOCK, REPORT_SNIPPET
 from harness.display.numbers import define_flips, flips
 from harness.grading import COLUMNS as GRADERS
+from harness.runs.prompts_of_run import prompt_id
 from harness.runs.read import Run
 
 Row = Mapping[str, Any]
@@ -24,6 +25,8 @@ Row = Mapping[str, Any]
 def read_samples(runs: Sequence[Run]) -> list[Row]:
     """One mapping per sample, with the names of `load_run`'s columns. `prompt` is its `RunPrompt`.
 
+    Each draw of examples makes another prompt, so that its samples stand under an id of their own.
+
     Raises:
         RunError: a run has not recorded its texts.
     """
@@ -31,8 +34,9 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         texts = records(run.read(texts=True))  # first, since it says more of what is missing
         prompts = {(one.layout, str(one.condition), one.problem_id): one for one in run.prompts}
-        keys = ("layout", "condition", "problem_id")
-        samples += [{**row, "prompt": prompts[tuple(row[key] for key in keys)]} for row in texts]
+        for row in texts:
+            name = prompt_id(row["problem_id"], row.get("draw", 0))
+            samples.append({**row, "problem_id": name, "prompt": prompts[row["layout"], row["condition"], name]})
     return samples
 
 

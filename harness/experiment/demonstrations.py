@@ -1,0 +1,79 @@
+"""Worked examples before the question: which problems they are, and in how many draws.
+
+All problems share a draw, and each is asked once with each. Draws have no example in common, so that their effects are
+as independent as one set of problems allows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from harness.constants import DEFAULT_SEED
+from harness.errors import ConfigError
+from harness.experiment.problems import DatasetConfig, Problem, open_dataset
+from harness.yaml_settings import Strict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The examples that all prompts of a draw show.
+
+    Attributes:
+        number: From 1; 0 if it is the only draw.
+        examples: In order.
+        frame: What stands before an example's problem, between problem and answer, and behind the answer.
+    """
+
+    number: int
+    examples: tuple[Problem, ...]
+    frame: tuple[str, str, str]
+
+
+class Demonstrations(Strict):
+    """Examples with their answers that stand before the question."""
+
+    count: int = Field(default=8, ge=1)
+    """How many examples a prompt shows. Those of a file are all shown."""
+    draws: int = Field(default=1, ge=1)
+    """How many sets of examples are drawn. Each problem is asked with each."""
+    seed: int = DEFAULT_SEED
+    """Draws them from the problems. Those drawn are never asked."""
+    path: Path | None = None
+    """A JSONL file of examples, in place of drawn ones."""
+    format: str = Field(default="Q: {problem}\nA: {answer}", pattern=r"(?s)\{problem\}.*\{answer\}")
+    """How an example and the question are written. In the layout `chat` they are turns."""
+
+    def split(self, problems: Sequence[Problem]) -> tuple[Sequence[Problem], list[Draw]]:
+        """The problems that are asked, and the draws of examples.
+
+        Whole clusters are set aside, and their problems dealt out in turn: those of one cluster go to several draws.
+
+        Raises:
+            ConfigError: there are too few problems.
+            DataError: the file of examples cannot be read, or an example has no answer.
+        """
+        before, _, rest = self.format.partition("{problem}")
+        between, _, behind = rest.partition("{answer}")
+        frame = (before, between, behind)
+        if self.path is not None:
+            fixed = open_dataset(DatasetConfig(path=self.path, id=None)).problems
+            return problems, [Draw(number=0, examples=fixed, frame=frame)]
+        clusters: dict[str, list[Problem]] = {}
+        for one in problems:
+            clusters.setdefault(one.cluster or one.id, []).append(one)
+        order, needed = list(clusters), self.count * self.draws
+        random.Random(self.seed).shuffle(order)
+        aside: list[Problem] = []
+        while len(aside) < needed and len(order) > 1:
+            aside += clusters[order.pop()]
+        if len(aside) < needed:
+            told = f"{self.draws} x {self.count} examples and one problem to ask, got {len(problems)} problems"
+            raise ConfigError(f"demonstrations: expected {told} in {len(clusters)} clusters.")
+        dealt = [tuple(aside[place : needed : self.draws]) for place in range(self.draws)]
+        drawn = [Draw(number=n if self.draws > 1 else 0, examples=one, frame=frame) for n, one in enumerate(dealt, 1)]
+        return [one for one in problems if (one.cluster or one.id) in order], drawn

@@ -1,0 +1,152 @@
+"""Examples before the question: which are drawn, where they stand, and what a run and the probe make of them."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from attention_probe.prompts.token_roles import FILLER, SEPARATOR, tokenize
+from harness import load_run
+from harness.constants import ABSENT
+from harness.display.report.samples import read_samples
+from harness.display.table_pages import make_table
+from harness.errors import HarnessError
+from harness.experiment.conditions import Condition, Placement
+from harness.experiment.config import load_config
+from harness.experiment.demonstrations import Demonstrations, Draw
+from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import Layout, build_prompt, document_prompt, make_document
+from harness.runs.read import Run, read_source
+from tests.commands.test_cli import here
+from tests.experiment.test_refusals import MINIMAL, write
+from tests.experiment.test_token_checks import build, layouts, sizes
+from tests.make import right, write_run
+
+PRODUCTS = [
+    Problem(id=f"{a}x{b}", problem=f"{a} x {b}?", answer=str(a * b), cluster=f"{min(a, b)}x{max(a, b)}")
+    for a in range(2, 9)
+    for b in range(2, 9)
+]
+PLACED = {
+    "before_system": ("/ /|Go.|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["/ /|Go.|", "2 x 2?", "4", "Why?"]),
+    "between": ("Go.|/ /|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "Why?"]),
+    "before_question": ("Go.|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "2 x 2?", "4", "/ /|Why?"]),
+    "each": ("Go.|/ /|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "/ /|Why?"]),
+    "end": ("Go.|Q: 2 x 2?\nA: 4|Q: Why?|/ /|\nA:", ["Go.|", "2 x 2?", "4", "Why?|/ /"]),
+}
+"""Where a filler of two slashes stands among one example: in the raw layout, and by turns. `|` is the separator."""
+
+
+def test_examples_are_set_aside_by_clusters_and_shared_by_no_two_draws():
+    asked, draws = Demonstrations(count=4, draws=3, seed=1).split(PRODUCTS)
+    drawn = [one for draw in draws for one in draw.examples]
+    assert [draw.number for draw in draws] == [1, 2, 3] and len({one.id for one in drawn}) == 12
+    assert not {one.cluster for one in drawn} & {one.cluster for one in asked} and len(asked) > 30
+    assert (asked, draws) == Demonstrations(count=4, draws=3, seed=1).split(PRODUCTS)
+    assert asked != Demonstrations(count=4, draws=3, seed=2).split(PRODUCTS)[0]
+
+
+@pytest.mark.parametrize("placement", PLACED)
+def test_where_a_filler_stands_among_examples(placement):
+    condition = Condition(name="x", unit="/", count=2, placement=placement)
+    draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
+    raw, chat = (
+        build_prompt("Why?", condition, filler_text="/ /", layout=layout, draw=draw, instruction="Go.")
+        for layout in (Layout.RAW, Layout.CHAT)
+    )
+    said = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
+    assert (raw.text.replace(" \n\n", "|"), said) == PLACED[placement]
+    assert [turn["role"] for turn in chat.messages] == ["system", "user", "assistant", "user"]
+    again = document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
+    assert (again.messages, again.text) == (chat.messages, chat.text)
+
+
+def test_without_examples_three_places_are_one():
+    places = (Placement.BETWEEN, Placement.BEFORE_QUESTION, Placement.EACH)
+    fillers = [Condition(name="x", unit="/", count=2, placement=place) for place in places]
+    assert len({build_prompt("Why?", one, filler_text="/ /").text for one in fillers}) == 1
+
+
+def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_their_ids(any_tokenizer):
+    draw = Demonstrations(count=3, seed=1, format="Q: {problem} \nA: {answer}").split(PRODUCTS)[1][0]
+    conditions = [Condition(name=str(at), unit="/", count=7, placement=at) for at in Placement]
+    for layout in layouts(any_tokenizer):
+        if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
+            continue  # a template that drops the assistant's turns, which is refused
+        _, *filled = build(any_tokenizer, Condition(name="wo"), *conditions, layout=layout, draw=draw)
+        assert [sizes(one) for one in filled] == [{28 if one.condition.placement == "each" else 7} for one in filled]
+
+
+REFUSED = [
+    ({"format": "{problem}: "}, "demonstrations.format: String should match pattern"),
+    ({"format": "{answer} {problem}"}, "got '{answer} {problem}'"),
+    ({"count": 200, "draws": 3}, "expected 3 x 200 examples and one problem to ask, got 500 problems"),
+    ({"path": "FILE", "draws": 2}, "demonstrations.draws: the examples of a file are one draw"),
+    ({"path": "FILE"}, "line 2 (problem): answer: Field required"),
+    ({"count": 1, "layouts": ["as_published"]}, "demonstrations: as_published has none"),
+    ({"draws": 3, "samples_per_problem": 4}, "expected a multiple of 3 draws"),
+    ({"draws": 2, "samples_per_problem": 4}, "samples_per_problem is 4, and the sampling is greedy"),
+    ({"count": 3, "placement": "each"}, "expected 220 filler tokens, got 656"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED)
+def test_examples_that_cannot_be_are_refused_before_the_model(given, said, tmp_path):
+    (tmp_path / "FILE").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
+    own = {key: given[key] for key in ("layouts", "samples_per_problem") if key in given}
+    shown = {key: value for key, value in given.items() if key not in (*own, "placement")}
+    if "path" in shown:
+        shown["path"] = str(tmp_path / "FILE")
+    conditions = ["wo", {"name": "x", "unit": "qx", "count": 55, "placement": given.get("placement", "between")}]
+    config = {**MINIMAL, "dataset": "demo", "conditions": conditions, "demonstrations": shown, **own}
+    with pytest.raises(HarnessError, match=re.escape(said)):
+        make_plan(load_config(write(tmp_path, config)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
+    own = {"sampling": {"temperature": 1}, "samples_per_problem": 4, "layouts": ["raw", "chat"]}
+    places = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
+
+    def answer(request, target):
+        return ("so \\boxed{no}", "stop") if request.task.endswith("x_draw-1") else right(request, target)
+
+    shown = {"count": 2, "draws": 2}
+    return write_run(
+        tmp_path_factory.mktemp("drawn") / "run", answer, conditions=places, demonstrations=shown, limit=5, **own
+    )
+
+
+def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, capsys, monkeypatch):
+    frame = load_run(run)
+    assert Counter(zip(frame["draw"], frame["sample_index"], strict=True)) == dict.fromkeys(
+        [(1, 0), (1, 1), (2, 2), (2, 3)], 20
+    )
+    assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
+    assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
+    page = " ".join(make_table([str(run)]).split())
+    assert "5 problems, 4 samples each" in page and "x - wo by draw, made, raw: -100.0, 0.0" in page
+    assert "are for these draws of examples" in page
+    assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
+    texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
+    assert len(texts) == 40 and all(one == other for one, other in texts.items())
+    problem = str(frame["problem_id"][0])
+    shown = [here(capsys, monkeypatch, "show", str(run), name).stdout for name in (problem, f"{problem}#2")]
+    assert [one.count("w/o, ") for one in shown] == [4, 2] and f"w/o, raw, {problem}#1" in shown[0]
+    plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
+    assert plan.size == len(list(make_requests(plan, plan.config.resolve_sampling(None)))) == len(frame)
+    assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
+
+
+@pytest.mark.parametrize("layout", ["raw", "chat"])
+def test_the_probe_knows_the_examples_and_pairs_their_tokens(run, layout, demo_tokenizer):
+    for problem in read_source(run, layout=layout).problems:
+        plain, filled = tokenize(problem, demo_tokenizer, conditions=["wo", "x"]).values()
+        kept = filled.original_pos != ABSENT
+        assert filled.original_pos[kept].tolist() == list(range(len(plain)))
+        assert (filled.roles[kept] == plain.roles).all() and set(filled.roles[~kept]) == {FILLER, SEPARATOR}
+        assert filled.has_role("filler").sum() == 27 and filled.has_role("demonstration").any()
+        assert filled.has_role("format").any() == (layout == "raw")
