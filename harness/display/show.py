@@ -74,7 +74,8 @@ def describe_changes(row: Mapping[str, Any], criterion: Criterion, outcomes: Map
         again = f"{baseline} was run once, so how many problems flip by themselves is not known"
     matching = sum(count for name, count in outcomes.items() if criterion.wants(name))
     within = ", ".join(f"{name} {value}" for name in ("subject", "level") if (value := getattr(criterion, name)))
-    listed = f"{matching} of {sum(outcomes.values())} problems" + (f" ({within})" if within else "")
+    noun = "problems" if sum(outcomes.values()) <= row["n"] else "problems by draw"
+    listed = f"{matching} of {sum(outcomes.values())} {noun}" + (f" ({within})" if within else "")
     rule = ", by the share of their samples that is right" if row["k"] > 1 else ""
     lacking = f"; {outcomes['undecided']} lack a verdict under one of the two" if outcomes["undecided"] else ""
     return fold(

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 
 import pytest
 
@@ -79,28 +78,19 @@ def test_in_every_tokenizer_the_filler_before_each_is_exact_and_examples_keep_th
         assert [sizes(one) for one in filled] == [{28 if one.condition.placement == "each" else 7} for one in filled]
 
 
-REFUSED = [
-    ({"format": "{problem}: "}, "demonstrations.format: String should match pattern"),
-    ({"format": "{answer} {problem}"}, "got '{answer} {problem}'"),
-    ({"count": 200, "draws": 3}, "expected 3 x 200 examples and one problem to ask, got 500 problems"),
-    ({"path": "FILE", "draws": 2}, "demonstrations.draws: the examples of a file are one draw"),
-    ({"path": "FILE"}, "line 2 (problem): answer: Field required"),
-    ({"count": 1, "layouts": ["as_published"]}, "demonstrations: as_published has none"),
-    ({"draws": 3, "samples_per_problem": 4}, "expected a multiple of 3 draws"),
-    ({"draws": 2, "samples_per_problem": 4}, "samples_per_problem is 4, and the sampling is greedy"),
-    ({"count": 3, "placement": "each"}, "expected 220 filler tokens, got 656"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), REFUSED)
-def test_examples_that_cannot_be_are_refused_before_the_model(given, said, tmp_path):
-    (tmp_path / "FILE").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
-    own = {key: given[key] for key in ("layouts", "samples_per_problem") if key in given}
-    shown = {key: value for key, value in given.items() if key not in (*own, "placement")}
-    if "path" in shown:
-        shown["path"] = str(tmp_path / "FILE")
-    conditions = ["wo", {"name": "x", "unit": "qx", "count": 55, "placement": given.get("placement", "between")}]
-    config = {**MINIMAL, "dataset": "demo", "conditions": conditions, "demonstrations": shown, **own}
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ({"count": 200, "draws": 3}, "expected 3 x 200 examples and one problem to ask, got 500 problems"),
+        ({"path": "few.jsonl"}, "line 2 (problem): answer: Field required"),
+        ({"count": 3}, "expected 220 filler tokens, got 656"),
+    ],
+)
+def test_examples_that_cannot_be_are_refused_before_the_model(shown, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.jsonl").write_text('{"problem": "1+1", "answer": 2}\n{"problem": "1+2"}\n')
+    conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
+    config = {**MINIMAL, "dataset": "demo", "conditions": conditions, "demonstrations": shown}
     with pytest.raises(HarnessError, match=re.escape(said)):
         make_plan(load_config(write(tmp_path, config)))
 
@@ -108,23 +98,18 @@ def test_examples_that_cannot_be_are_refused_before_the_model(given, said, tmp_p
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler all of the first draw are wrong."""
-    own = {"sampling": {"temperature": 1}, "samples_per_problem": 4, "layouts": ["raw", "chat"]}
-    places = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
+    own = {"sampling": {"temperature": 1}, "samples_per_problem": 4, "layouts": ["raw", "chat"], "limit": 5}
+    own |= {"conditions": ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]}
 
     def answer(request, target):
         return ("so \\boxed{no}", "stop") if request.task.endswith("x_draw-1") else right(request, target)
 
-    shown = {"count": 2, "draws": 2}
-    return write_run(
-        tmp_path_factory.mktemp("drawn") / "run", answer, conditions=places, demonstrations=shown, limit=5, **own
-    )
+    return write_run(tmp_path_factory.mktemp("x") / "run", answer, demonstrations={"count": 2, "draws": 2}, **own)
 
 
 def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, capsys, monkeypatch):
     frame = load_run(run)
-    assert Counter(zip(frame["draw"], frame["sample_index"], strict=True)) == dict.fromkeys(
-        [(1, 0), (1, 1), (2, 2), (2, 3)], 20
-    )
+    assert [*map(list, frame.groupby("draw")["sample_index"].unique())] == [[0, 1], [2, 3]] and len(frame) == 80
     assert frame.groupby("draw")["prompt_sha256"].nunique().tolist() == [20, 20]
     assert len(list(run.glob("samples_demo_x_chat_draw-2_*.jsonl"))) == 1
     page = " ".join(make_table([str(run)]).split())
@@ -133,6 +118,8 @@ def test_the_draws_of_a_problem_are_its_samples_and_the_table_shows_each(run, ca
     assert json.loads(make_table([str(run)], form="json"))["draws"][0]["differences"] == [-100, 0]
     texts = {row["prompt_sha256"]: row["prompt"].sha256 for row in read_samples([Run.load(run)])}
     assert len(texts) == 40 and all(one == other for one, other in texts.items())
+    changed = here(capsys, monkeypatch, "show", str(run), "--changed", "--condition", "x", "--layout", "raw").stdout
+    assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = str(frame["problem_id"][0])
     shown = [here(capsys, monkeypatch, "show", str(run), name).stdout for name in (problem, f"{problem}#2")]
     assert [one.count("w/o, ") for one in shown] == [4, 2] and f"w/o, raw, {problem}#1" in shown[0]

@@ -52,6 +52,14 @@ CONFIGS = [
     ({"dataset": {"make": "products", "count": 122}}, "count: 2 to 12 give 121 products, got 122"),
     ({"answer": "line", "layouts": ["as_published"]}, "the layout as_published has the authors' own"),
     ({"sweep": {"lenght": [1]}}, "unknown key 'lenght'"),
+    ({"demonstrations": {"format": "{answer}, {problem}"}}, "demonstrations.format: String should match pattern"),
+    ({"demonstrations": {"path": "x.jsonl", "draws": 2}}, "demonstrations.draws: the examples of a file are one draw"),
+    ({"demonstrations": {}, "layouts": ["as_published"]}, "demonstrations: as_published has none"),
+    ({"demonstrations": {"draws": 3}, "samples_per_problem": 4}, "samples_per_problem: expected a multiple of 3 draws"),
+    (
+        {"demonstrations": {"draws": 2}, "samples_per_problem": 4},
+        "samples_per_problem is 4, and the sampling is greedy",
+    ),
     ({"sweep": {"unit": ["/", "/"], "count": 5}}, "names must differ"),
     ({"sweep": {"count": [10]}}, "condition '10': count goes with unit, token_ids, sentence, got none"),
 ]
