@@ -9,12 +9,13 @@ OLDEST_VLLM = 0.28.0
 
 .PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock demo-model wheel clean
 
-# The figure and the report are of the folder that the run names in its last line. With --fork that is results/demo-2
-# where results/demo holds a run with other settings.
+# The figure and the report are of the folder that the run names in its last line. With --fork that is
+# results/products-2 where results/products holds a run with other settings.
+DEMO = products
 demo: .venv/installed
-	set -e; shown="$$(.venv/bin/mless run configs/runs/demo.yaml --fork)"; echo "$$shown"; \
+	set -e; shown="$$(.venv/bin/mless run configs/runs/$(DEMO).yaml --fork)"; echo "$$shown"; \
 	folder="$$(echo "$$shown" | sed -n '$$s/^run  *//p')"; \
-	.venv/bin/mless figure configs/figures/flipped-demo.yaml --set prompts.run="$$folder" -o "$$folder"; \
+	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run="$$folder" -o "$$folder"; \
 	.venv/bin/mless report "$$folder" -o "$$folder/report.html"
 
 # The committed example run, results/example: generated where it is not whole (6 minutes on two cores; an interruption is

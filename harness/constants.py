@@ -215,6 +215,8 @@ GPU_SPEEDS = {"H200": 5e14, "H100": 3e14, "A100": 2e14, "L40S": 9e13, "4090": 1e
 NVIDIA's data sheets allow. The last is for all others."""
 PLANNED_DISCORDANCE = 0.1
 """The share of problems where a dry run takes single samples of two conditions to disagree: the study's usual order."""
+GRADED_SHARE = 0.9
+"""Progress shows the share right once so many of the finished samples are graded."""
 LOG_SECONDS = 30.0
 """Between two lines of progress in a log."""
 LOAD_STEPS = {"INFO": "starting vLLM", "Starting to load model": "loading weights", "Warming up": "warming up"}

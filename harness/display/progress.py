@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.constants import LOAD_STEPS, LOG_SECONDS, TABLE_WIDTH
+from harness.constants import GRADED_SHARE, LOAD_STEPS, LOG_SECONDS, TABLE_WIDTH
 
 ALL = "all"
 """Name of the last row, which counts all tasks together."""
@@ -195,4 +195,6 @@ def _bars(column: ProgressColumn, *, quiet: bool = False) -> Bars:
 
 
 def _accuracy(task: Task) -> str:
-    return f"{task.fields['correct'] / task.fields['scored']:.1%}" if task.fields["scored"] else "-"
+    """The share right, once most samples are graded: answers equal to the gold's text are graded before all others."""
+    graded = task.fields["scored"] > GRADED_SHARE * task.completed
+    return f"{task.fields['correct'] / task.fields['scored']:.1%}" if graded else "-"

@@ -20,6 +20,7 @@ RUN = """
             progress.sample(task, 500)
             time.sleep(0.1)
         progress.score("wo", "correct")
+        progress.score("wo", "correct")
         progress.score("wo", "incorrect")
         progress.score("mless", "correct")
 """
@@ -45,7 +46,7 @@ def in_terminal(code):
 def test_a_terminal_shows_each_task_and_all_together():
     rows = {line.split()[0]: line for line in in_terminal(RUN.replace("QUIET", "False")).splitlines() if "/" in line}
     assert list(rows) == ["wo", "mless", "all"]
-    assert "3/4" in rows["wo"] and "50.0% correct" in rows["wo"]
+    assert "3/4" in rows["wo"] and "66.7% correct" in rows["wo"]
     assert "1/2" in rows["mless"] and "100.0% correct" in rows["mless"]
     assert re.search(r" 4/6 [1-9][\d,]* tokens/s, 0:00:0\d left\s*$", rows["all"])
     assert max(len(row.rstrip()) - len(row.split()[0]) for row in rows.values()) < 60, "80 with the name of a task"
@@ -54,7 +55,7 @@ def test_a_terminal_shows_each_task_and_all_together():
 def test_quiet_shows_lines_in_a_terminal_too():
     written = in_terminal(RUN.replace("QUIET", "True")).strip()
     assert re.fullmatch(
-        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 50\.0%,\s+mless 1/2 100\.0%", written
+        r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%", written
     )
     assert max(map(len, written.splitlines())) <= 80
 

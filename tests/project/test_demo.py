@@ -50,7 +50,7 @@ def test_make_demo_draws_from_the_run_that_it_made_beside_another(tmp_path):
     (other / "journal.jsonl").write_text(journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1))
     before = {path.name for path in other.iterdir()}
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo"]
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo", "DEMO=demo"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
