@@ -14,7 +14,7 @@ from tests.make import ROOT, make_header
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
-STUDY = [path for path in CONFIGS if not path.stem.endswith("-demo")]
+STUDY = [path for path in CONFIGS if not path.stem.endswith(("-demo", "-products"))]
 
 
 MINIMAL = """
@@ -36,6 +36,7 @@ SHAPES = {
     "Qwen/Qwen2.5-Math-7B": (28, 28),
     "meta-llama/Llama-3.1-8B-Instruct": (32, 32),
     "google/gemma-3-4b-it": (34, 8),
+    "smollm2": (30, 9),
 }
 """Layers and query heads, of the models' config.json."""
 

@@ -25,7 +25,7 @@ def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
     assert models.name_model(models.resolve_model("smollm2")) == "smollm2"
     assert all(models.label_model(name) == SMOLLM2_LABEL for name in ("smollm2", f"{smollm2}/"))
     for settings in map(config_of_model, ("smollm2", str(smollm2))):
-        assert settings.model.display_name == SMOLLM2_LABEL and settings.layouts == ("chat",)
+        assert settings.model.display_name == SMOLLM2_LABEL
         assert settings.model_arguments()["pretrained"] == str(smollm2)
 
 
