@@ -11,6 +11,7 @@ OLDEST_VLLM = 0.28.0
 
 # The figure and the report are of the folder that the run names in its last line. With --fork that is
 # results/products-2 where results/products holds a run with other settings.
+# README's picture is `mless plot results/products --kind forest`, with its CSV in docs/figures/products.csv.
 DEMO = products
 demo: .venv/installed
 	set -e; shown="$$(.venv/bin/mless run configs/runs/$(DEMO).yaml --fork)"; echo "$$shown"; \

@@ -49,7 +49,7 @@ def run(
     wanted = check_backend(settings, engines)
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
-    settings = settle(settings, folder)
+    settings = settle(settings, folder, fork=fork)
     plan = make_plan(settings, limit=limit)
     more = [] if wanted == 1 else [f"engines   {wanted}, in Ray actors"]
     if dry_run:

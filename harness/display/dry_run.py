@@ -152,9 +152,9 @@ def _forecast(config: RunConfig, tokens: float) -> str:
     """
     from transformers import AutoConfig
 
-    arguments, cores = config.model_arguments(), len(os.sched_getaffinity(0))
     if config.model.backend != "vllm" or device_type() is None:
         return ""
+    arguments, cores = config.model_arguments(), len(os.sched_getaffinity(0))
     try:
         own = AutoConfig.from_pretrained(arguments["pretrained"], revision=arguments.get("revision")).get_text_config()
         layer = own.hidden_size * (4 * own.hidden_size + 3 * own.intermediate_size)

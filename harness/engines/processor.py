@@ -32,5 +32,5 @@ def describe_processor(arguments: Mapping[str, Any]) -> str:
     use_all_cores()
     dtype = str(arguments.get("dtype") or "auto").replace("auto", "the model's own type")
     has = "has" if computes_bf16() else "has no"
-    cores = f"{os.environ.get(RESERVED, 'one')} of {len(os.sched_getaffinity(0))} cores kept back"
-    return f"{dtype} (it {has} bf16 instructions), {cores}: model.arguments.dtype and {RESERVED} choose others"
+    cores = f"vLLM keeps {os.environ.get(RESERVED, 'one')} of {len(os.sched_getaffinity(0))} cores back ({RESERVED})"
+    return f"{dtype} (model.arguments.dtype; the processor {has} bf16 instructions); {cores}"

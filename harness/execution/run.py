@@ -94,7 +94,7 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     return path
 
 
-def settle(config: RunConfig, output: Path) -> RunConfig:
+def settle(config: RunConfig, output: Path, *, fork: bool = False) -> RunConfig:
     """The config with what the user left open: as the run in the folder has it, else as suits this processor.
 
     Left open are the layouts, which the plan then settles, and the type that vLLM computes in (`dtype`).
@@ -102,9 +102,9 @@ def settle(config: RunConfig, output: Path) -> RunConfig:
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    begun = read_identity(output).config if has_sample(output) else None
+    begun = read_identity(output).config if has_sample(output) and not fork else None
     dtype, model, layouts = None, config.model, config.layouts
-    if begun:
+    if begun and begun["model"]["backend"] == model.backend:
         dtype, layouts = begun["model"]["arguments"].get("dtype"), layouts or tuple(map(Layout, begun["layouts"]))
     elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
         dtype = "float32"

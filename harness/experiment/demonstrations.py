@@ -10,8 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
@@ -34,6 +35,12 @@ class Draw:
     frame: tuple[str, str, str]
 
 
+def _check_format(text: str) -> str:
+    if (text.count("{problem}"), text.count("{answer}")) != (1, 1) or text.index("{answer}") < text.index("{problem}"):
+        raise ValueError("expected {problem} before {answer}, each once")
+    return text
+
+
 class Demonstrations(Strict):
     """Examples with their answers that stand before the question."""
 
@@ -45,13 +52,13 @@ class Demonstrations(Strict):
     """Draws them from the problems. Those drawn are never asked."""
     path: Path | None = None
     """A JSONL file of examples, in place of drawn ones."""
-    format: str = Field(default="Q: {problem}\nA: {answer}", pattern=r"(?s)\{problem\}.*\{answer\}")
+    format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
     """How an example and the question are written. In the layout `chat` they are turns."""
 
     def split(self, problems: Sequence[Problem]) -> tuple[Sequence[Problem], list[Draw]]:
         """The problems that are asked, and the draws of examples.
 
-        Whole clusters are set aside, and their problems dealt out in turn: those of one cluster go to several draws.
+        Whole clusters are set aside, and one problem of each is shown: no draw shows the same fact twice, or another's.
 
         Raises:
             ConfigError: there are too few problems.
@@ -62,18 +69,18 @@ class Demonstrations(Strict):
         frame = (before, between, behind)
         if self.path is not None:
             fixed = open_dataset(DatasetConfig(path=self.path, id=None)).problems
-            return problems, [Draw(number=0, examples=fixed, frame=frame)]
+            shown = {one.problem for one in fixed}
+            return [one for one in problems if one.problem not in shown], [Draw(number=0, examples=fixed, frame=frame)]
         clusters: dict[str, list[Problem]] = {}
         for one in problems:
             clusters.setdefault(one.cluster or one.id, []).append(one)
         order, needed = list(clusters), self.count * self.draws
-        random.Random(self.seed).shuffle(order)
-        aside: list[Problem] = []
-        while len(aside) < needed and len(order) > 1:
-            aside += clusters[order.pop()]
-        if len(aside) < needed:
+        if needed >= len(order):
             told = f"{self.draws} x {self.count} examples and one problem to ask, got {len(problems)} problems"
             raise ConfigError(f"demonstrations: expected {told} in {len(clusters)} clusters.")
-        dealt = [tuple(aside[place : needed : self.draws]) for place in range(self.draws)]
+        draw = random.Random(self.seed)
+        draw.shuffle(order)
+        aside = [draw.choice(clusters[order.pop()]) for _ in range(needed)]
+        dealt = [tuple(aside[place :: self.draws]) for place in range(self.draws)]
         drawn = [Draw(number=n if self.draws > 1 else 0, examples=one, frame=frame) for n, one in enumerate(dealt, 1)]
         return [one for one in problems if (one.cluster or one.id) in order], drawn

@@ -104,12 +104,13 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
         HarnessError: anything about config, data, tokenizer or prompts that would spoil the run.
     """
     whole = open_dataset(config.dataset)
-    if config.answer == "line" and (longer := [one.id for one in whole.problems if "\n" in one.answer.strip()]):
+    shown = config.demonstrations
+    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [None])
+    seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
+    if config.answer == "line" and (longer := [one.id for one in seen if "\n" in one.answer.strip()]):
         raise DataError(
             f"{whole.source}: problem {longer[0]} has an answer of several lines; `answer: line` reads one."
         )
-    shown = config.demonstrations
-    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [None])
     dataset = Dataset(name=whole.name, source=whole.source, problems=tuple(asked[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)

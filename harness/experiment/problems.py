@@ -195,4 +195,6 @@ def _problems(records: Iterable[tuple[str, dict[str, Any]]], fields: DatasetConf
     if not problems:
         raise DataError(f"{source}: no problems in it. Expected one JSON object per line.")
     alone = not any(problem.cluster for problem in problems.values())
-    return tuple(one if alone or one.cluster else replace(one, cluster=one.id) for one in problems.values())
+    return tuple(
+        one if alone or one.cluster else replace(one, cluster=f"problem {one.id}") for one in problems.values()
+    )

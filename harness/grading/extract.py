@@ -52,7 +52,7 @@ class Grade:
             `truncated` if generation ran into its limit, else `no_box`; an empty box is no box. `refused`: the box is
             too large to be read, or its value is. `timeout` and `crashed`: the comparison did not end, or failed. These
             three are counted apart, and never as correct.
-        answer: The content of the last closed box that holds something, cut to `LONGEST_ANSWER`. None without one.
+        answer: The content of the last closed box that holds something, or the line, cut to `LONGEST_ANSWER`, or None.
         reason: Why the verdict is `refused`, `timeout` or `crashed`, in a few words. None for the other verdicts.
     """
 
@@ -84,7 +84,7 @@ def read(completion: str, *, finish_reason: str | None = None, line: bool = Fals
 
 
 def read_line(completion: str, finish_reason: str | None = None) -> list[str]:
-    """The first line that is not blank, without a full stop at its end; what a box in it holds. Empty without one.
+    """The first line without a full stop at its end, or what a box in it holds. Empty without one.
 
     It is none if generation ran into its limit before the line's end: there might have been more.
     """

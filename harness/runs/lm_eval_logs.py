@@ -205,6 +205,7 @@ def _read_sample(
         "subject": str(doc.get("subject") or doc.get("type") or ""),
         "level": int(level[0]) if level else 0,
         "answer": target,
+        "cluster": doc.get("cluster", "") if is_ours(doc) else "",
     }
     layout, condition = Layout.CHAT if results.chat_template else Layout.RAW, stated.get("filler_condition") or ""
     if is_ours(doc):

@@ -136,7 +136,7 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
     verdict: Annotated[Verdict, column("correct, incorrect, no_box, truncated, refused, timeout or crashed")]
-    answer: Annotated[str | None, column("what the last closed box holds, empty ones passed over; missing without one")]
+    answer: Annotated[str | None, column("what the last closed box holds, or the first line; missing without one")]
     reason: Annotated[str | None, column("why a sample was refused")] = None
     audit_reason: Annotated[str | None, column("why an audit grader gave no verdict")] = None
 

@@ -36,7 +36,7 @@ def test_a_file_of_questions_without_ids_is_read_as_such(tmp_path):
 
 def test_clusters_are_read_and_a_problem_without_one_is_its_own(tmp_path):
     lines = [{**GOOD, "unique_id": name, "cluster": of} for name, of in (("a", 0), ("b", 0), ("c", None))]
-    assert [p.cluster for p in load_jsonl(write_lines(tmp_path, *lines)).problems] == ["0", "0", "c"]
+    assert [p.cluster for p in load_jsonl(write_lines(tmp_path, *lines)).problems] == ["0", "0", "problem c"]
 
 
 def test_the_variable_chooses_the_source(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ CONFIGS = [
     ({"dataset": {"make": "products", "count": 122}}, "count: 2 to 12 give 121 products, got 122"),
     ({"answer": "line", "layouts": ["as_published"]}, "the layout as_published has the authors' own"),
     ({"sweep": {"lenght": [1]}}, "unknown key 'lenght'"),
-    ({"demonstrations": {"format": "{answer}, {problem}"}}, "demonstrations.format: String should match pattern"),
+    ({"demonstrations": {"format": "{answer}, {problem}"}}, "expected {problem} before {answer}, each once"),
     ({"demonstrations": {"path": "x.jsonl", "draws": 2}}, "demonstrations.draws: the examples of a file are one draw"),
     ({"demonstrations": {}, "layouts": ["as_published"]}, "demonstrations: as_published has none"),
     ({"demonstrations": {"draws": 3}, "samples_per_problem": 4}, "samples_per_problem: expected a multiple of 3 draws"),
