@@ -237,7 +237,7 @@ def match_controls(
 ) -> list[tuple[Problem, Problem]]:
     """Match each flipped problem with a control, an unflipped problem of the same subject. No control is used twice.
 
-    Another draw of examples before the same problem is the last choice. Controls with the same verdict without filler are
+    The same problem after other examples is the last choice. Controls with the same verdict without filler are
     preferred, then those of the nearest level. `draw` decides between equally near ones. Returns pairs of control and
     flipped problem.
 

@@ -205,7 +205,6 @@ def _read_sample(
         "subject": str(doc.get("subject") or doc.get("type") or ""),
         "level": int(level[0]) if level else 0,
         "answer": target,
-        "cluster": doc.get("cluster", "") if is_ours(doc) else "",
     }
     layout, condition = Layout.CHAT if results.chat_template else Layout.RAW, stated.get("filler_condition") or ""
     if is_ours(doc):
@@ -213,6 +212,7 @@ def _read_sample(
         plain = Layout.AS_PUBLISHED if doc["layout"] == Layout.AS_PUBLISHED else Layout.RAW
         layout = plain if text == document_prompt(doc).text else Layout.CHAT
     else:
+        shown.pop("cluster", None)  # another task's word, which may mean anything
         known = text and stated.get("filler") is not None
         shown |= {"segments": _split_text(text, doc, stated["filler"]) if known else [], "system": ""}
     filtered = _flat(line.filtered_resps)
