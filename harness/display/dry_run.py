@@ -64,7 +64,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"tokens    {sum(known):,} in prompts, at most {plan.size * config.max_gen_toks:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.arguments.tokenizer=NAME)"
-    if power := describe_power(config, len({problem.cluster or problem.id for problem in asked})):
+    if power := describe_power(config, len({problem.counts_with for problem in asked})):
         yield f"detects   {power}"
     if config.model.backend == "vllm" and device_type() == "cpu":
         yield f"cpu       {describe_processor(config.model.arguments)}"

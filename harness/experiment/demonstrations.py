@@ -73,7 +73,7 @@ class Demonstrations(Strict):
             return [one for one in problems if one.problem not in shown], [Draw(number=0, examples=fixed, frame=frame)]
         clusters: dict[str, list[Problem]] = {}
         for one in problems:
-            clusters.setdefault(one.cluster or one.id, []).append(one)
+            clusters.setdefault(one.counts_with, []).append(one)
         order, needed = list(clusters), self.count * self.draws
         if needed >= len(order):
             told = f"{self.draws} x {self.count} examples and one problem to ask, got {len(problems)} problems"
@@ -83,4 +83,4 @@ class Demonstrations(Strict):
         aside = [draw.choice(clusters[order.pop()]) for _ in range(needed)]
         dealt = [tuple(aside[place :: self.draws]) for place in range(self.draws)]
         drawn = [Draw(number=n if self.draws > 1 else 0, examples=one, frame=frame) for n, one in enumerate(dealt, 1)]
-        return [one for one in problems if (one.cluster or one.id) in order], drawn
+        return [one for one in problems if one.counts_with in order], drawn

@@ -59,6 +59,11 @@ class Problem:
     level: Annotated[int, BeforeValidator(lambda value: value if isinstance(value, int) else 0)] = 0
     cluster: Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))] = ""
 
+    @property
+    def counts_with(self) -> str:
+        """The name of its cluster: its own id if it has none."""
+        return self.cluster or self.id
+
     def record(self) -> dict[str, Any]:
         """The fields; without the cluster where the problem has none, as before there were clusters."""
         return {name: value for name, value in asdict(self).items() if name != "cluster" or value}
