@@ -23,7 +23,7 @@ demo: .venv/installed
 # continued), then all that is made of it (1 minute): tables, traces, figures, report, and the notebook's outputs.
 EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --format
-PROBE = .venv/bin/mless probe $(EXAMPLE) --layers 0-3 --conditions mless,mful,random --decompose
+PROBE = .venv/bin/mless probe $(EXAMPLE) --layers 1-4 --conditions mless,mful,random --decompose
 
 example: .venv/installed $(EXAMPLE)/run.json
 	$(TABLE) text > $(EXAMPLE)/table.part && mv $(EXAMPLE)/table.part $(EXAMPLE)/table.txt

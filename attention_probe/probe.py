@@ -38,7 +38,7 @@ class ProbeSettings:
 
     Attributes:
         model: Folder, hub name, `smollm2` or `demo`; None for the model that was run.
-        layers: Decoder layers, from 0.
+        layers: Decoder layers, as indices from 0.
         conditions: Names of conditions; empty for all that the source has but yardsticks. The baseline is always
             recorded.
         record: What to keep.

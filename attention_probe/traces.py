@@ -20,6 +20,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from attention_probe.layers_and_heads import count_from_one
 from attention_probe.measure.definitions import ARRAYS, MEASURES
 from harness.constants import TRACES_FORMAT
 from harness.errors import ConfigError, JournalError
@@ -92,7 +93,7 @@ class TraceHeader:
     Attributes:
         model: The model's name.
         fingerprint: What identifies the weights that were loaded.
-        layers: Recorded decoder layers, ascending from 0.
+        layers: Indices of the recorded decoder layers, from 0, ascending.
         head_count: Query heads of a layer.
         conditions: In the order in which figures show them; may grow when a folder is continued.
         baseline: The condition that `original_pos` and the common queries refer to.
@@ -120,17 +121,17 @@ class TraceHeader:
         """What must be said wherever numbers of these traces are shown."""
         return ("selected on outcome",) if self.on_outcome else ()
 
-    def place(self, axis: Literal["layer", "head"], index: int) -> int:
-        """Where a layer or head stands on its axis.
+    def place(self, axis: Literal["layer", "head"], number: int) -> int:
+        """Where a layer or head, counted from 1, stands on its axis.
 
         Raises:
             ConfigError: it was not recorded.
         """
         known = self.layers if axis == "layer" else range(self.head_count)
-        if index not in known:
-            held = ", ".join(map(str, known))
-            raise ConfigError(f"{axis} {index} ({axis.title()} {index + 1}) is not in these traces; they hold {held}.")
-        return known.index(index)
+        if number - 1 not in known:
+            held = count_from_one(known)
+            raise ConfigError(f"{axis.title()} {number} is not in these traces: counted from 1, they hold {held}.")
+        return known.index(number - 1)
 
 
 class AttentionTraces:

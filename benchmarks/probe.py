@@ -161,7 +161,7 @@ class _Bench:
         written, traces = self.folder / "command.json", self.folder / "layer-1.traces"
         say(f"probe: `mless probe --dataset {dataset}`, {CONDITIONS}")
         arguments = ["probe", "--dataset", dataset, "--model", str(self._save_model())]
-        arguments += ["--conditions", CONDITIONS, "--layers", "0", "--output", str(traces)]
+        arguments += ["--conditions", CONDITIONS, "--layers", "1", "--output", str(traces)]
         arguments += ["--n", "8"] if self.small else []
         command = [sys.executable, "-m", "benchmarks.probe", "--command", str(written), *arguments]
         run_logged(command, written.with_suffix(".log"))

@@ -161,7 +161,7 @@ def largest_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def errors(model_type: str, padding: str) -> dict[str, float]:
-    """Largest error of each measure over layers 0 to 2, all heads, queries and keys."""
+    """Largest error of each measure over Layers 1 to 3, all heads, queries and keys."""
     whole = build_whole(model_type)
     found = ask(build(model_type), padding)
     worst: dict[str, float] = {}

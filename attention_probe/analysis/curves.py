@@ -58,8 +58,8 @@ def average_curves(
     Args:
         traces: Where from.
         conditions: Whose prompts are averaged.
-        layer: Index from 0.
-        heads: Indices from 0.
+        layer: Counted from 1.
+        heads: Counted from 1.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
         definition: Which queries the average is over.
@@ -71,7 +71,7 @@ def average_curves(
     Returns:
         Of each point:
 
-        - condition (`mless - wo` for a difference), layer and head (from 0), label (from 1), view, definition, unit;
+        - condition (`mless - wo` for a difference), layer and head (from 1), view, definition, unit;
           first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
         - x: the original token's position, or the position in the prompt as it was.
         - mean, low, high: the average weight and the ends of its band, NaN where fewer than two prompts contribute.
@@ -85,18 +85,18 @@ def average_curves(
     """
     header = traces.header
     index = header.place("layer", layer)
-    checked = [header.place("head", head) for head in heads]
+    rows = [header.place("head", head) for head in heads]
     left_out = leaves_out_first_token(header) if exclude_first is None else exclude_first
 
     def read(name: str, chosen: Sequence[str]) -> tuple[NDArray[np.float64], dict[int, str], NDArray[np.intp]]:
         """[head, prompt, x] values, NaN where a prompt has none; of the last prompt the texts by x and the filler."""
         records = [traces.get(problem_id, name) for problem_id in chosen]
-        table = np.full((len(checked), len(records), max(len(one.tokens) for one in records)), np.nan)
-        for row, trace in enumerate(records):
-            means = (trace.mean_common if definition == "common" else trace.mean_all)[index, checked]
+        table = np.full((len(rows), len(records), max(len(one.tokens) for one in records)), np.nan)
+        for prompt, trace in enumerate(records):
+            means = (trace.mean_common if definition == "common" else trace.mean_all)[index, rows]
             places = np.arange(len(trace.tokens)) if view == "full" else trace.original_pos
             shown = places >= int(left_out)  # inserted tokens have no place in the aligned view: -1
-            table[:, row, places[shown]] = means[:, shown]
+            table[:, prompt, places[shown]] = means[:, shown]
         return table, dict(zip(places.tolist(), trace.tokens, strict=True)), np.flatnonzero(trace.roles == FILLER)
 
     curves = []
@@ -122,7 +122,7 @@ def average_curves(
                 notes.append(
                     "all tokens' sum differs by the filler's mass: softmax guarantees it, whatever is inserted"
                 )
-        for head, table in zip(checked, tables, strict=True):
+        for head, table in zip(heads, tables, strict=True):
             counts = np.isfinite(table).sum(axis=0)
             x = np.flatnonzero(counts)
             low, high = bootstrap_band(table[:, x])
@@ -131,7 +131,6 @@ def average_curves(
                 "condition": name if baseline is None else contrast_name(name, baseline),
                 "layer": layer,
                 "head": head,
-                "label": f"Layer {layer + 1} Head {head + 1}",
                 "view": view,
                 "definition": definition,
                 "first_token_excluded": left_out,

@@ -54,12 +54,11 @@ def rank_heads(
         draws: How many sign flips or permutations are drawn. If there are no more than that, all are taken.
 
     Returns:
-        One row per head, the most different first: rank, layer and head (from 0), label (from 1), n (units), the mean
-        difference, its standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides
-        has no filler and the measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are
-        missing, and heads are ordered by the size of the mean difference. p_adjusted is also missing where a side is
-        one string, the same in all prompts. `attrs` has how many heads have a small p (`found`), and a note for
-        readers.
+        One row per head, the most different first: rank, layer and head (from 1), n (units), the mean difference, its
+        standard error, t, p_adjusted, and `guaranteed`. The last is true if one of the two sides has no filler and the
+        measure is one of GUARANTEED. The contrast is no finding then: t and p_adjusted are missing, and heads are
+        ordered by the size of the mean difference. p_adjusted is also missing where a side is one string, the same in
+        all prompts. `attrs` has how many heads have a small p (`found`), and a note for readers.
 
     Raises:
         ConfigError: the measure was not recorded, a side has no condition or one of the other's, or fewer than two
@@ -90,8 +89,8 @@ def rank_heads(
             f"{measure} of {','.join(new)} against {','.join(old)} is no finding: one of the two has no filler, and "
             "softmax and the shift of positions change it whatever is inserted. Contrast two fillers."
         )
-    frame = pandas.MultiIndex.from_product([header.layers, range(header.head_count)]).to_frame(False, ["layer", "head"])
-    frame["label"] = [f"Layer {layer + 1} Head {head + 1}" for layer, head in frame.itertuples(index=False)]
+    places = pandas.MultiIndex.from_product([header.layers, range(header.head_count)])
+    frame = places.to_frame(False, ["layer", "head"]) + 1  # as people count
     frame = frame.join(found.assign(guaranteed=guaranteed)).sort_values(
         "mean_difference" if guaranteed else "t", key=np.abs, ascending=False, kind="stable", ignore_index=True
     )

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from attention_probe.commands.probe import split_words
 from harness.constants import HEADS_BASELINE, STUDIED
 
 
@@ -31,6 +30,7 @@ def heads(
     from functools import partial
 
     from attention_probe.analysis.head_ranking import rank_heads
+    from attention_probe.layers_and_heads import split_words
     from attention_probe.traces import AttentionTraces
     from harness.analysis.leaderboard import records
     from harness.constants import HEADS_ALPHA
@@ -52,6 +52,5 @@ def heads(
     columns = [
         Column(name, short.get(name, name), partial(number, digits=5) if shown[name].dtype.kind == "f" else str)
         for name in map(str, shown.columns)
-        if name != "label"  # which says layer and head once more
     ]
     typer.echo(render([Table(f"{measure}, {condition} - {baseline}", records(shown), columns, remarks)]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +32,7 @@ def probe(
     metric: Metric = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, demo, or a JSONL file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder or hub name; default: the run's.")] = None,
-    layers: Annotated[str, typer.Option(help="Indices from 0, such as 0,1,2 or 0-2.")] = "0",
+    layers: Annotated[str, typer.Option(help="Counted from 1, such as 1,3 or 1-3.")] = "1",
     conditions: Annotated[str | None, typer.Option(help="Such as mless,random; default: the run's.")] = None,
     layout: LayoutName = None,
     flip: Annotated[
@@ -63,6 +62,7 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head, in a folder of traces."""
     from attention_probe.analysis.print_traces import describe_checks, summary
+    from attention_probe.layers_and_heads import parse_numbers, split_words
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.probe import ProbeSettings, run_probe
     from attention_probe.prompts.choose_prompts import choose, open_source, prompts_config
@@ -88,7 +88,7 @@ def probe(
     )
     settings = ProbeSettings(
         model=model,
-        layers=parse_indices(layers, "--layers"),
+        layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
         record=Record(completion=queries == "completion", decompose=decompose, activations=activations),
         dtype=dtype,
@@ -110,20 +110,3 @@ def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
         if not condition or not path:
             raise ConfigError(f"--log {condition!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl.")
     return {condition: path for condition, _, path in pairs} or None
-
-
-def split_words(text: str | None) -> tuple[str, ...]:
-    """The words between commas, each once, without spaces around them."""
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip())) if text else ()
-
-
-def parse_indices(text: str, option: str) -> tuple[int, ...]:
-    """Indices such as 0,2 or 11-13."""
-    found: list[int] = []
-    for part in split_words(text) or [text]:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-        if low > high:
-            raise ConfigError(f"{option} {text}: expected indices from 0 such as 0,2 or 11-13, got {part!r}.")
-        found += range(low, high + 1)
-    return tuple(dict.fromkeys(found))

@@ -120,7 +120,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
 
 
 def figure_table(config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None) -> pandas.DataFrame:
-    """Every number that the figure shows, one row per point; layer and head are indices from 0, `label` from 1.
+    """Every number that the figure shows, one row per point; layers and heads count from 1.
 
     Args:
         config: The figure.

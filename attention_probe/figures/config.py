@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, StrictInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictInt, ValidationError, model_validator
 
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis.choose_problems import CHANGED, CHANGES
@@ -21,6 +21,16 @@ STUDY_COLOURS = {"blue": "#0072b2", "red": "#d55e00", "green": "#009e73", "orang
 """The study's colours, in hues that the colour-blind tell apart (Okabe and Ito)."""
 
 Limits = tuple[float, float]
+
+
+def _from_one(number: int) -> int:
+    if number < 1:
+        raise ValueError(f"layers and heads count from 1, got {number}")
+    return number
+
+
+Number = Annotated[StrictInt, AfterValidator(_from_one)]
+"""Of a layer or a head."""
 
 
 class SeriesConfig(Strict):
@@ -71,31 +81,18 @@ class HeadConfig(Strict):
     """Where one column of panels is measured.
 
     Attributes:
-        layer: Index of the layer, from 0.
-        head: Index of the head, from 0.
-        label: A check, counting from 1: `Layer 1 Head 12`.
+        layer: Which layer, counted from 1.
+        head: Which head, counted from 1.
         title: The panel's title.
         name: The model's name in the title.
         model: Another model than the figure's.
     """
 
-    layer: StrictInt = Field(ge=0)
-    head: StrictInt = Field(ge=0)
-    label: str = ""
+    layer: Number
+    head: Number
     title: str | None = None
     name: str | None = None
     model: str | None = None
-
-    @property
-    def counted(self) -> str:
-        """Layer and head, counting from 1."""
-        return f"Layer {self.layer + 1} Head {self.head + 1}"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.label not in ("", self.counted):
-            raise ValueError(f"label: counts from 1, expected {self.counted!r}, got {self.label!r}")
-        return self
 
 
 class BarsConfig(Strict):
@@ -156,7 +153,7 @@ class Panel(NamedTuple):
     @property
     def title(self) -> str:
         """The panel's title."""
-        return self.head.title or f"{self.head.name} {self.head.counted}"
+        return self.head.title or f"{self.head.name} Layer {self.head.layer} Head {self.head.head}"
 
     @property
     def y_limits(self) -> Limits | None:
@@ -251,8 +248,7 @@ def load_figure_config(path: Path, overrides: Iterable[str] = ()) -> FigureConfi
     """Read and check a figure config; `overrides` are `key=value` with dotted keys and YAML values.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key is unknown, a label does not fit its index, or a value
-            does not fit.
+        ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     try:
         return FigureConfig.model_validate(read_values(path, "figures", overrides))

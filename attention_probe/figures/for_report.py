@@ -24,8 +24,8 @@ def read_attention(
 
     Args:
         path: The folder of traces.
-        layer: Index from 0; by default the first that was recorded.
-        heads: Indices from 0; all by default.
+        layer: Counted from 1; by default the first that was recorded.
+        heads: Counted from 1; all by default.
         definition: Which queries the average is over.
 
     Raises:
@@ -35,13 +35,13 @@ def read_attention(
     with AttentionTraces.open(path) as traces:
         header = traces.header
         left_out = leaves_out_first_token(header)
-        layer = header.layers[0] if layer is None else layer
+        layer = header.layers[0] + 1 if layer is None else layer
         problems = chosen_problems(traces, traces.conditions)
         curves = average_curves(
             traces,
             conditions=traces.conditions,
             layer=layer,
-            heads=range(header.head_count) if heads is None else heads,
+            heads=range(1, header.head_count + 1) if heads is None else heads,
             definition=definition,
             exclude_first=left_out,
             problem_ids=problems,
@@ -59,7 +59,9 @@ def read_attention(
 def _draw(table: pandas.DataFrame) -> Figure:
     """A panel for each head: its curves with their bands."""
     shown = looks(table["condition"].unique())
-    heads = {str(name): points for name, points in table.groupby("label", sort=False)}
+    heads = {
+        f"Layer {layer} Head {head}": points for (layer, head), points in table.groupby(["layer", "head"], sort=False)
+    }
     with panels(heads, "", 1.6) as (figure, grid):
         for axes, points in zip(grid, heads.values(), strict=True):
             for condition, look in shown.items():

@@ -74,7 +74,7 @@ def make_figure(
     found: dict[str, list[pandas.DataFrame]] = {name: [] for name in names}
     for model_name in dict.fromkeys(panel.head.model for panel in config.panels):
         panels = [panel for panel in config.panels if panel.head.model == model_name]
-        with measure(model_name, layers=tuple(sorted({panel.head.layer for panel in panels}))) as traces:
+        with measure(model_name, layers=tuple(sorted({panel.head.layer - 1 for panel in panels}))) as traces:
             for name, curves in found.items():
                 one = None if name == config.name else choose_one_prompt(config, traces)
                 curves += [read_curves(panel, config, traces, one) for panel in panels]

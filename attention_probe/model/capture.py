@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from attention_probe.layers_and_heads import count_from_one
 from attention_probe.model.attention_function import ATTENTION, switched_attention
 from attention_probe.model.attention_statistics import Capture, Done
 from harness.errors import ModelError
@@ -87,15 +88,16 @@ def capture(
             # without a mask Hugging Face takes a gap in the positions for a border between documents
             model(token_ids, attention_mask=real.long(), position_ids=positions, use_cache=False, capture=found)
     if missing := [layer for layer in found.asked if layer not in found.layers]:
-        known = softmax_layers(loaded.config) or "none known"
+        known = count_from_one(softmax_layers(loaded.config)) or "none known"
         raise ModelError(
-            f"{type(model).__name__} gave no attention weights for layers {missing}; layers that have: {known}."
+            f"{type(model).__name__} gave no attention weights for Layer {count_from_one(missing)}; layers that have, "
+            f"counted from 1: {known}."
         )
     for layer in found.asked:
         if heads := found[layer].not_finite(real):  # a mean over some heads or prompts would hide it, or spread it
             raise ModelError(
-                f"{loaded.name}: attention is NaN or infinite in layer {layer} (labelled Layer {layer + 1}), head "
-                f"index {heads}, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
+                f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head {count_from_one(heads)}, "
+                f"counted from 1, in {str(model.dtype).removeprefix('torch.')}: broken weights, or an overflow."
             )
     return found
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
+from attention_probe.layers_and_heads import count_from_one
 from attention_probe.model.attention_function import quiet
 from harness import models
 from harness.constants import FINGERPRINT_VALUES
@@ -123,7 +124,7 @@ def load_model(
                 config.is_encoder_decoder,
                 f"({config.model_type}) is an encoder-decoder: expected a causal language model",
             ),
-            (outside, f"has layers 0 to {count - 1}, counted from 0; got {list(chosen)}"),
+            (outside, f"has Layers 1 to {count}, counted from 1; got {count_from_one(chosen) or 'none'}"),
         ):
             if bad:
                 raise ModelError(f"{name} {what}.")

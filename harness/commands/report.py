@@ -21,8 +21,8 @@ def report(
     baseline: Baseline = BASELINE,
     margin: Margin = None,
     metric: Metric = None,
-    layer: Annotated[int | None, typer.Option(help="Index from 0; default: the first of the traces.")] = None,
-    head: Annotated[list[int] | None, typer.Option(help="Index from 0; repeatable; default: all.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Counted from 1; default: the first of the traces.")] = None,
+    head: Annotated[list[int] | None, typer.Option(help="Counted from 1; repeatable; default: all.")] = None,
     definition: Annotated[Definition, typer.Option(help="Queries that the attention curves average over.")] = "common",
 ) -> None:
     """Write one HTML file about runs: the answer, figures, tables, every sample, attention curves; no network."""

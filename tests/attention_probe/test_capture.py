@@ -65,17 +65,17 @@ def test_other_architectures_give_the_means_of_the_whole_model(tmp_path, model_t
 def test_layers_without_softmax_attention_are_refused_naming_one_that_has_it(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
-    with pytest.raises(ModelError, match=r"gave no attention weights for layers \[[04]\]; .*: \[3"):
+    with pytest.raises(ModelError, match=r"gave no attention weights for Layer [15]; .*: 4"):
         capture(loaded, prompts("none")[0], layers=layers)
 
 
 @pytest.mark.parametrize(
     ("layer", "projection", "value", "where"),
     [
-        (1, "q_proj", torch.nan, r"layer 1 \(labelled Layer 2\), head index \[2\], in float32"),
-        (0, "k_proj", torch.inf, r"layer 0 \(labelled Layer 1\), head index \[4, 5\]"),
-        (0, "v_proj", torch.nan, r"layer 0 .*, head index \[4, 5\]"),
-        (0, "q_proj", 1e38, r"layer 0 .*, head index \[2\]"),
+        (1, "q_proj", torch.nan, "Layer 2, Head 3, counted from 1, in float32"),
+        (0, "k_proj", torch.inf, "Layer 1, Head 5, 6, counted"),
+        (0, "v_proj", torch.nan, "Layer 1, Head 5, 6, counted"),
+        (0, "q_proj", 1e38, "Layer 1, Head 3, counted"),
     ],
 )
 def test_attention_that_is_not_finite_is_refused_naming_where(layer, projection, value, where):
@@ -220,7 +220,7 @@ def test_activations_of_other_architectures_are_those_of_each_token():
 @pytest.mark.parametrize(
     ("model_type", "changes", "told"),
     [
-        ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for layers"),
+        ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for Layer 1"),
         ("bloom", {}, "BloomModel takes no positions"),
         ("mamba", {"state_size": 4, "num_heads": None}, "MambaModel takes no positions"),
     ],

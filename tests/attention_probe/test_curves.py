@@ -33,8 +33,8 @@ def loop(traces, condition, layer, head, definition, view, exclude_first):
         means = trace.mean_common if definition == "common" else trace.mean_all
         for place in range(len(trace.tokens)):
             x = place if view == "full" else int(trace.original_pos[place])
-            index = traces.header.layers.index(layer)
-            value = means[index, head, place]
+            index = traces.header.layers.index(layer - 1)
+            value = means[index, head - 1, place]
             if x >= (1 if exclude_first else 0) and not np.isnan(value):
                 values.setdefault(x, []).append(float(value))
     xs = sorted(values)
@@ -43,8 +43,8 @@ def loop(traces, condition, layer, head, definition, view, exclude_first):
 
 @given(
     condition=st.sampled_from(["wo", "mless"]),
-    layer=st.sampled_from([0, 2]),
-    head=st.integers(0, 2),
+    layer=st.sampled_from([1, 3]),
+    head=st.integers(1, 3),
     definition=st.sampled_from(["common", "published"]),
     view=st.sampled_from(["aligned", "full"]),
     exclude_first=st.booleans(),
@@ -58,11 +58,11 @@ def test_the_mean_curve_equals_a_plain_loop(traces, condition, layer, head, defi
     assert curve.x.tolist() == xs and curve.count.tolist() == counts
     np.testing.assert_allclose(curve.mean, means, rtol=1e-12)
     assert {*curve.view} == {view} and {*curve.definition} == {definition}
-    assert {*curve.first_token_excluded} == {exclude_first} and {*curve.label} == {f"Layer {layer + 1} Head {head + 1}"}
+    assert {*curve.first_token_excluded} == {exclude_first} and ({*curve.layer}, {*curve.head}) == ({layer}, {head})
 
 
 def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
-    ask = {"condition": "mless", "layer": 0, "head": 1, "problem_ids": ["p1"]}
+    ask = {"condition": "mless", "layer": 1, "head": 2, "problem_ids": ["p1"]}
     aligned, full = aligned_curve(traces, **ask), full_curve(traces, **ask)
     trace = traces.get("p1", "mless")
     assert aligned.x.tolist() == list(range(11)) and not aligned.in_filler.any()
@@ -73,7 +73,7 @@ def test_aligned_leaves_the_filler_out_and_full_shades_it(traces):
 
 
 def test_where_few_prompts_contribute_the_value_stands_with_its_count_and_a_lone_one_has_no_band(traces):
-    curve = aligned_curve(traces, condition="mless", layer=0, head=0)
+    curve = aligned_curve(traces, condition="mless", layer=1, head=1)
     assert curve.count.tolist() == [4] * 6 + [3, 3] + [1] * 3 and {*curve.prompts} == {4}
     assert np.isnan(curve.low[-3:]).all() and np.isfinite(curve.low[:-3]).all() and np.isfinite(curve.mean).all()
 
@@ -82,7 +82,7 @@ def test_conditions_set_side_by_side_are_of_the_same_problems(traces):
     assert shared_problems(traces, ["wo"]) == ["p0", "p1", "p2", "p3", "lone"]
     assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
     chosen = shared_problems(traces, ["wo", "mless"])
-    assert aligned_curve(traces, condition="wo", layer=0, head=0, problem_ids=chosen).prompts[0] == 4
+    assert aligned_curve(traces, condition="wo", layer=1, head=1, problem_ids=chosen).prompts[0] == 4
     with pytest.raises(ConfigError, match=r"has no problem under all of wo, mful; it has wo, mless, random"):
         shared_problems(traces, ["wo", "mful"])
 
@@ -91,12 +91,12 @@ def test_controls_are_not_among_the_problems_chosen(tmp_path):
     records = [make_trace(f"p{n}", name, seed=n, control=n == 1) for n in range(3) for name in ("wo", "mless")]
     with AttentionTraces.open(write_traces(tmp_path / "x.traces", records)) as traces:
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
-        ask = {"condition": "mless", "baseline": "wo", "layer": 0, "head": 0}
+        ask = {"condition": "mless", "baseline": "wo", "layer": 1, "head": 1}
         assert aligned_curve(traces, **ask).prompts[0] == 2
 
 
 def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
-    curve = aligned_curve(traces, condition="random", baseline="mless", layer=0, head=2, problem_ids=["p3", "p0"])
+    curve = aligned_curve(traces, condition="random", baseline="mless", layer=1, head=3, problem_ids=["p3", "p0"])
     expected = []
     for name in ("p0", "p3"):
         one, other = (traces.get(name, condition) for condition in ("random", "mless"))
@@ -104,17 +104,17 @@ def test_the_difference_is_paired_by_problem_whatever_the_order(traces):
         expected.append(one.astype(float) - other)
     np.testing.assert_allclose(curve.mean, np.mean(expected, axis=0)[:-1])
     assert {*curve.condition} == {"random - mless"} and {*curve.note} == {None}
-    against_nothing = aligned_curve(traces, condition="mless", baseline="wo", layer=0, head=2)
+    against_nothing = aligned_curve(traces, condition="mless", baseline="wo", layer=1, head=3)
     assert "softmax guarantees it, whatever is inserted" in against_nothing.note[0]
 
 
 def test_a_region_shared_by_most_is_shaded_for_these_only_and_said(traces):
-    curve = full_curve(traces, condition="random", layer=0, head=0)
+    curve = full_curve(traces, condition="random", layer=1, head=1)
     assert curve.x[curve.in_filler].tolist() == [2, 3, 4, 5] and {*curve.prompts} == {3}
     assert curve.note[0] == "mean over the 3 of 4 prompts whose filler stands at the shaded positions"
     with pytest.raises(ConfigError, match="none is shared by more than half of the 2 prompts"):
-        full_curve(traces, condition="random", layer=0, head=0, problem_ids=["p0", "p3"])
-    assert not full_curve(traces, condition="wo", layer=0, head=0).in_filler.any()
+        full_curve(traces, condition="random", layer=1, head=1, problem_ids=["p0", "p3"])
+    assert not full_curve(traces, condition="wo", layer=1, head=1).in_filler.any()
 
 
 TABLES = hnp.arrays(
@@ -164,10 +164,10 @@ def test_the_band_covers_the_true_mean_about_as_often_as_it_says():
 
 
 def test_every_point_says_what_it_is_of(traces):
-    ask = {"conditions": ["mless", "wo"], "layer": 2, "heads": [1, 0], "problem_ids": ["p2"]}
+    ask = {"conditions": ["mless", "wo"], "layer": 3, "heads": [2, 1], "problem_ids": ["p2"]}
     frame = average_curves(traces, **ask, definition="published")
-    assert frame.groupby(["label", "condition"], sort=False).size().to_dict() == {
-        (f"Layer 3 Head {head}", condition): 6 for condition in ("mless", "wo") for head in (2, 1)
+    assert frame.groupby(["head", "condition"], sort=False).size().to_dict() == {
+        (head, condition): 6 for condition in ("mless", "wo") for head in (2, 1)
     }
     tail = frame[frame["condition"] == "wo"]
     assert tail["token"].tolist() == [f"wo{n}" for n in range(6)] * 2 and tail["low"].isna().all()

@@ -21,7 +21,7 @@ MINIMAL = """
 name: one
 model: demo
 prompts: {dataset: demo}
-heads: [{layer: 0, head: 0, label: Layer 1 Head 1}]
+heads: [{layer: 1, head: 1}]
 rows: [{view: aligned, series: {wo: {label: None}, mless: {label: Mless}}}]
 """
 
@@ -50,13 +50,13 @@ def shape(panel):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_head_exists_and_its_label_counts_from_one(path):
+def test_every_head_exists_and_is_named_in_its_title(path):
     config = load_figure_config(path)
     assert config.name == path.stem
     for panel in config.panels:
         layers, heads = shape(panel)
-        assert panel.head.layer < layers and panel.head.head < heads
-        assert panel.title.endswith(panel.head.counted) or f"Head {panel.head.head + 1}" in panel.title
+        assert panel.head.layer <= layers and panel.head.head <= heads
+        assert f"Head {panel.head.head}" in panel.title
 
 
 def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
@@ -82,10 +82,8 @@ def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
 
 
 def test_what_a_head_leaves_out_is_the_figures(tmp_path):
-    text = MINIMAL.replace(
-        "label: Layer 1 Head 1}", "label: Layer 1 Head 1}, {layer: 1, head: 4, label: Layer 2 Head 5}"
-    )
-    first, second = load(tmp_path, text.replace("{layer: 0,", "{model: a/Other-1B, name: Other, layer: 0,")).panels
+    text = MINIMAL.replace("head: 1}", "head: 1}, {layer: 2, head: 5}")
+    first, second = load(tmp_path, text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")).panels
     assert (first.title, first.head.model) == ("Other Layer 1 Head 1", "a/Other-1B")
     assert (second.title, second.head.model) == ("demo Layer 2 Head 5", "demo")
 
@@ -93,8 +91,8 @@ def test_what_a_head_leaves_out_is_the_figures(tmp_path):
 @pytest.mark.parametrize(
     ("was", "becomes", "key"),
     [
-        ("head: 0", "haed: 0", r"unknown key 'heads.0.haed'"),
-        ("Layer 1 Head 1", "Layer 0 Head 0", r"heads.0: label: .* expected 'Layer 1 Head 1', got 'Layer 0 Head 0'"),
+        ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
+        ("head: 1", "head: 0", r"heads.0.head: layers and heads count from 1, got 0"),
         ("dataset: demo", "n: 3", r"prompts: expected exactly one of `run`, `logs` and `dataset`"),
         ("dataset: demo", "run: x, flip: changed", r"expected `controls: true`"),
         ("dataset: demo", "run: x, controls: true", r"matched to problems that flipped"),
@@ -131,7 +129,7 @@ def test_the_appendixs_heads_exist():
         assert set(options[::2]) == {"--set"} and config.name.startswith("figure-")
         for panel in config.panels:
             layers, heads = shape(panel)
-            assert panel.head.layer < layers and panel.head.head < heads and panel.y_limits is None
+            assert panel.head.layer <= layers and panel.head.head <= heads and panel.y_limits is None
             assert panel.title.startswith(config.model_name or config.model.rpartition("/")[2])
 
 
@@ -149,4 +147,5 @@ def test_every_seed_figure_is_drawn_from_a_model_with_as_many_heads(path, tiny_m
         f"{path.stem}{which}.{kind}" for which in ("", "-one-prompt") for kind in ("png", "svg", "pdf", "csv")
     }
     drawn = pandas.read_csv(tmp_path / f"{path.stem}.csv")
-    assert list(dict.fromkeys(drawn.loc[drawn["kind"] == "curve", "label"])) == [head.label for head in config.heads]
+    places = drawn.loc[drawn["kind"] == "curve", ["layer", "head"]].drop_duplicates()
+    assert places.to_numpy().tolist() == [[head.layer, head.head] for head in config.heads]

@@ -213,7 +213,7 @@ def test_the_csv_holds_what_is_drawn(traces, tmp_path):
             there = np.isfinite(line.get_ydata())
             assert mine["x"].tolist() == line.get_xdata()[there].tolist()
             assert mine["mean"].tolist() == line.get_ydata()[there].tolist()
-            assert set(mine["label"]) == {"Layer 1 Head 14"} and set(mine["head"]) == {13}
+            assert (set(mine["layer"]), set(mine["head"])) == ({1}, {14})
     heights = [bar.get_height() for container in figure.axes[2].containers for bar in getattr(container, "patches", [])]
     assert table[table["kind"] == "reference bar"]["mean"].tolist() == heights
 

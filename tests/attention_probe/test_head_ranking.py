@@ -38,9 +38,9 @@ def traces(tmp_path_factory):
 def test_every_head_has_a_row_and_the_planted_one_is_first(traces):
     frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=2000)
     assert frame["rank"].tolist() == list(range(1, 7))
-    assert {*zip(frame["layer"], frame["head"], strict=True)} == {*itertools.product((0, 2), (0, 1, 2))}
+    assert {*zip(frame["layer"], frame["head"], strict=True)} == {*itertools.product((1, 3), (1, 2, 3))}
     first = frame.iloc[0]
-    assert (first["layer"], first["head"], first["label"], first["n"]) == (2, 1, "Layer 3 Head 2", 30)
+    assert (first["layer"], first["head"], first["n"]) == (3, 2, 30)
     assert first["p_adjusted"] < 0.001 and first["mean_difference"] > 1 and not first["guaranteed"]
     assert frame["p_adjusted"].is_monotonic_increasing and (frame["p_adjusted"].iloc[1:] > 0.05).all()
     assert frame.attrs["note"].startswith("30 prompts, 2000 sign flips; p adjusted for all heads (max-T)")
@@ -50,7 +50,7 @@ def test_the_numbers_are_those_of_a_paired_t(traces):
     frame = rank_heads(traces, "filler_entropy", "random", "mless", draws=100)
     one, other = (traces.measures(["filler_entropy"], c, traces.problem_ids)[0] for c in ("mless", "random"))
     for row in frame.itertuples():
-        place = LAYERS.index(row.layer), row.head
+        place = LAYERS.index(row.layer - 1), row.head - 1
         values = (one - other)[:, place[0], place[1]]
         assert row.mean_difference == pytest.approx(values.mean())
         assert row.standard_error == pytest.approx(stats.sem(values))
@@ -175,7 +175,7 @@ def test_with_several_strings_the_string_is_the_unit(tmp_path):
         values = {name: traces.measures(["mass_first"], name, traces.problem_ids)[0] for name in (*old, *new)}
         uneven = rank_heads(traces, "mass_first", old, new[0])
     first = frame.iloc[0]
-    assert (first["layer"], first["head"], first["n"]) == (2, 1, 8) and first["p_adjusted"] == 2 / 70
+    assert (first["layer"], first["head"], first["n"]) == (3, 2, 8) and first["p_adjusted"] == 2 / 70
     assert frame.attrs["found"] == 1
     assert frame.attrs["note"].startswith("4 strings against 4, each the mean of 6 prompts, all 70 permutations")
     means = [np.mean([values[name][:, 1, 1].mean() for name in side]) for side in (old, new)]

@@ -291,7 +291,7 @@ IDENTITY = r"Layer 1 identity \d\.\de-0[6-9]\n"
     [
         ("olmo2", {}, (), [f"{EAGER}, {IDENTITY}"]),
         ("deepseek_v3", {}, ("--decompose",), [f"{EAGER}, {IDENTITY}"]),
-        ("qwen3_next", {}, ("--layers", "3"), [f"Layer 4 .*{EAGER}\n"]),
+        ("qwen3_next", {}, ("--layers", "4"), [f"Layer 4 .*{EAGER}\n"]),
         ("mistral", {}, (), [f"{EAGER}\n", "not checked: the sliding window hides a token from all after the filler"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -354,11 +354,12 @@ def test_sample_logs_of_any_task_are_named_by_condition(command, tmp_path):
     ("model_type", "options", "message"),
     [
         ("gpt_oss", ("--activations",), "leave out --activations"),
-        ("qwen3_next", ("--layers", "0"), "layers that have: .*3"),
-        (None, ("--layers", "4"), r"has layers 0 to 3, .* got \[4\]"),
+        ("qwen3_next", ("--layers", "1"), "Layer 1; layers that have, counted from 1: 4"),
+        (None, ("--layers", "5"), "has Layers 1 to 4, .* got 5"),
         (None, ("--conditions", "dots"), "'dots'"),
         (None, ("--device", "abacus"), "--device abacus"),
-        (None, ("--layers", "0,3-1"), "--layers 0,3-1: .* got '3-1'"),
+        (None, ("--layers", "1,3-2"), "--layers 1,3-2: .* got '3-2'"),
+        (None, ("--layers", "0-2"), "--layers 0-2: .* counted from 1; got '0-2'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_a_file_is_begun(

@@ -219,8 +219,11 @@ def test_what_is_there_is_given_and_what_is_not_is_named(written):
         (values,) = traces.measures(["mass_filler"], "mless", ["p3", "p0"])
         np.testing.assert_array_equal(values[1], make_trace("p0", "mless", seed=0).measures["mass_filler"])
         for attempt, told in [
-            (lambda: traces.header.place("layer", 1), r"layer 1 \(Layer 2\) is not in these traces; they hold 0, 2"),
-            (lambda: traces.header.place("head", 3), r"head 3 \(Head 4\) is not in these traces; they hold 0, 1, 2"),
+            (lambda: traces.header.place("layer", 2), "Layer 2 is not in these traces: counted from 1, they hold 1, 3"),
+            (
+                lambda: traces.header.place("head", 0),
+                "Head 0 is not in these traces: counted from 1, they hold 1, 2, 3",
+            ),
             (lambda: traces.measures(["bias"], "mless", ["p0"]), "has no bias under mless.*--decompose"),
         ]:
             with pytest.raises(ConfigError, match=told):

@@ -323,10 +323,10 @@ def test_curves_are_those_of_the_traces(tmp_path):
     heads = [axes.get_title() for axes in file.figure.axes]
     assert heads == ["Layer 1 Head 1", "Layer 1 Head 2", "Layer 1 Head 3"] and len(file.prompts) == 6
     with AttentionTraces.open(path) as traces:
-        for head, axes in enumerate(file.figure.axes):
+        for head, axes in enumerate(file.figure.axes, start=1):
             lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
             for line, condition in zip(lines, traces.conditions, strict=True):
-                curve = aligned_curve(traces, condition=condition, layer=0, head=head)
+                curve = aligned_curve(traces, condition=condition, layer=1, head=head)
                 kept = 2 * curve.count >= curve.prompts
                 drawn = line.get_xydata()[np.isfinite(line.get_ydata())]
                 assert drawn.tolist() == list(map(list, zip(curve.x[kept], curve.mean[kept], strict=True)))
@@ -339,12 +339,12 @@ def test_curves_are_those_of_the_traces(tmp_path):
 def test_the_command_shows_the_layer_and_heads_that_are_asked_for(tmp_path, capsys, monkeypatch):
     path, page = write_traced(tmp_path / "some.traces"), tmp_path / "page.html"
     with AttentionTraces.open(path) as traces:
-        layer = traces.header.layers[-1]
-    asked = ["--traces", str(path), "--layer", str(layer), "--head", "2", "-o", str(page)]
+        layer = traces.header.layers[-1] + 1
+    asked = ["--traces", str(path), "--layer", str(layer), "--head", "3", "-o", str(page)]
     done = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *asked)
     assert done.returncode == 0, done.stderr
     drawn = images(page.read_text())[-1]
-    assert f"Layer {layer + 1} Head 3" in drawn and "Head 1<" not in drawn
+    assert f"Layer {layer} Head 3" in drawn and "Head 1<" not in drawn
 
 
 def test_curves_of_other_prompts_are_refused(tmp_path):

@@ -18,7 +18,9 @@ FOLDERS = {
         "constants errors resources models yaml_settings experiment engines grading runs analysis "
         "lm_eval_plugin display execution doctor commands cli"
     ).split(),
-    "attention_probe": ("prompts model measure self_check traces probe analysis figures commands").split(),
+    "attention_probe": (
+        "layers_and_heads prompts model measure self_check traces probe analysis figures commands"
+    ).split(),
 }
 """The stages of the work. A folder imports only folders before it."""
 
