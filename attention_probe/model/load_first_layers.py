@@ -116,18 +116,14 @@ def load_model(
         whole = AutoConfig.from_pretrained(source, revision=commit, trust_remote_code=False)
         config = whole.get_text_config(decoder=True)  # the language model's alone
         chosen, count = tuple(sorted(set(layers))), config.num_hidden_layers
-        quantised = any(getattr(one, "quantization_config", None) for one in (whole, config))
-        outside = not chosen or chosen[0] < 0 or chosen[-1] >= count
-        for bad, what in (
-            (quantised, "is quantised: its attention is not that of the model it was made from"),
-            (
-                config.is_encoder_decoder,
-                f"({config.model_type}) is an encoder-decoder: expected a causal language model",
-            ),
-            (outside, f"has Layers 1 to {count}, counted from 1; got {count_from_one(chosen) or 'none'}"),
-        ):
-            if bad:
-                raise ModelError(f"{name} {what}.")
+        if any(getattr(one, "quantization_config", None) for one in (whole, config)):
+            raise ModelError(f"{name} is quantised: its attention is not that of the model it was made from.")
+        if config.is_encoder_decoder:
+            kind = f"({config.model_type}) is an encoder-decoder"
+            raise ModelError(f"{name} {kind}: expected a causal language model.")
+        if not chosen or chosen[0] < 0 or chosen[-1] >= count:
+            told = count_from_one(chosen) or "none"
+            raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {told}.")
         layers_path = _find_layers(config, name)
         cut = copy.deepcopy(config)
         cut.num_hidden_layers = max(chosen) + 1
@@ -187,12 +183,11 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
     outermost = [path for path in lists if path.count(".") == depth]
     kinds = {type(part) for path in outermost for part in lists[path].modules()}
     counting = [kind.__name__ for kind in kinds if "config.num_hidden_layers" in inspect.getsource(kind)]
-    for bad, what in (
-        (len(outermost) != 1, f"expected one list of its {count} layers, got {', '.join(outermost) or 'none'}"),
-        (counting, f"its {', '.join(counting)} depends on how many layers there are"),
-    ):
-        if bad:
-            raise ModelError(f"{name} cannot be cut: {what}.")
+    if len(outermost) != 1:
+        got = ", ".join(outermost) or "none"
+        raise ModelError(f"{name} cannot be cut: expected one list of its {count} layers, got {got}.")
+    if counting:
+        raise ModelError(f"{name} cannot be cut: its {', '.join(counting)} depends on how many layers there are.")
     return str(outermost[0])
 
 

@@ -61,14 +61,10 @@ class Criterion(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        once = self.flip is not None and self.baseline == self.condition
-        unmatched = self.controls and self.flip not in (*CHANGES, CHANGED)
-        for bad, message in (
-            (once, f"A flip compares two conditions, got {self.baseline!r} twice."),
-            (unmatched, f"Controls are matched to problems that flipped, got the flip {self.flip}."),
-        ):
-            if bad:
-                raise ConfigError(message)
+        if self.flip is not None and self.baseline == self.condition:
+            raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice.")
+        if self.controls and self.flip not in (*CHANGES, CHANGED):
+            raise ConfigError(f"Controls are matched to problems that flipped, got the flip {self.flip}.")
         return self
 
     def wants(self, outcome: str | None) -> bool:

@@ -119,20 +119,14 @@ def refuse_unpaired(baseline: Outcomes, other: Outcomes) -> None:
             named = list_first([str(name) for name in one.problem_ids[lacking]])
             raise ComparisonError(f"{one.name}: samples are missing: expected {one.k} of each problem, not of {named}.")
     ours, theirs = set(baseline.problem_ids.tolist()), set(other.problem_ids.tolist())
-    only_one = list_first(sorted(map(str, ours ^ theirs)))
-    for bad, what in (
-        (
-            only_one,
-            f"its problems are not those of the baseline {baseline.condition}: {len(theirs)} against "
-            f"{len(ours)}; only one has {only_one}",
-        ),
-        (
-            baseline.k != other.k,
-            f"expected {baseline.k} samples a problem as the baseline {baseline.condition} has, got {other.k}",
-        ),
-    ):
-        if bad:
-            raise ComparisonError(f"{other.name}: {what}.")
+    if only_one := list_first(sorted(map(str, ours ^ theirs))):
+        raise ComparisonError(
+            f"{other.name}: its problems are not those of the baseline {baseline.condition}: {len(theirs)} against "
+            f"{len(ours)}; only one has {only_one}."
+        )
+    if baseline.k != other.k:
+        expected = f"{baseline.k} samples a problem as the baseline {baseline.condition} has"
+        raise ComparisonError(f"{other.name}: expected {expected}, got {other.k}.")
 
 
 def clustered_error(scores: npt.ArrayLike) -> float:

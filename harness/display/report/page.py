@@ -184,14 +184,10 @@ def _refuse_foreign(runs: Sequence[Run], samples: Sequence[Row], attention: Sequ
     known = {row["prompt"].sha256 for row in samples}
     models = [str(one.about["model"] if one.is_logs else one.receipt["model"]["name"]) for one in runs]
     for one in attention:
+        if one.model not in models:
+            expected = " or ".join(models)
+            raise RunError(f"{one.name}: traces of the model {one.model}: expected that of a run, {expected}.")
         strange = [f"{problem}, {condition}" for problem, condition, sha256 in one.prompts if sha256 not in known]
-        first = f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {''.join(strange[:1])})"
-        for bad, what in (
-            (
-                one.model not in models,
-                f"traces of the model {one.model}: expected that of a run, {' or '.join(models)}",
-            ),
-            (strange, f"{first} are in no run of this report"),
-        ):
-            if bad:
-                raise RunError(f"{one.name}: {what}.")
+        if strange:
+            first = f"{len(strange)} of {len(one.prompts)} traced prompts (first: problem {strange[0]})"
+            raise RunError(f"{one.name}: {first} are in no run of this report.")
