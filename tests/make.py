@@ -98,7 +98,7 @@ def write_run(
     setting = identity.hash_setting()
     targets = {row["doc"]["id"]: row["doc"]["answer"] for row in plan.prompts}
     with RunFolder(folder, identity, plan.prompts) as opened:
-        opened.begin_session(_session(plan))
+        opened.note(SESSION, _session(plan))
         for request in make_requests(plan, sampling):
             text, reason = answer(request, targets[request.problem_id])
             sample = Sample.of(request, sample_key(request, setting), text, tokens=len(text) // 4, reason=reason)

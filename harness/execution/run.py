@@ -48,7 +48,7 @@ from harness.runs.folder import (
 )
 from harness.runs.frame import read_frame
 from harness.runs.journal import clear_messages, hash_stored, write_whole
-from harness.runs.records import Arm, DatasetFacts, Identity, Sample, Score, as_json
+from harness.runs.records import SESSION, TIMING, Arm, DatasetFacts, Identity, Sample, Score, as_json
 
 FIGURE = "accuracy"
 LOG = "libraries.log"
@@ -241,7 +241,7 @@ def _generate_and_grade(
         if missing:
             scorer.start()
         else:
-            folder.begin_session(session)
+            folder.note(SESSION, session)
         for number, sample in enumerate(read_samples(folder.path)):
             progress.known(places[sample.task])
             scorer.submit(sample)
@@ -260,7 +260,7 @@ def _generate_and_grade(
                     )
                     facts = backend.facts()  # which waits for the first of several engines
                 timing["load_seconds"] = round(time.monotonic() - started, 1)
-                folder.begin_session({**session, "engine": facts})
+                folder.note(SESSION, {**session, "engine": facts})
                 # only vLLM's engines tell what they have so far
                 progress.running = lambda: [
                     (places[missing[number].task], tokens)
@@ -287,7 +287,7 @@ def _generate_and_grade(
                     show(scorer.finish())
                     timing["grading_after_last_completion_seconds"] = round(time.monotonic() - last, 3)
         show(scorer.finish())
-    folder.end_session(timing)
+    folder.note(TIMING, timing)
     return True
 
 

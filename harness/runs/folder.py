@@ -42,7 +42,6 @@ from harness.runs.records import (
     SessionNote,
     as_json,
     fit,
-    refuse_other_format,
 )
 
 JOURNAL, SCORES, PROMPTS, RECEIPT, LOCK = "journal.jsonl", "scores.jsonl", "prompts.jsonl", "run.json", ".lock"
@@ -68,8 +67,6 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             opened.callback(lock(path).release)
             opened.callback(compress_finished, path)
-            if has_sample(path):
-                refuse_other_format(read_header(path / JOURNAL), path / JOURNAL)
             if changed := changes(path, identity):
                 raise changed_settings(path / JOURNAL, changed)
             expand(path)
@@ -88,15 +85,8 @@ class RunFolder:
         """What was dropped at opening, in words."""
         return [text for text in (self.journal.mended, self.scores.mended) if text]
 
-    def begin_session(self, facts: Mapping[str, Any]) -> None:
-        """Note in the journal that a process takes over, and by what engine it will generate."""
-        self._note(SESSION, facts)
-
-    def end_session(self, timing: Mapping[str, Any]) -> None:
-        """Note in the journal what the session that ends has done, and how long it took."""
-        self._note(TIMING, timing)
-
-    def _note(self, kind: str, facts: Mapping[str, Any]) -> None:
+    def note(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Note in the journal that a process takes over (`SESSION`), or how long one that ends has taken (`TIMING`)."""
         number = 1 + sum(key.startswith(kind) for key in self.journal.keys)
         self.journal.append({"key": f"{kind}{number}", **facts})
 
@@ -192,7 +182,6 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         receipt = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is torn or damaged: {error}. The command that made it makes it again.") from None
-    refuse_other_format(receipt, path)
     fit(Receipt, receipt, path)
     return receipt
 
@@ -206,7 +195,6 @@ def read_identity(path: Path) -> Identity:
     header = read_header(path / JOURNAL)
     if not header:
         raise JournalError(f"{path / JOURNAL} is empty, or its first line is torn. Restore it from a copy.")
-    refuse_other_format(header, path / JOURNAL)
     return fit(Identity, header, path / JOURNAL)
 
 
@@ -266,10 +254,7 @@ def read_scored_by(path: Path) -> ScoredBy | None:
     """
     file = path / SCORES
     header = read_header(file) if is_stored(file) else {}
-    if not header:
-        return None
-    refuse_other_format(header, file)
-    return fit(ScoredBy, header, file)
+    return fit(ScoredBy, header, file) if header else None
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
@@ -278,21 +263,20 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     Raises:
         JournalError: the file is missing, or is not the one that the journal's first line speaks of.
     """
-    begun = read_identity(path)
+    begun, why = read_identity(path), "its prompts are not those of the journal"
     try:
         with open_stored(path / PROMPTS) as stream:
             rows: list[dict[str, Any]] = [msgspec.json.decode(line) for line in stream]
         whole = [msgspec.convert(row, Prompt) for row in rows]
-        changed = any(hash_text(one.prompt) != one.prompt_sha256 or one.task not in begun.arms for one in whole)
-        why = "its prompts are not those of the journal" if changed else ""
+        known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in whole)
+        if known and hash_prompts(rows) == begun.prompts_sha256:
+            return rows
     except (OSError, ValueError, RecursionError, JournalError) as error:
-        rows, why = [], str(error)
-    if why or hash_prompts(rows) != begun.prompts_sha256:
-        raise JournalError(
-            f"{path / PROMPTS} is missing or damaged: {why or 'it lacks prompts of the journal'}. Restore it from a "
-            "copy, or from a run of the same config into a new --output."
-        )
-    return rows
+        why = str(error)
+    raise JournalError(
+        f"{path / PROMPTS} is missing or damaged: {why}. Restore it from a copy, or from a run of the same config into "
+        "a new --output."
+    )
 
 
 class PromptPlaces:
@@ -317,19 +301,14 @@ class PromptPlaces:
         return place
 
 
-def count_expected(prompts: Sequence[Mapping[str, Any]], identity: Identity) -> list[int]:
-    """How many samples each prompt has in a finished run."""
-    arms = [identity.arms[row["task"]] for row in prompts]
-    return [arm.replicates * arm.samples for arm in arms]
-
-
 def refuse_missing(path: Path, prompts: Sequence[Mapping[str, Any]], identity: Identity, there: Sequence[int]) -> None:
     """Refuse a run in which a prompt has fewer samples than a finished run has.
 
     Raises:
         JournalError: naming the problems that lack some.
     """
-    expected = count_expected(prompts, identity)
+    arms = [identity.arms[row["task"]] for row in prompts]
+    expected = [arm.replicates * arm.samples for arm in arms]
     short = [
         f"{row['doc']['id']} ({row['task']})"
         for row, count, wanted in zip(prompts, there, expected, strict=True)

@@ -16,13 +16,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
 from harness.constants import BUFFER_BYTES, COMPRESSION, SYNC_SECONDS
-from harness.errors import JournalError, RunError
+from harness.errors import JournalError
 from harness.runs.records import NOTES, Keyed
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -76,17 +75,15 @@ class Journal:
 
     def close(self) -> None:
         """Sync and close."""
-        if self._file >= 0:
-            try:
-                self.sync()
-            finally:
-                os.close(self._file)
-                self._file = -1
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _recover(self, header: Mapping[str, Any]) -> None:
@@ -199,13 +196,10 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     Only the last line may be torn, and then it has no line break: a kill tears nothing else.
     """
-    try:
-        with open_stored(path) as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.endswith(b"\n"):
-                    yield number, line
-    except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
+    with open_stored(path) as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.endswith(b"\n"):
+                yield number, line
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: bytes) -> Any:
@@ -234,41 +228,32 @@ def find_stored(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def open_stored(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, as it is or from its compressed form beside it (`NAME.xz`).
+    """Open a file for reading, as it is or from its compressed form beside it (`NAME.xz`), which may also be named.
 
     Raises:
-        OSError: there is neither.
-        JournalError: the compressed form is damaged.
+        JournalError: there is neither, or the file cannot be read.
     """
     packed = path.with_name(path.name + PACKED)
-    if path.is_file() or not packed.is_file():
-        with path.open("rb", buffering=BUFFER_BYTES) as stream:
-            yield stream
-        return
-    with _open_packed(packed) as unpacked:
-        yield unpacked
-
-
-@contextmanager
-def _open_packed(packed: Path) -> Iterator[IO[bytes]]:
+    if not path.is_file() and packed.is_file():
+        path = packed
     try:
-        with lzma.open(packed) as unpacked:
-            yield unpacked
+        unpack = path.match(f"*.jsonl{PACKED}")
+        with lzma.open(path) if unpack else path.open("rb", buffering=BUFFER_BYTES) as stream:
+            yield stream
     except (lzma.LZMAError, EOFError) as error:
-        raise JournalError(f"{packed} is damaged ({error}). Restore it from a copy.") from None
+        raise JournalError(f"{path} is damaged ({error}). Restore it from a copy.") from None
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def hash_stored(path: Path) -> str:
     """SHA-256 of a file; of one that is kept compressed, as it is uncompressed.
 
     Raises:
-        RunError: it is missing, or cannot be read.
+        JournalError: as `open_stored`.
     """
-    try:
-        with open_stored(path) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    with open_stored(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def compress(folder: Path, names: Iterable[str]) -> None:
@@ -296,19 +281,14 @@ def expand(folder: Path) -> None:
     for packed in sorted(folder.glob(f"*.jsonl{PACKED}")):
         file = packed.with_suffix("")
         if not file.exists():
-            with write_atomic(file) as part, _open_packed(packed) as source, part.open("wb") as target:
-                shutil.copyfileobj(source, target)
+            with write_atomic(file) as part, part.open("wb") as target:
+                with open_stored(packed) as source, clear_messages(file):
+                    shutil.copyfileobj(source, target)
                 target.flush()
                 os.fsync(target.fileno())
-        elif not _is_same(packed, file):  # a kill while compressing leaves two that are the same
+        elif hash_stored(packed) != hash_stored(file):  # a kill while compressing leaves two that are the same
             raise JournalError(f"{file} and {packed.name} differ, and only one can be the run's. Delete the other one.")
         packed.unlink()
-
-
-def _is_same(packed: Path, file: Path) -> bool:
-    with _open_packed(packed) as one, file.open("rb") as other:
-        hashes = [hashlib.file_digest(stream, "sha256").digest() for stream in (one, other)]  # type: ignore[arg-type]
-    return hashes[0] == hashes[1]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ anything.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -199,6 +198,8 @@ class DatasetFacts(Named):
 
 Contrast = tuple[str, str]
 """A condition and the one that it is compared with."""
+Format = Annotated[int, Meta(ge=RUN_FORMAT, le=RUN_FORMAT)]
+"""The only format that this mless reads."""
 
 
 class Identity(Struct, kw_only=True):
@@ -217,7 +218,7 @@ class Identity(Struct, kw_only=True):
         model, engine: What generates.
     """
 
-    format: int
+    format: Format
     config: dict[str, Any]
     limit: int | None
     dataset: DatasetFacts
@@ -265,6 +266,7 @@ class SessionNote(Keyed):
 class Receipt(Struct):
     """What is read of `run.json`, which holds more."""
 
+    format: Format
     run: str
     created: str
     config: Settings
@@ -294,7 +296,7 @@ class ScoredBy(Struct, kw_only=True):
         task_version: The version of the lm-eval tasks, which goes up with their prompts and with the grader.
     """
 
-    format: int = RUN_FORMAT
+    format: Format = RUN_FORMAT
     scorer: str = "mless"
     grader_version: int = GRADER_VERSION
     task_version: float
@@ -344,16 +346,6 @@ def as_json(record: Struct) -> dict[str, Any]:
     """A record as it is read back from its file."""
     read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return read
-
-
-def refuse_other_format(record: object, where: Path) -> None:
-    """Refuse a journal's first line, or a receipt, of another format than this mless reads.
-
-    Raises:
-        RunError: naming both formats.
-    """
-    if isinstance(record, dict) and (found := record.get("format")) != RUN_FORMAT:
-        raise RunError(f"{where}: expected format {RUN_FORMAT}, got {found}. Read it with the mless that wrote it.")
 
 
 def encodable(text: str) -> str:
