@@ -24,12 +24,6 @@ CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
 """The outcome of a problem that lacks a verdict in one of the two conditions, as it was not asked there."""
-_IN_WORDS = {
-    "wrong_to_right": "wrong to right",
-    "right_to_wrong": "right to wrong",
-    "both_right": "right under both",
-    "both_wrong": "wrong under both",
-}
 
 
 class Criterion(Strict):
@@ -161,7 +155,7 @@ def select(source: Source, criterion: Criterion) -> Selection:
     if len(matching) < (criterion.n or 1):
         what = (criterion.flip or "in the selection").replace("_", " ")
         said = f"expected {criterion.n} problems {what}, got {len(matching)}" if matching else f"no problem {what}"
-        told = ", ".join(f"{_IN_WORDS.get(name, name)} {count}" for name, count in counts.items())
+        told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
         raise ConfigError(f"{source.name}: {said}: {told or 'nothing was graded'}.")
     draw = random.Random(criterion.seed)
     if criterion.n is not None:

@@ -15,7 +15,6 @@ from harness.analysis.outcomes import Outcomes, Setting, by_setting, count_outco
 from harness.analysis.tests import (
     by_cluster,
     count_flips,
-    difference_bounds,
     equivalence_p,
     hold_zero,
     holm,
@@ -239,9 +238,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
     changes, k = new.right - old.right, old.k
     gained, lost = count_flips(old.right, new.right, k=k)
     means, weights = by_cluster(changes / k, old.clusters)
-    bounds = difference_bounds(means, 1)
-    low, high = score_interval(means, bounds=bounds, level=1 - 2 * ALPHA, weights=weights)
-    equivalent = equivalence_p(means, margin / 100, bounds=bounds, weights=weights)
+    low, high = score_interval(means, level=1 - 2 * ALPHA, weights=weights)
+    equivalent = equivalence_p(means, margin / 100, weights=weights)
     return {
         "changes": (means, weights),
         "difference": 100 * float(changes.mean()) / k,
@@ -262,8 +260,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float) -> Row:
 def _interval(row: Row) -> Row:
     """The interval of a judged row. One without a test is of level 1 - alpha, and is left as it is."""
     means, weights = row["changes"]
-    level = 1 - ALPHA / row.get("tests", 1)
-    ends = score_interval(means, bounds=difference_bounds(means, 1), level=level, weights=weights)
+    ends = score_interval(means, level=1 - ALPHA / row.get("tests", 1), weights=weights)
     if "tests" in row:
         ends = hold_zero(ends, row["difference"], passed=row["p_adjusted"] < ALPHA)
     return {"low": 100 * ends[0], "high": 100 * ends[1]}

@@ -24,7 +24,6 @@ from harness.analysis.tests import (
     Integers,
     by_cluster,
     cluster_terms,
-    difference_bounds,
     hold_zero,
     paired_test,
     score_interval,
@@ -125,7 +124,7 @@ def pool_changes(
     clusters = np.arange(len(total)) if clusters is None else clusters
     p = paired_test(total, whole, rng=np.random.default_rng(0), clusters=clusters)
     means, weights = by_cluster(total / whole, clusters)
-    ends = score_interval(means, bounds=difference_bounds(means, 1), level=level, weights=weights)
+    ends = score_interval(means, level=level, weights=weights)
     difference = float(total.mean()) / whole
     low, high = hold_zero(ends, difference, passed=p < 1 - level) if passes else ends
     row = {"models": len(changes), "n": len(total), "difference": difference, "low": low, "high": high, "p": p}

@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from harness import resources
 from harness.constants import ALPHA, BASELINE
 from harness.errors import ConfigError
+from harness.runs.receipts import describe_sampling
 from harness.yaml_settings import Strict, explain, read_values
 
 COLUMNS = {
@@ -168,7 +169,7 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
     setup = reference.setup
     compared: dict[str, tuple[str, Iterable[str]]] = {
         "Dataset": (reference.dataset, (one.get("dataset_name") or "not named in the logs" for one in receipts)),
-        "Sampling": (setup.sampling, map(_sampling, receipts)),
+        "Sampling": (setup.sampling, (describe_sampling(one) or "not known" for one in receipts)),
         "Prompt": (setup.layout, layouts),
         "Grader": (setup.grader, (one.get("metric") or "compares the last box as mathematics" for one in receipts)),
     }
@@ -176,14 +177,6 @@ def setup_differences(reference: Reference, receipts: Sequence[Mapping[str, Any]
         if (found := list(dict.fromkeys(ours))) != [published]:
             said.append(f"{what}: theirs is {published}; ours {', '.join(found)}.")
     return said
-
-
-def _sampling(facts: Mapping[str, Any]) -> str:
-    if facts.get("greedy"):
-        return "greedy"
-    values = facts.get("sampling") or {}
-    drawn = [f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)]
-    return ", ".join(drawn) or "not known"
 
 
 def _bare(model: str) -> str:

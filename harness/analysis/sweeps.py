@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.outcomes import Outcomes, by_setting
-from harness.analysis.tests import Floats, by_cluster, difference_bounds, holm, score_interval, score_statistic
+from harness.analysis.tests import Floats, by_cluster, holm, score_interval, score_statistic
 from harness.constants import ALPHA, FEWEST_LENGTHS
 
 COLUMNS = {
@@ -57,7 +57,7 @@ def sweep_table(
             each = [by_cluster(shares[by_length[length]] - shares[baseline], clusters) for length in there]
             changes, weights = np.column_stack([means for means, _ in each]), each[0][1]
             mean = changes.mean(axis=1)
-            low, high = score_interval(mean, bounds=difference_bounds(mean, 1), weights=weights)
+            low, high = score_interval(mean, weights=weights)
             shape, p = trend(changes, weights)
             rows.append(
                 {
@@ -119,10 +119,7 @@ def trend(changes: npt.ArrayLike, weights: npt.ArrayLike = 1.0) -> tuple[str, fl
     rise = np.minimum(np.arange(1, values.shape[1] + 1), np.arange(values.shape[1], 0, -1)).astype(float)
     shapes = {"plateau": np.full(len(rise), 1 / len(rise)), "peak": rise / rise.sum()}
     shaped = {name: values @ parts for name, parts in shapes.items()}
-    found = {
-        name: abs(score_statistic(one, 0.0, bounds=difference_bounds(one, 1), weights=weights))
-        for name, one in shaped.items()
-    }
+    found = {name: abs(score_statistic(one, 0.0, weights=weights)) for name, one in shaped.items()}
     shape = max(found, key=lambda name: found[name])
     return shape, _larger_of_two(found[shape], *(np.asarray(weights) * one for one in shaped.values()))
 

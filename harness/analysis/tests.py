@@ -76,7 +76,7 @@ def paired_test(changes: npt.ArrayLike, k: int, *, rng: np.random.Generator, clu
     if k == 1 and len(sums) == len(numbers):
         return mcnemar_test(int((numbers > 0).sum()), int((numbers < 0).sum()))
     means, weights = by_cluster(numbers / k, clusters)
-    score = score_statistic(means, 0, weights=weights, bounds=difference_bounds(means, 1))
+    score = score_statistic(means, 0, weights=weights)
     return max(sign_flip_test(sums, rng=rng), 2 * float(ndtr(-abs(score))))
 
 
@@ -148,7 +148,7 @@ def _positive_sum(sizes: Integers, counts: Integers) -> Floats:
 
 
 def score_interval(
-    values: npt.ArrayLike, *, bounds: Bounds, level: float = 1 - ALPHA, weights: npt.ArrayLike = 1.0
+    values: npt.ArrayLike, *, bounds: Bounds | None = None, level: float = 1 - ALPHA, weights: npt.ArrayLike = 1.0
 ) -> tuple[float, float]:
     """Every mean that the score test of `score_statistic` does not reject, for `values` [problem] within `bounds`.
 
@@ -158,7 +158,7 @@ def score_interval(
 
     Args:
         values: Each problem's value.
-        bounds: Least and greatest value that a problem can have.
+        bounds: Least and greatest value that a problem can have; by default those of differences, `difference_bounds`.
         level: Confidence level in (0, 1).
         weights: Of clusters; by default all are alike.
 
@@ -170,6 +170,7 @@ def score_interval(
         doi:10.1002/(SICI)1097-0258(19980430)17:8<891::AID-SIM780>3.0.CO;2-B; recommended for paired proportions by
         Fagerland, Lydersen and Laake (2014), doi:10.1002/sim.6148.
     """
+    bounds = bounds or difference_bounds(values, 1)
     distinct = _distinct(values, weights)
     critical = float(ndtri((1 + level) / 2))
     mean = float((distinct[0] * distinct[1]) @ distinct[2] / distinct[2].sum())
@@ -218,7 +219,9 @@ def hold_zero(ends: tuple[float, float], difference: float, *, passed: bool) -> 
     return (max(low, least), high) if difference > 0 else (low, min(high, -least))
 
 
-def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: Bounds, weights: npt.ArrayLike = 1.0) -> float:
+def score_statistic(
+    values: npt.ArrayLike, mean: float, *, bounds: Bounds | None = None, weights: npt.ArrayLike = 1.0
+) -> float:
     """How many standard errors the mean of `values` [problem] lies above `mean`, if `mean` were the true one.
 
     The standard error is the one under that hypothesis: the variance of the likeliest distribution on the values
@@ -228,7 +231,7 @@ def score_statistic(values: npt.ArrayLike, mean: float, *, bounds: Bounds, weigh
         As `score_interval`; the likeliest distribution with a given mean: Owen (1988), doi:10.1093/biomet/75.2.237,
         here with the bounds as further possible values.
     """
-    return _statistic(*_distinct(values, weights), mean, bounds)
+    return _statistic(*_distinct(values, weights), mean, bounds or difference_bounds(values, 1))
 
 
 def _distinct(values: npt.ArrayLike, weights: npt.ArrayLike) -> tuple[Floats, Floats, Integers]:
@@ -278,7 +281,9 @@ def _towards(end: float, inner: float) -> float:
     return end + (inner - end) * ROOT_GAP
 
 
-def equivalence_p(values: npt.ArrayLike, margin: float, *, bounds: Bounds, weights: npt.ArrayLike = 1.0) -> float:
+def equivalence_p(
+    values: npt.ArrayLike, margin: float, *, bounds: Bounds | None = None, weights: npt.ArrayLike = 1.0
+) -> float:
     """P-value of two one-sided tests: small where the true mean of `values` [problem] is surely within the margin.
 
     It is below alpha exactly if the score interval of level 1 - 2 alpha lies inside (-margin, margin) and there are

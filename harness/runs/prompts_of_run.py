@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, Prompt, Segment, document_prompt
+from harness.experiment.prompt import Layout, Prompt, Segment, document_prompt, make_document
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, find_segments
 from harness.runs.records import Sample, Score
@@ -153,20 +153,16 @@ def build_source(
     """
     chosen = Layout(layout)
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
-    prompts = [
-        RunPrompt(
-            condition=built.condition.name,
-            layout=str(chosen),
-            problem_id=problem.id,
-            subject=problem.subject,
-            level=problem.level,
-            text=one.text,
-            sha256=one.sha256,
-            token_sha256=one.token_sha256,
-            segments=one.prompt.segments,
-            system_size=one.prompt.system_size,
-            target=problem.answer,
-        )
+    rows = [
+        {
+            "where": dataset.source,
+            "condition": built.condition.name,
+            "layout": str(chosen),
+            "prompt": one.text,
+            "prompt_sha256": one.sha256,
+            "prompt_token_sha256": one.token_sha256,
+            "doc": make_document(problem, one.prompt, built.condition, chosen),
+        }
         for built in build_checked_prompts(dataset.problems, conditions, chosen, model, instruction=instruction)
         for problem, one in zip(dataset.problems, built.prompts, strict=True)
     ]
@@ -176,7 +172,7 @@ def build_source(
         model=tokenizer.name_or_path or None,
         layout=str(chosen),
         conditions=tuple(condition.name for condition in conditions),
-        problems=by_problem(prompts),
+        problems=by_problem(answered_prompts(rows, [()] * len(rows))),
         filled_answers=filled_answers(conditions),
         fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )

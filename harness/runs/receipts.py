@@ -145,8 +145,7 @@ def _hash_file(path: Path) -> str:
 
 def receipt_line(entry: Mapping[str, Any]) -> str:
     """How one run was made, as a line below a table; `entry` is one of `Leaderboard.receipt`."""
-    sampling, installed = entry.get("sampling") or {}, entry.get("versions") or {}
-    drawn = ", ".join(f"{name} {sampling[name]:g}" for name in ("temperature", "top_p", "top_k") if sampling.get(name))
+    installed = entry.get("versions") or {}
     revision, *changed = str(entry.get("git_revision") or "").split("+")
     facts = {
         "": entry.get("model"),
@@ -157,7 +156,7 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
         "task": entry.get("task_version"),
         "grader": entry.get("grader_version") or entry.get("metric"),
         "other filters": entry.get("other_filters"),
-        "sampling": "greedy" if entry.get("greedy") else drawn,
+        "sampling": describe_sampling(entry),
         "seed": entry.get("seed"),
         "by": entry.get("engine") or entry.get("backend"),
         **{name: installed.get(name) for name in ("mless", "lm-eval")},
@@ -166,6 +165,13 @@ def receipt_line(entry: Mapping[str, Any]) -> str:
     }
     said = ", ".join(f"{name} {value}".strip() for name, value in facts.items() if value not in (None, ""))
     return f"receipt: {entry['name']}: {said}"
+
+
+def describe_sampling(entry: Mapping[str, Any]) -> str:
+    """How a run's samples were drawn; empty where that is not known."""
+    values = entry.get("sampling") or {}
+    drawn = [f"{name} {values[name]:g}" for name in ("temperature", "top_p", "top_k") if values.get(name)]
+    return "greedy" if entry.get("greedy") else ", ".join(drawn)
 
 
 def _short(value: Any) -> str:

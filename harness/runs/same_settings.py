@@ -33,7 +33,8 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     for place, one in enumerate(runs):
         for other in runs[:place]:
             if how := _disagreement(other, one):
-                raise ComparisonError(_refusal(other, one, how))
+                told = f"{one.name} cannot be compared with {other.name}: {how}"
+                raise ComparisonError(f"{told}. Give them to separate commands.")
     if len(runs) == 1:
         return runs[0].samples
     columns: dict[str, Any] = {}
@@ -44,7 +45,7 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
         if all(isinstance(part.dtype, pandas.CategoricalDtype) for part in parts):
             columns[name] = pandas.Series(union_categoricals(parts, ignore_order=True))
         else:
-            columns[name] = pandas.concat([part.astype(_plain(part)) for part in parts], ignore_index=True)
+            columns[name] = pandas.concat(parts, ignore_index=True)
     return pandas.DataFrame(columns)
 
 
@@ -99,10 +100,6 @@ def _disagreement(one: Run, other: Run) -> str:
     return _other_problems(one, other) or other_settings(one, other)
 
 
-def _refusal(one: Run, other: Run, how: str) -> str:
-    return f"{other.name} cannot be compared with {one.name}: {how}. Give them to separate commands."
-
-
 def _other_problems(one: Run, other: Run) -> str:
     """In what their problems differ, in words; empty if they are the same, as far as is known."""
     ours, theirs = one.about.get("dataset"), other.about.get("dataset")
@@ -114,10 +111,3 @@ def _other_problems(one: Run, other: Run) -> str:
     if changed := [name for name in shared if one.problems[name] != other.problems[name]]:
         return f"other problems under the ids {list_first(changed)}"
     return "" if shared else "no problem is in both"
-
-
-def _plain(column: pandas.Series[Any]) -> Any:
-    """The type of what a column holds, categorical or not."""
-    import pandas
-
-    return column.cat.categories.dtype if isinstance(column.dtype, pandas.CategoricalDtype) else column.dtype

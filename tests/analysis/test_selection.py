@@ -182,7 +182,7 @@ def test_a_flip_is_what_the_frame_says(demo, flip, condition):
 
 
 def test_too_few_matches_name_the_count_of_each_outcome(demo):
-    with pytest.raises(ConfigError, match=r"expected 9 problems wrong to right, got 1: .*right under both \d+.*\."):
+    with pytest.raises(ConfigError, match=r"expected 9 problems wrong to right, got 1: .*both right \d+.*\."):
         select(demo, Criterion(flip="wrong_to_right", n=9))
     with pytest.raises(ConfigError, match=r"expected 200 problems in the selection, got 25: "):
         select(demo, Criterion(subject="Algebra", level=5, n=200))
