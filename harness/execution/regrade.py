@@ -15,12 +15,13 @@ from harness.runs.folder import (
     compress_finished,
     lock,
     read_prompts,
+    read_receipt,
     read_samples,
     read_scores,
     scored_now,
     set_old_scores_aside,
 )
-from harness.runs.journal import Journal, clear_messages, expand, is_stored, read_header, read_records
+from harness.runs.journal import Journal, clear_messages, expand, read_header, read_records
 from harness.runs.records import Score, as_json
 
 
@@ -30,8 +31,6 @@ def regrade(path: Path) -> str:
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
-    from harness.runs.folder import read_receipt
-
     read_receipt(path)
     held = lock(path)
     part = path / f"{SCORES}.part"
@@ -75,9 +74,7 @@ def regrade(path: Path) -> str:
 
 
 def _read_old(scores: Path) -> tuple[object, dict[str, str]]:
-    """The grader's version and the verdicts by key; damaged scores go without them."""
-    if not is_stored(scores):
-        return None, {}
+    """The grader's version and the verdicts by key; missing or damaged scores go without them."""
     try:
         return read_header(scores).get("grader_version"), {one.key: one.verdict for one in read_records(scores, Score)}
     except JournalError:
