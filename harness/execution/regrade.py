@@ -40,10 +40,7 @@ def regrade(path: Path) -> str:
         version, before = _read_old(path / SCORES)
         part.unlink(missing_ok=True)
         samples = list(read_samples(path))
-        with (
-            Journal(part, as_json(scored_now())) as scores,
-            Scorer(scores, read_prompts(path)) as scorer,
-        ):
+        with Journal(part, as_json(scored_now())) as scores, Scorer(scores, read_prompts(path)) as scorer:
             for sample in samples:
                 scorer.submit(sample)
             with progress_bar("regrade") as advance:

@@ -16,15 +16,7 @@ from harness.errors import RunError
 from harness.experiment.conditions import as_condition, find_yardsticks
 from harness.grading import COLUMNS as GRADERS
 from harness.grading import Verdict
-from harness.runs.folder import (
-    JOURNAL,
-    SCORES,
-    PromptPlaces,
-    read_identity,
-    read_prompts,
-    read_receipt,
-    refuse_missing,
-)
+from harness.runs.folder import JOURNAL, SCORES, PromptPlaces, read_identity, read_prompts, read_receipt, refuse_missing
 from harness.runs.journal import read_records
 from harness.runs.records import COLUMNS, Sample, Score
 

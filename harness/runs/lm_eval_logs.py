@@ -38,7 +38,7 @@ from harness.runs.lm_eval_files import (
     read_results,
 )
 from harness.runs.prompts_of_run import answered_prompts
-from harness.runs.records import Graded, Sample, Score, fit
+from harness.runs.records import Graded, Sample, Score
 
 if TYPE_CHECKING:
     import pandas
@@ -219,10 +219,9 @@ def _read_sample(
     # what another task's filter lets through is the model's own words, whatever they say
     graded = is_ours(doc) and metric in ("", "verdict")
     try:
-        decoded = [msgspec.json.decode(grade) for grade in filtered] if graded else []
-    except (msgspec.DecodeError, TypeError) as error:
-        raise RunError(f"{where}: its grade cannot be read: {error}.") from None
-    grades = [fit(Graded, grade, f"{where}: its grade") for grade in decoded]
+        grades = [msgspec.json.decode(grade, type=Graded) for grade in filtered] if graded else []
+    except msgspec.DecodeError as error:
+        raise RunError(f"{where}: its grade: {error}.") from None
     judged: list[dict[str, Any]] = [asdict(grade) for grade in grades]
     if grades:
         metric = "verdict"

@@ -62,7 +62,7 @@ class Run:
     read_prompts: Callable[[], Sequence[RunPrompt]]
 
     @classmethod
-    def load(cls, path: Path | str | Mapping[str, Path], *, metric: str | None = None) -> Run:
+    def load(cls, path: Path | str | Mapping[str, str | Path], *, metric: str | None = None) -> Run:
         """Read a run.
 
         Args:
@@ -111,8 +111,7 @@ def read_source(
     path: str | Path | Mapping[str, str | Path], *, layout: str | None = None, metric: str | None = None
 ) -> Source:
     """The prompts of a run, exactly as they were run: `source_of` what `Run.load` reads."""
-    named = {name: Path(log) for name, log in path.items()} if isinstance(path, Mapping) else Path(path)
-    return source_of(Run.load(named, metric=metric), layout=layout)
+    return source_of(Run.load(path, metric=metric), layout=layout)
 
 
 def source_of(run: Run, *, layout: str | None = None) -> Source:

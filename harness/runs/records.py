@@ -64,11 +64,7 @@ class Prompt(Struct):
     task: str
     condition: Annotated[str, column("what stands between instruction and problem", "category")]
     layout: Annotated[
-        str,
-        column(
-            "how instruction, filler and problem make a prompt: raw, chat or as_published",
-            "category",
-        ),
+        str, column("how instruction, filler and problem make a prompt: raw, chat or as_published", "category")
     ]
     prompt: str
     prompt_sha256: Annotated[str, column("hash of the prompt's text")]
@@ -125,7 +121,8 @@ class Sample(Keyed, kw_only=True, gc=False):
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
             prompt_tokens=None if request.prompt_token_ids is None else len(request.prompt_token_ids),
-            completion=encodable(completion),
+            # half a surrogate pair, which is no text, is spelt out (`\ud800`)
+            completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
         )
@@ -317,10 +314,7 @@ _KINDS = {int: "int32", bool: "bool"}
 COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
     **_columns(Prompt, "condition", "layout"),
-    "filler": (
-        "string",
-        "what is inserted: the repeated text, or the kind of filler; missing without one",
-    ),
+    "filler": ("string", "what is inserted: the repeated text, or the kind of filler; missing without one"),
     "filler_tokens": ("int32", "its stated number of tokens; missing where none is stated"),
     "placement": ("string", "where it stands; missing without one"),
     "words": ("string", "the condition's own instruction, cue or answer prefix; empty if it has none"),
@@ -346,11 +340,6 @@ def as_json(record: Struct) -> dict[str, Any]:
     """A record as it is read back from its file."""
     read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))
     return read
-
-
-def encodable(text: str) -> str:
-    """Text with half a surrogate pair, which is no text, spelt out (`\\ud800`)."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def fit(form: type[Form], value: object, where: object) -> Form:
