@@ -47,7 +47,7 @@ STUDY = {
         "Llama-3.1-8B-Instruct": {"wo": 35.4, "backslash": 36.6, "question-mark": 34.2},
     },
     "study-positions": {
-        "Qwen2.5-Math-7B": {"wo": 72.4, "before_system": 69.6, "mless": 75.0, "end": 0.0, "random_place": 51.2},
+        "Qwen2.5-Math-7B": {"wo": 72.4, "before_system": 69.6, "mless": 75.0, "end": 0.0, "random_place": 51.2}
     },
     "study-table-1": {
         "Qwen2.5-Math-1.5B": {"wo": 63.9, "mless": 65.9},
@@ -165,10 +165,7 @@ def test_bad_references_are_refused(tmp_path):
         make_table([str(GREEDY_RUN)], by=["level"], reference="study-table-1")
     whole = (resources.folder("results") / "reference" / "study-table-1.yaml").read_text()
     for change, message in (
-        (
-            whole.replace("uncertainty", "sigma"),
-            "unknown key 'sigma'",
-        ),
+        (whole.replace("uncertainty", "sigma"), "unknown key 'sigma'"),
         (whole.replace("{wo: 63.9,", "{wo: many,"), "accuracies.0.conditions.wo: "),
         (whole.replace("source:", "source: ]"), "is not valid YAML"),
     ):

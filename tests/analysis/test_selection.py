@@ -4,8 +4,7 @@ import shutil
 import pytest
 
 from harness import load_run
-from harness.analysis import compare
-from harness.analysis.choose_problems import CHANGES, FLIPS, Criterion, select, selected_problems
+from harness.analysis.choose_problems import FLIPS, Criterion, select, selected_problems
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset, load_demo
@@ -13,7 +12,7 @@ from harness.runs.folder import read_prompts
 from harness.runs.prompts_of_run import Problem, build_source
 from harness.runs.read import Run, read_source
 from harness.runs.receipts import receipt_line
-from tests.make import GREEDY_RUN, drawn, evaluation, log_line, run_prompt, source_of, write_log, write_run
+from tests.make import GREEDY_RUN, log_line, run_prompt, source_of, write_log, write_run
 
 CONDITIONS = ("wo", "mless", "mful", "random")
 
@@ -240,17 +239,6 @@ def test_what_the_grader_could_not_settle_is_not_right_as_in_the_tables():
         assert Criterion(repeats="any").outcome(made("p", (verdict, "correct"), RIGHT)) == "both_right"
 
 
-def test_flips_are_those_that_the_table_counts():
-    verdicts = drawn(3, 40, 1, {"wo": 0.5, "mless": 0.5})
-    (row,) = compare(evaluation(verdicts).samples).iloc[1:].to_dict("records")
-    problems = [
-        made(str(i), *map(tuple, both)) for i, both in enumerate(zip(verdicts["wo"], verdicts["mless"], strict=True))
-    ]
-    outcomes = select(source_of(*problems), Criterion(flip="wrong_to_right")).outcomes
-    assert [outcomes[name] for name in CHANGES] == [row["wrong_to_right"], row["right_to_wrong"]]
-    assert outcomes["undecided"] == 0
-
-
 def test_a_problem_that_was_not_asked_in_both_conditions_is_undecided():
     assert Criterion().outcome(made("p", (), RIGHT)) == "undecided"
     lonely = Problem(id="p", subject="", level=0, prompts={"wo": made("p", RIGHT, RIGHT).prompts["wo"]})
@@ -334,11 +322,7 @@ def test_a_selection_holds_for_its_own_prompts_only(demo, repeated):
         return chosen.model_copy(update={"problems": (problem.model_copy(update=changes),)})
 
     for selection, source, message in (
-        (
-            with_problem(prompts={"mless": "0" * 64}),
-            demo,
-            "condition 'mless' has another .* expected SHA-256 0000",
-        ),
+        (with_problem(prompts={"mless": "0" * 64}), demo, "condition 'mless' has another .* expected SHA-256 0000"),
         (chosen, read_source(repeated, layout="chat"), "run, chat: problem .* selected from .*, raw"),
         (chosen, read_source(logs(GREEDY_RUN, names=("wo", "mless"))), "condition 'mful' .* got none"),
         (with_problem(problem_id="nowhere"), demo, "problem nowhere, condition 'wo' .* got none"),

@@ -78,10 +78,7 @@ def test_measures_of_real_activations_are_those_of_the_definitions(real):
 def test_spreading_outward_lowers_the_near_zero_share_and_the_gini_coefficient(real):
     without, _, tokens = real
     reference = Reference.of(without)
-    before, after = (
-        numbers_of(without, reference, tokens),
-        numbers_of(without * 1.5, reference, tokens),
-    )
+    before, after = (numbers_of(without, reference, tokens), numbers_of(without * 1.5, reference, tokens))
     for name in ("near_zero_c0.1", "near_zero_c0.13", "near_zero_c0.32", "gini"):
         assert after[name] < before[name]
     assert after["l1"] == pytest.approx(1.5 * before["l1"])

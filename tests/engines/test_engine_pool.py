@@ -312,10 +312,7 @@ def fake_ray(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (
-            {"RAY_TMPDIR": "/nowhere"},
-            r"cannot be used \(RAY_ADDRESS: local\): .* No such file .* '/nowhere/",
-        ),
+        ({"RAY_TMPDIR": "/nowhere"}, r"cannot be used \(RAY_ADDRESS: local\): .* No such file .* '/nowhere/"),
         ({"RAY_ADDRESS": "host:6379"}, r"cannot be used \(RAY_ADDRESS: host:6379\): Failed to connect to it$"),
         ({}, r"cannot be used \(RAY_ADDRESS: local\): Failed to connect to it$"),
     ],

@@ -178,10 +178,7 @@ def test_what_came_before_a_refusal_is_kept_and_the_refusal_has_the_servers_word
     ("arguments", "message"),
     [
         ({"model": "tinny"}, "has no model 'tinny' .* it serves tiny"),
-        (
-            {"base_url": "http://127.0.0.1:9/v1/completions"},
-            r"No server answers at .*127\.0\.0\.1:9/v1: Client",
-        ),
+        ({"base_url": "http://127.0.0.1:9/v1/completions"}, r"No server answers at .*127\.0\.0\.1:9/v1: Client"),
     ],
 )
 def test_a_server_that_cannot_be_asked_is_refused_when_it_is_opened(server, arguments, message):

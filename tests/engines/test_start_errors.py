@@ -203,10 +203,7 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"gpu_memory_utilisation": 0.5},
-            "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu",
-        ),
+        ({"gpu_memory_utilisation": 0.5}, "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu"),
         ({"dtype": "flot32"}, "vLLM refuses model.arguments.dtype: Input should be 'auto', 'half', 'float16'"),
         ({"gpu_memory_utilization": 2}, "gpu_memory_utilization: Input should be less than or equal to 1, got 2."),
         ({"kv_cache_memory_bytes": 1_000_000}, "one request with the model's max seq len (1024), "),

@@ -45,7 +45,6 @@ from harness.runs.folder import (
     scored_now,
 )
 from harness.runs.journal import Journal, expand, hash_stored, write_atomic, write_whole
-from harness.runs.lm_eval_files import find_logs
 from harness.runs.records import SESSION, Fingerprint, Sample, as_json
 from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, ROOT, small_run
@@ -328,13 +327,6 @@ def test_a_damaged_compressed_file_is_named(demo_run):
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)
-
-
-def test_copies_beside_the_logs_are_no_logs(demo_run):
-    (log,) = demo_run.glob("samples_demo_wo_*.jsonl")
-    for ending in (".bak", ".xz.bak", ".part"):
-        shutil.copy(log, f"{log}{ending}")
-    assert len(find_logs(demo_run)) == 4
 
 
 def test_a_read_only_folder_is_refused(plan, identity, tmp_path):

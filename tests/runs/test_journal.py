@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -131,12 +132,8 @@ def test_a_full_disk_stops_cleanly_and_continues_when_there_is_room(tmp_path):
 
 def test_a_full_file_system_is_told_the_same_way(tmp_path):
     told = "x cannot grow: No space left on device. Everything before is safe"
-    with (
-        pytest.raises(JournalError, match=told),
-        clear_messages(tmp_path / "x"),
-        open("/dev/full", "wb", buffering=0) as file,
-    ):
-        file.write(b"x")
+    with pytest.raises(JournalError, match=told), clear_messages(tmp_path / "x"):
+        Path("/dev/full").write_bytes(b"x")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
