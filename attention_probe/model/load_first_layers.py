@@ -145,7 +145,9 @@ def load_model(
     except HarnessError:
         raise
     except Exception as error:  # the hub, safetensors, JSON, transformers and each kind of config have their own
-        raise ModelError(_explain_loading_error(name, error)) from error
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        told = f"{name} cannot be read: {said}" if is_folder else explain_hub_error(name, error)
+        raise ModelError(told) from error
     _refuse_mismatch(name, model, layers_path, found)
     first, digest = model.get_submodule(f"{layers_path}.0"), hashlib.sha256()
     for key, tensor in sorted(first.state_dict().items()):
@@ -189,14 +191,6 @@ def _find_layers(config: PretrainedConfig, name: str) -> str:
     if counting:
         raise ModelError(f"{name} cannot be cut: its {', '.join(counting)} depends on how many layers there are.")
     return str(outermost[0])
-
-
-def _explain_loading_error(name: str, error: Exception) -> str:
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return explain_hub_error(name, error)
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"{name} cannot be read: {said[:400]}"
 
 
 def _refuse_mismatch(name: str, model: PreTrainedModel, layers_path: str, found: dict[str, Any]) -> None:

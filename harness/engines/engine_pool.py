@@ -50,11 +50,6 @@ class _Engine:
     held: dict[int, Request] = field(default_factory=dict)
     samples: int = 0
 
-    @property
-    def room(self) -> int:
-        """How many requests it may hold."""
-        return math.ceil(SPARE * int(self.facts["max_num_seqs"]))
-
 
 class EnginePool:
     """Engines with one queue of requests. It has the methods of `VLLMEngine` that a run uses.
@@ -124,7 +119,8 @@ class EnginePool:
         """Fill up the engines that wait for a call; none gets more than its share of what is left."""
         for engine in self._engines:
             if engine.facts and engine.call is None:
-                room = max(0, min(engine.room, share) - len(engine.held))
+                most = min(math.ceil(SPARE * engine.facts["max_num_seqs"]), share)
+                room = max(0, most - len(engine.held))
                 new = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
                 for _, request in new:
                     refuse_too_long(request, engine.facts["max_model_len"])

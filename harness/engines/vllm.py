@@ -18,14 +18,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from harness.constants import (
-    CLOSE_SECONDS,
-    COUNTED_TOKENS,
-    CPU_BATCHED_TOKENS,
-    CPU_BLOCK_SIZE,
-    CPU_KV_CACHE_BYTES,
-    QUEUE_PER_SEQUENCE,
-)
+from harness import constants
 from harness.engines import lifetime
 from harness.engines.gpus import gpu_driver
 from harness.engines.processor import RESERVED, use_all_cores
@@ -116,7 +109,7 @@ class VLLMEngine:
             raise ConfigError(f"model.arguments has {unknown[0]!r}, which this vLLM does not know. Near it: {near}.")
         if current_platform.is_cpu():
             fit_to_cpu(given, sampled=sampled)
-        given.setdefault("stream_interval", COUNTED_TOKENS)
+        given.setdefault("stream_interval", constants.COUNTED_TOKENS)
         given.setdefault("disable_log_stats", True)  # as in vLLM's own `LLM`: nobody reads them, and they take time
         given.setdefault("worker_extension_cls", lifetime.WORKER_EXTENSION)
         self._errors = ChildErrors()
@@ -150,7 +143,7 @@ class VLLMEngine:
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}
         while waiting or running:
-            while waiting and len(running) < QUEUE_PER_SEQUENCE * self.max_num_seqs:
+            while waiting and len(running) < constants.QUEUE_PER_SEQUENCE * self.max_num_seqs:
                 number, request = waiting.popleft()
                 refuse_too_long(request, self.max_model_len)
                 self.submit(str(number), request)
@@ -221,7 +214,7 @@ class VLLMEngine:
         """Shut the engine process down and drop what is unfinished. A second Ctrl-C must not leave it behind."""
         with undisturbed():
             self._calls.close()
-            self._engine.engine_core.shutdown(timeout=CLOSE_SECONDS)
+            self._engine.engine_core.shutdown(timeout=constants.CLOSE_SECONDS)
             self._errors.close()
 
 
@@ -254,12 +247,12 @@ def fit_to_cpu(given: dict[str, Any], *, sampled: bool) -> None:
     """
     use_all_cores()
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        given.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
-    given.setdefault("block_size", CPU_BLOCK_SIZE)
+        given.setdefault("kv_cache_memory_bytes", constants.CPU_KV_CACHE_BYTES)
+    given.setdefault("block_size", constants.CPU_BLOCK_SIZE)
     if not given.setdefault("enable_chunked_prefill", False):
         length = int(given.get("max_model_len") or 0)
         if length:  # without chunks the longest prompt must fit into one step
-            most = max(int(given.get("max_num_batched_tokens") or 0), length, CPU_BATCHED_TOKENS)
+            most = max(int(given.get("max_num_batched_tokens") or 0), length, constants.CPU_BATCHED_TOKENS)
             given["max_num_batched_tokens"] = most
     elif sampled:
         raise ConfigError(

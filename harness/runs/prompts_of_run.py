@@ -115,7 +115,6 @@ class Source:
         problems: In the source's order.
         filled_answers: Conditions whose filler stands in the answer that the prompt begins, where no segment says so.
         metric: What the verdicts were read from; None where there are none.
-        fingerprint: What identifies the source, as JSON: hashes, and the model's fingerprint where it was recorded.
 
     Raises:
         RunError: there is no problem.
@@ -129,7 +128,6 @@ class Source:
     problems: tuple[Problem, ...]
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
-    fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:
@@ -174,7 +172,6 @@ def build_source(
         conditions=tuple(condition.name for condition in conditions),
         problems=by_problem(answered_prompts(rows, [()] * len(rows))),
         filled_answers=filled_answers(conditions),
-        fingerprint={"dataset": dataset.name, "dataset_sha256": dataset.sha256},
     )
 
 

@@ -140,10 +140,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     # of the yardsticks, rewordings and the control's prefix could not be aligned
     kinds = run.about.get("yardsticks") or {}
     asked = [one for one in asked if one.layout == chosen and kinds.get(one.condition) in (None, "other filler")]
-    facts: dict[str, Any] = {name: run.receipt.get(name) for name in ("created", "model", "engine", "grader_version")}
-    if run.is_logs:
-        facts = {"logs": {one.condition: Path(one.where.rpartition(", line ")[0]).name for one in asked}}
-    elif chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
+    if not run.is_logs and chosen == Layout.CHAT and any(one.token_sha256 is None for one in asked):
         raise RunError(
             f"{run.name}: a server templated its chat prompts, so the text that the model got is not recorded. Run it "
             "again with `model.arguments.tokenizer` named."
@@ -158,7 +155,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         problems=by_problem(asked),
         filled_answers=filled_answers(stated),
         metric=run.metric,
-        fingerprint=facts,
     )
 
 
