@@ -14,7 +14,7 @@ from tests.make import ROOT, make_header
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
-STUDY = [path for path in CONFIGS if not path.stem.endswith(("-demo", "-products"))]
+STUDY = [path for path in CONFIGS if not path.stem.endswith(("-demo", "-smollm2", "-products"))]
 
 
 MINIMAL = """
@@ -59,18 +59,23 @@ def test_every_head_exists_and_is_named_in_its_title(path):
         assert f"Head {panel.head.head}" in panel.title
 
 
-def test_every_seed_figure_has_a_config_and_a_twin_on_the_bundled_model():
+def test_every_seed_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the_rule():
     study = {load_figure_config(path).seed_document for path in STUDY}
     assert len(study) == len(STUDY) == 5
     for path in STUDY:
-        config, twin = load_figure_config(path), load_figure_config(path.with_name(f"{path.stem}-demo.yaml"))
+        config, twin = load_figure_config(path), load_figure_config(path.with_name(f"{path.stem}-smollm2.yaml"))
         for row, other in zip(config.rows, twin.rows, strict=True):
             assert row.y_limits and row.model_copy(update={"y_limits": ()}) == other  # another model has other weights
-        assert len(config.heads) == len(twin.heads) and config.one_prompt
-        for name in ("seed_document", "y_label", "definition", "one_prompt"):
+        for name in ("seed_document", "prompts", "y_label", "definition", "one_prompt"):
             assert getattr(config, name) == getattr(twin, name)
-        assert (config.bars is None) == (twin.bars is None)
-        assert {panel.head.model for panel in twin.panels} == {"demo"}
+        assert (config.bars is None) == (twin.bars is None) and config.one_prompt
+        places = []
+        for panel in config.panels[: len(config.heads)]:
+            head = -(-9 * panel.head.head // SHAPES[panel.head.model][1])
+            layer = panel.head.layer
+            places.append((layer, head if (layer, head) not in places else head + 1))
+        assert [(head.layer, head.head) for head in twin.heads] == places
+        assert {panel.head.model for panel in twin.panels} == {"smollm2"}
 
 
 def test_the_first_token_is_left_out_for_llama_and_gemma_unless_told(tmp_path):
