@@ -73,7 +73,9 @@ def execute(plan: Plan, *, output: Path, fork: bool = False, quiet: bool = False
     _quieten()
     sampling = plan.config.resolve_sampling(_generation_config(plan.config))
     identity = run_identity(plan, sampling)
-    path = next_free_folder(output, identity) if fork and changes(output, identity) else output
+    path = output
+    if fork and has_sample(output) and changes(output, identity, plan.prompts):
+        path = next_free_folder(output, identity, plan.prompts)
     with RunFolder(path, identity, plan.prompts) as folder:
         for text in folder.repairs:
             print(f"mless: {text}", file=sys.stderr)
@@ -122,7 +124,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     if not has_sample(output):
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
-    if not changes(output, identity):
+    if not changes(output, identity, plan.prompts):
         return f"{output}, {sum(1 for _ in read_samples(output)):,} of {plan.size:,} samples are there"
     return f"{output}, which holds a run with other settings: --fork starts a new folder beside it"
 

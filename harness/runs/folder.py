@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -27,6 +29,7 @@ from harness.runs.journal import (
     read_header,
     read_notes,
     read_records,
+    write_atomic,
     write_whole,
 )
 from harness.runs.records import (
@@ -67,13 +70,15 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             opened.callback(lock(path).release)
             opened.callback(compress_finished, path)
-            if changed := changes(path, identity):
+            if has_sample(path) and (changed := changes(path, identity, prompts)):
                 raise changed_settings(path / JOURNAL, changed)
             expand(path)
             if not has_sample(path):  # begun, but nothing there needs protection
                 for name in (SCORES, JOURNAL):
                     (path / name).unlink(missing_ok=True)
-                write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+                _write_prompts(path, prompts)
+            elif differences(read_header(path / JOURNAL), as_json(identity)):
+                _extend(path, identity, prompts)
             self.journal = opened.enter_context(Journal(path / JOURNAL, as_json(identity)))
             read_prompts(path)
             set_old_scores_aside(path)
@@ -105,6 +110,22 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+
+def _write_prompts(path: Path, prompts: Iterable[Mapping[str, Any]]) -> None:
+    write_whole(path / PROMPTS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in prompts))
+
+
+def _extend(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> None:
+    """Make a run one of more problems, which begin with its own. After a kill at any line it is one of the two."""
+    (path / RECEIPT).unlink(missing_ok=True)
+    _write_prompts(path, prompts)
+    with write_atomic(path / JOURNAL) as part, (path / JOURNAL).open("rb") as old, part.open("wb") as new:
+        old.readline()
+        new.write(msgspec.json.encode(identity) + b"\n")
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
 
 
 def compress_finished(path: Path) -> None:
@@ -143,18 +164,29 @@ def has_sample(path: Path) -> bool:
     return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
 
 
-def changes(path: Path, identity: Identity) -> list[str]:
-    """What differs between the run in the folder and the one that is wanted; empty if it can be continued."""
-    return differences(read_header(path / JOURNAL), as_json(identity)) if has_sample(path) else []
+def changes(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What differs between the run in the folder and the one that is wanted; empty if it can be continued.
+
+    A run of the first problems can be continued as one of more.
+    """
+    begun = read_header(path / JOURNAL)
+    if hash_prompts(prompts[: _count_prompts(begun)]) == begun.get("prompts_sha256"):
+        begun |= {"limit": identity.limit, "prompts_sha256": identity.prompts_sha256}
+    return differences(begun, as_json(identity))
 
 
-def next_free_folder(path: Path, identity: Identity) -> Path:
+def _count_prompts(begun: Mapping[str, Any]) -> int | None:
+    """How many prompts a limited run has at most; None without a limit."""
+    return begun.get("limit") and begun["limit"] * len(begun["arms"])
+
+
+def next_free_folder(path: Path, identity: Identity, prompts: Sequence[Mapping[str, Any]]) -> Path:
     """The first of `NAME-2`, `NAME-3`, ... that does not exist, or in which this very run was begun."""
     for number in count(2):
         found = path.with_name(f"{path.name}-{number}")
         if not found.exists():
             break
-        if is_stored(found / JOURNAL) and not differences(read_header(found / JOURNAL), as_json(identity)):
+        if is_stored(found / JOURNAL) and not changes(found, identity, prompts):
             break  # another run may be loading its model in a folder that has no sample yet
     return found
 
@@ -267,6 +299,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     try:
         with open_stored(path / PROMPTS) as stream:
             rows: list[dict[str, Any]] = [msgspec.json.decode(line) for line in stream]
+        rows = rows[: _count_prompts(as_json(begun))]  # a kill may have left those of a larger limit
         whole = [msgspec.convert(row, Prompt) for row in rows]
         known = all(hash_text(one.prompt) == one.prompt_sha256 and one.task in begun.arms for one in whole)
         if known and hash_prompts(rows) == begun.prompts_sha256:

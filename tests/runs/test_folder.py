@@ -29,7 +29,8 @@ from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import hash_text
 from harness.grading import COLUMNS as GRADERS
-from harness.runs import receipts
+from harness.runs import folder as folder_module
+from harness.runs import journal, receipts
 from harness.runs.folder import (
     JOURNAL,
     PROMPTS,
@@ -105,7 +106,8 @@ def filled(plan, folder):
         for request in make_requests(plan, sampling):
             sample = recorded[request.task, request.problem_id]
             assert sample.key == sample_key(request, setting), "the example was made with these very settings"
-            opened.journal.append(sample)
+            if sample.key not in opened.sample_keys:
+                opened.journal.append(sample)
     execute(plan, output=folder, quiet=True)
     expand(folder)  # for tests that read and change its lines
     return folder
@@ -114,7 +116,8 @@ def filled(plan, folder):
 @needs_vllm
 def test_the_committed_greedy_run_can_be_continued_under_todays_config():
     plan = make_plan(load_config(CONFIG))
-    assert changes(GREEDY_RUN, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    assert changes(GREEDY_RUN, identity, plan.prompts) == []
 
 
 @pytest.mark.parametrize("number", [2, None])
@@ -207,7 +210,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, identity, tmp
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
     other = make_plan(load_config(CONFIG, [f"model.arguments.tokenizer={tokenizer}"]), limit=5)
     assert [row["prompt"] for row in other.prompts] == [row["prompt"] for row in plan.prompts]
-    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})))
+    (changed,) = changes(tmp_path / "run", run_identity(other, plan.config.resolve_sampling({})), other.prompts)
     assert changed.startswith("prompts_sha256: ")
 
 
@@ -223,7 +226,6 @@ def test_a_run_without_a_sample_gives_way_to_another(plan, identity, tmp_path):
     typo = replace(identity, config={**identity.config, "max_gen_toks": 9})
     with RunFolder(tmp_path / "run", typo, plan.prompts) as folder:
         folder.note(SESSION, _session(plan))
-    assert changes(tmp_path / "run", identity) == []
     with RunFolder(tmp_path / "run", identity, plan.prompts) as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
@@ -360,12 +362,42 @@ def test_changed_settings_are_named_and_fork_goes_beside(plan, identity, tmp_pat
         other = replace(identity, **change)
         with pytest.raises(JournalError, match=f"begun with other settings. Changed: {said}"):
             RunFolder(tmp_path / "run", other, plan.prompts)
-    assert changes(tmp_path / "run", identity) == [] != changes(tmp_path / "run", other)
-    assert next_free_folder(tmp_path / "run", other).name == "run-2"
+    wanted = tmp_path / "run", other, plan.prompts
+    assert changes(tmp_path / "run", identity, plan.prompts) == [] != changes(*wanted)
+    assert next_free_folder(*wanted).name == "run-2"
     RunFolder(tmp_path / "run-2", identity, plan.prompts).__exit__()
-    assert next_free_folder(tmp_path / "run", other).name == "run-3"
+    assert next_free_folder(*wanted).name == "run-3"
     RunFolder(tmp_path / "run-3", other, plan.prompts).__exit__()
-    assert next_free_folder(tmp_path / "run", other).name == "run-3", "an interrupted fork is continued"
+    assert next_free_folder(*wanted).name == "run-3", "an interrupted fork is continued"
+
+
+@pytest.mark.parametrize("killed", [None, JOURNAL, PROMPTS])
+def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_is_made_larger(own_run, monkeypatch, killed):
+    """The first problems' samples are there. The others are those of the committed greedy run, not generated."""
+    before = {sample.key for sample in read_samples(own_run)}
+    larger = make_plan(load_config(CONFIG), limit=7)
+    if killed:
+        real = journal.write_atomic
+
+        def kill(path):
+            if path.name == killed:
+                raise KeyboardInterrupt
+            return real(path)
+
+        with monkeypatch.context() as patched:
+            for module in (folder_module, journal):
+                patched.setattr(module, "write_atomic", kill)
+            with pytest.raises(KeyboardInterrupt):
+                filled(larger, own_run)
+        execute(make_plan(load_config(CONFIG), limit=5), output=own_run, quiet=True)
+        assert len(load_run(own_run)) == 20, "it is still whole"
+    filled(larger, own_run)
+    receipt = json.loads((own_run / RECEIPT).read_text())
+    assert (receipt["limit"], receipt["problems"], len(read_prompts(own_run))) == (7, 7, 28)
+    assert before < {sample.key for sample in read_samples(own_run)} and len(load_run(own_run)) == 28
+    assert len((own_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
+    with pytest.raises(JournalError, match="Changed: limit: 7 -> 5"):
+        execute(make_plan(load_config(CONFIG), limit=5), output=own_run, quiet=True)
 
 
 def test_scores_of_another_grader_version_are_set_aside(plan, identity, tmp_path):
@@ -381,7 +413,8 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(own_run, monkeyp
     before = (own_run / JOURNAL).read_text()
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
     plan = make_plan(load_config(CONFIG), limit=5)
-    assert changes(own_run, run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))) == []
+    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan.config)))
+    assert changes(own_run, identity, plan.prompts) == []
     assert regrade(own_run).endswith("0 verdicts changed")
     assert json.loads((own_run / RECEIPT).read_text())["task_version"] == 99
     expand(own_run)
