@@ -84,19 +84,19 @@ class Leaderboard:
 def make_leaderboard(
     runs: Sequence[Run],
     *,
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     margin: float | None = None,
     by: Sequence[str] = (),
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
     The contrasts that the runs registered are one family, over all models; what a model's runs did not register is
-    exploratory there. Nothing is registered if no run registered anything, the baseline is not `wo`, or the table is
-    split; then all tests are the family, and none is primary.
+    exploratory there. Nothing is registered if no run registered anything, another baseline is named than the runs', or
+    the table is split; then all tests are the family, and none is primary.
 
     Args:
         runs: From `Run.load`.
-        baseline: The condition that others are compared with.
+        baseline: The condition that others are compared with; None for the runs' own, `wo` if they differ.
         margin: Equivalence margin in points; by default that of `analysis.compare`.
         by: `subject`, `level`, or both.
 
@@ -104,14 +104,17 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `same_settings.join` and `analysis.compare`.
     """
     frame = join(runs)
+    own = {one.baseline for one in runs}
+    usual = own.pop() if len(own) == 1 else BASELINE
+    baseline = baseline or usual
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     named = {name: kind for one in runs for name, kind in (one.about.get("yardsticks") or {}).items()}
     there = set().union(*map(_conditions, runs))
     yardsticks = {name: kind for name, kind in named.items() if name in there and name != baseline}
-    if baseline != BASELINE:  # what rewords another prompt tells nothing of this one
+    if baseline != usual:  # what rewords another prompt tells nothing of this one
         frame, yardsticks = frame[~frame["condition"].isin(yardsticks)], {}
-    contrasts, primary = _registered(runs) if baseline == BASELINE and not by else (None, None)
+    contrasts, primary = _registered(runs) if baseline == usual and not by else (None, None)
     study = None if primary is None else _study(runs)
     pairs = {str(name): (str(name), baseline) for name in frame["condition"].unique()}
     pairs = {name: pair for name, pair in pairs.items() if name not in (baseline, *yardsticks)}

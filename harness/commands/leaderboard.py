@@ -5,14 +5,13 @@ from __future__ import annotations
 import typer
 
 from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
-from harness.constants import BASELINE
 
 
 def leaderboard(
     runs: RunNames,
     form: FormatName = "text",
     by: SplitBy = None,
-    baseline: Baseline = BASELINE,
+    baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
 ) -> None:

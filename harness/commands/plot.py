@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import BASELINE, DEFAULT_SEED, Kind
+from harness.constants import DEFAULT_SEED, Kind
 
 
 def plot(
     runs: RunNames,
     kind: Annotated[list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")] = None,
-    baseline: Baseline = BASELINE,
+    baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The figures' folder.")] = Path("figures"),
@@ -42,7 +42,7 @@ def plot(
     table, factors = whole.comparison, join_factors(read)
     plain = without_yardsticks(table)
     if plain["difference"].isna().all():
-        raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {baseline}.")
+        raise ComparisonError(f"{' '.join(runs)}: there is nothing to compare with {whole.baseline}.")
     receipt = {
         "baseline": whole.baseline,
         "margin": float(table["margin"].iloc[0]),

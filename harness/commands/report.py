@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import BASELINE, Definition
+from harness.constants import Definition
 
 
 def report(
@@ -18,7 +18,7 @@ def report(
         list[Path] | None, typer.Option(help="A folder of traces of these runs' prompts; repeatable.")
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
-    baseline: Baseline = BASELINE,
+    baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
     layer: Annotated[int | None, typer.Option(help="Counted from 1; default: the first of the traces.")] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
-from harness.constants import BASELINE, SHOWN_LETTERS, STUDIED, Choice
+from harness.constants import SHOWN_LETTERS, STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
@@ -18,7 +18,7 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or an lm-eval output folder.")],
     problem: Annotated[str | None, typer.Argument(metavar="[PROBLEM]", help="The id of one of its problems.")] = None,
     changed: Annotated[bool, typer.Option("--changed", help="The problems that a condition changed.")] = False,
-    baseline: Baseline = BASELINE,
+    baseline: Baseline = None,
     condition: Annotated[
         str | None, typer.Option(help="Of one problem only this condition; or the one that changed it, default mless.")
     ] = None,
@@ -43,7 +43,11 @@ def show(
         print_problem(console, read, problem, condition=condition, layout=layout, limit=None if full else SHOWN_LETTERS)
     elif changed:
         criterion = Criterion(
-            flip=direction, baseline=baseline, condition=condition or STUDIED, subject=subject, level=level
+            flip=direction,
+            baseline=baseline or read.baseline,
+            condition=condition or STUDIED,
+            subject=subject,
+            level=level,
         )
         _show_changes(console, read, criterion, layout=layout, limit=None if full else SHOWN_LETTERS)
     else:

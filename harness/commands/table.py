@@ -7,14 +7,13 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, FormatName, Margin, Metric, RunNames, SplitBy
-from harness.constants import BASELINE
 
 
 def table(
     runs: RunNames,
     form: FormatName = "text",
     by: SplitBy = None,
-    baseline: Baseline = BASELINE,
+    baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
     mediators: Annotated[

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, BASELINE, CORE_SPEEDS, GPU_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
+from harness.constants import ALPHA, CORE_SPEEDS, GPU_SPEEDS, PLANNED_DISCORDANCE, POWER, START_SECONDS
 from harness.display.table import Column, Table, fold, render
 from harness.engines.gpus import gpu_name
 from harness.engines.processor import computes_bf16, describe_processor
@@ -54,7 +54,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"layouts   {', '.join(config.layouts)}; before a text that is no chat: {plan.before_raw or 'no BOS token'}"
     yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     groups = Counter(group_name(condition.name) for condition in config.yardsticks)
-    extra = [f"{BASELINE} {config.replicates} times"] if config.replicates > 1 else []
+    extra = [f"{config.baseline_name} {config.replicates} times"] if config.replicates > 1 else []
     extra += [f"{number} {group}" for group, number in groups.items()]
     yield f"requests  {plan.size}" + (f": {', '.join(extra)}" if extra else "")
     known = [

@@ -15,7 +15,7 @@ from harness.analysis.leaderboard import (
     task_name,
 )
 from harness.analysis.reference import read_reference, reference_table, setup_differences
-from harness.constants import BASELINE, Format, Split
+from harness.constants import Format, Split
 from harness.display import comparison_tables as shown
 from harness.display.table import Table, render
 from harness.errors import ConfigError, list_first
@@ -30,7 +30,7 @@ def make_table(
     *,
     form: Format = "text",
     by: Sequence[str] = (),
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
     mediators: bool = False,
@@ -43,7 +43,7 @@ def make_table(
         runs: Names of runs, as `paths.locate` takes them.
         form: Output format.
         by: Further columns to split by: values of `Split`.
-        baseline: The condition that others are compared with.
+        baseline: The condition that others are compared with; None for the runs' own.
         margin: Equivalence margin in points; None for the default.
         metric: The metric that tells right from wrong in logs of other tasks.
         mediators: Whether to add what else changed. A further table stands in place of the comparison in CSV.
@@ -77,7 +77,7 @@ def make_table(
     if reference:
         published = read_reference(reference)
         frame = reference_table(
-            board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=baseline
+            board.comparison, board.audit, published, join(read), receipts=board.receipt, baseline=board.baseline
         )
         differences = setup_differences(published, board.receipt, list(board.comparison["layout"]))
         tables.append(shown.show_reference(frame, published, differences))
@@ -93,7 +93,7 @@ def make_leaderboard_page(
     *,
     form: Format = "text",
     by: Sequence[str] = (),
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
 ) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -35,7 +36,7 @@ SENTENCES: tuple[str, ...] = tuple(yaml.safe_load((_HERE / "sentences.yaml").rea
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """What a sentence is filled up with where no cut of it has its count of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
-"""The fillers whose number of tokens `count` says."""
+"""The fillers whose number of tokens `count` says. A `text` may have one too, and is then repeated and cut."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
 """The keys that say what a condition's filler is; it has one of them at most. `count_to` is read as a `text`."""
 WORDS = ("instruction", "cue", "answer_prefix")
@@ -82,7 +83,7 @@ class Condition(Strict):
     fresh: bool = False
     """Whether random ids are drawn anew for each problem."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The filler's tokens. By default 55."""
+    """The filler's tokens. By default 55; of a text of your own as many as it has."""
     separator: str | None = None
     """The text between two units: a blank, and nothing between blank units."""
     placement: Placement = Placement.BETWEEN
@@ -124,7 +125,7 @@ class Condition(Strict):
     def _fits(self) -> Self:
         long = self.sentence is not None and (self.count or 0) > LONGEST
         faults = [f"count: a sentence has at most {LONGEST} tokens, got {self.count}"] if long else []
-        fit = {"count": COUNTED, "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
+        fit = {"count": (*COUNTED, "text"), "separator": COUNTED[:2], "label": FILLERS, "fresh": ("random_ids",)}
         for key, fillers in fit.items():
             if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
                 faults.append(f"{key} goes with {', '.join(fillers)}, got {self.filler or 'none'}")
@@ -187,7 +188,8 @@ class Condition(Strict):
             return _draw_words(words, self.random_ids, count_tokens or len, draw)
         if self.token_ids is not None:
             raise ConfigError("A filler given as `token_ids` needs the model's tokenizer. Name the model, or a `unit`.")
-        return self.text or ""
+        text = self.text or ""
+        return text if self.count is None else _cut_text(self.name, text, self.count, count_tokens or _count_words)
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config that makes the condition again."""
@@ -255,6 +257,21 @@ def _cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], in
                 if got < count:
                     break
     raise ConfigError(f"No cut of the sentence has exactly {count} tokens in this tokenizer. Choose another count.")
+
+
+def _count_words(text: str) -> int:
+    return len(text.split())
+
+
+def _cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int]) -> str:
+    """A text repeated, with a blank between, and cut to so many tokens: behind a word, else within the last one."""
+    whole = " ".join([text.strip()] * (2 + count // max(1, count_tokens(text))))
+    words = [0, *(word.end() for word in re.finditer(r"\S+", whole))]
+    fitting = bisect_right(words, count, key=lambda end: count_tokens(whole[:end]))
+    for end in (words[fitting - 1], *range(words[fitting] - 1, words[fitting - 1], -1)) if text.strip() else ():
+        if count_tokens(cut := whole[:end].strip()) == count:
+            return cut
+    raise ConfigError(f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer.")
 
 
 def _draw_words(words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random) -> str:
@@ -365,6 +382,14 @@ def _spell(key: str, value: Any) -> str:
         for one in str(value)
     ]
     return re.sub(r"[^A-Za-z0-9]+", "-", "".join(spelt)).strip("-")[:40]
+
+
+def find_baseline(names: Sequence[str], named: str | None = None) -> str:
+    """Which of a run's conditions the others are compared with: the one that its config names, `wo`, or the first.
+
+    A single condition is compared with `wo` of another run.
+    """
+    return named or (BASELINE if BASELINE in names or len(names) < 2 else names[0])
 
 
 def contrast_name(condition: str, baseline: str = BASELINE) -> str:

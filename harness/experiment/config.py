@@ -21,6 +21,7 @@ from harness.experiment.conditions import (
     as_condition,
     contrast_name,
     expand_sweep,
+    find_baseline,
     other_fillers,
     read_contrast,
 )
@@ -146,10 +147,12 @@ class RunConfig(Strict):
     """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
+    baseline: str | None = None
+    """The condition that the others are compared with. By default `wo`, else the first."""
     contrasts: tuple[Contrast, ...] | None = None
-    """The tested differences. By default every condition's from `wo`."""
+    """The tested differences. By default every condition's from the baseline."""
     primary: Contrast | None = None
-    """The contrast that the run is about. By default `mless - wo`."""
+    """The contrast that the run is about. By default `mless` less the baseline."""
     study: StudyConfig | None = None
     """The study that the run belongs to."""
     replicates: int = Field(default=1, ge=1, le=2)
@@ -216,7 +219,7 @@ class RunConfig(Strict):
         known = [contrast_name(*pair) for pair in self.tested]
         own, shown = self.instruction is not None, self.demonstrations
         models = list(self.study.models) if self.study else []
-        needs_baseline = self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
+        needs_baseline = self.baseline or self.contrasts or self.primary or self.replicates > 1 or self.prompt_null
         begun = [one.name for one in self.all_conditions if one.answer_prefix or one.placement is Placement.ANSWER]
         for bad, message in (
             (
@@ -231,8 +234,8 @@ class RunConfig(Strict):
             (Layout.AS_PUBLISHED in self.layouts and shown, "demonstrations: as_published has none"),
             (shown and shown.path and shown.draws > 1, "demonstrations.draws: the examples of a file are one draw"),
             (
-                self.prompt_null and own,
-                "prompt_null rewords the standard instruction, and the run has another one",
+                self.prompt_null and (own or self.baseline_name != BASELINE),
+                f"prompt_null rewords the standard instruction of {BASELINE}: the run has another, or another baseline",
             ),
             (odd, f"contrasts: expected pairs of {', '.join(names)}, each once, got {', '.join(odd)}"),
             (
@@ -245,8 +248,8 @@ class RunConfig(Strict):
             ),
             (self.study and self.primary_contrast is None, "study: its primary contrasts are pooled: name `primary`"),
             (
-                needs_baseline and BASELINE not in names,
-                f"contrasts, primary, replicates, prompt_null: conditions lack the baseline {BASELINE}",
+                needs_baseline and self.baseline_name not in names,
+                f"contrasts, primary, replicates, prompt_null: conditions lack the baseline {self.baseline_name}",
             ),
             (
                 begun and self.model.templates_itself,
@@ -266,18 +269,24 @@ class RunConfig(Strict):
         return self.output / self.name
 
     @property
+    def baseline_name(self) -> str:
+        """The condition that the others are compared with."""
+        return find_baseline([condition.name for condition in self.conditions], self.baseline)
+
+    @property
     def tested(self) -> tuple[tuple[str, str], ...]:
         """The contrasts, each a condition and what it is compared with."""
         if self.contrasts is not None:
             return tuple(map(read_contrast, self.contrasts))
-        return tuple((condition.name, BASELINE) for condition in self.conditions if condition.name != BASELINE)
+        baseline = self.baseline_name
+        return tuple((condition.name, baseline) for condition in self.conditions if condition.name != baseline)
 
     @property
     def primary_contrast(self) -> tuple[str, str] | None:
         """The contrast that the run is about; None if there is none."""
         if self.primary is not None:
             return read_contrast(self.primary)
-        usual = (STUDIED, BASELINE)
+        usual = (STUDIED, self.baseline_name)
         there = set(usual) <= {condition.name for condition in self.conditions}
         return usual if there and usual in self.tested else None
 
@@ -320,7 +329,7 @@ class RunConfig(Strict):
         """
         left_out = ("output", "audit", "name", "dataset", "primary", "contrasts", "sweep")
         # runs that were begun before these came have none
-        off = ("filler_null", "positive_control", "study", "demonstrations")
+        off = ("baseline", "filler_null", "positive_control", "study", "demonstrations")
         values = {
             name: value
             for name, value in self.as_written().items()
@@ -381,7 +390,8 @@ _WEIGHTS = re.compile(r"model\.arguments(\.(pretrained|model|revision|peft|lora_
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
-    A label stands for the weights that the file names, so an override that names others drops it.
+    A label stands for the weights that the file names, so an override that names others drops it. Where one names other
+    conditions, contrasts that the file registers of conditions that are not asked are left out.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
@@ -390,6 +400,15 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     if any(map(_WEIGHTS.match, overrides)):
         overrides.insert(0, "model.label=null")
     values = read_values(path, "runs", overrides)
+    changed = {one.partition("=")[0] for one in overrides}
+    if "conditions" in changed and isinstance(values["conditions"], list):
+        swept = expand_sweep(values["sweep"]) if values.get("sweep") else []
+        names = [one.get("name") if isinstance(one, dict) else one for one in [*values["conditions"], *swept]]
+        for key in {"contrasts", "primary"} - changed:
+            if told := values.get(key):
+                every = [told] if key == "primary" else told
+                kept = [one for one in every if all(name in names for name in read_contrast(one))]
+                values[key] = None if not kept else kept[0] if key == "primary" else kept
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

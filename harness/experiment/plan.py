@@ -15,15 +15,15 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from harness.constants import BASELINE
-from harness.errors import DataError
+from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import group_name, yardstick
 from harness.experiment.config import RunConfig
+from harness.experiment.demonstrations import Demonstrations, Draw
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, hash_prompts, make_document
 from harness.experiment.sampling import Sampling, sample_seed
 from harness.experiment.token_checks import BuiltPrompt, ConditionPrompts, build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer, encode
+from harness.experiment.tokenizer import ModelTokenizer, encode, template_switches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Plan:
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """How often a condition is run."""
-        return self.config.replicates if arm.condition.name == BASELINE else 1
+        return self.config.replicates if arm.condition.name == self.config.baseline_name else 1
 
     @property
     def lines(self) -> dict[str, str]:
@@ -105,7 +105,9 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     """
     whole = open_dataset(config.dataset)
     shown = config.demonstrations
-    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [None])
+    # without examples too an answer's line is begun by the prompt: else a model's line break would be the whole answer
+    begun = Draw(number=0, examples=(), frame=Demonstrations().frame) if config.answer == "line" else None
+    asked, draws = shown.split(whole.problems) if shown else (whole.problems, [begun])
     seen = [*asked, *(one for draw in draws if draw for one in draw.examples)]
     if config.answer == "line" and (longer := [one.id for one in seen if "\n" in one.answer.strip()]):
         raise DataError(
@@ -115,6 +117,9 @@ def make_plan(config: RunConfig, *, limit: int | None = None) -> Plan:
     model = ModelTokenizer.from_arguments(config.model_arguments())
     templated = config.model.templates_itself or (model is not None and model.tokenizer.chat_template)
     layouts = config.layouts or (Layout.CHAT if templated else Layout.RAW,)
+    if (switches := template_switches(config.model.arguments)) and Layout.CHAT not in layouts:
+        named, got = ", ".join(switches), ", ".join(layouts)
+        raise ConfigError(f"model.arguments sets {named} of the chat template, and the layout is {got}.")
     config = config.model_copy(update={"layouts": layouts})
     arms = {
         config.task_name(dataset.name, built.condition.name, layout, built.draw): built

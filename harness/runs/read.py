@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, RunError
-from harness.experiment.conditions import as_condition, contrast_name, find_yardsticks
+from harness.experiment.conditions import as_condition, contrast_name, find_baseline, find_yardsticks
 from harness.experiment.config import fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
@@ -100,6 +100,13 @@ class Run:
     def prompts(self) -> Sequence[RunPrompt]:
         """Every prompt with what came back; of replicates only the first."""
         return self.read_prompts()
+
+    @property
+    def baseline(self) -> str:
+        """The condition that its config compares the others with; `wo` of logs."""
+        config = self.receipt.get("config", {})
+        names = [one if isinstance(one, str) else one["name"] for one in config.get("conditions", ())]
+        return find_baseline(names, config.get("baseline"))
 
     @property
     def is_logs(self) -> bool:

@@ -39,6 +39,7 @@ EXACT = [
     {"unit": "/", "count": 30, "placement": "answer", "answer_prefix": BEGUN},
     {"unit": "/", "count": 30, "placement": "answer"},
     {"unit": "/", "count": 30, "instruction": "Think, then put the answer within \\boxed{}."},
+    {"text": "Once upon a time,\nthere were three of them.", "count": 30},
 ]
 REPORTED = [
     {"unit": " ", "count": 20},

@@ -2,6 +2,7 @@ import pytest
 
 from harness import resources
 from harness.engines.vllm import fit_to_cpu
+from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.config import load_config
 from tests.experiment.test_refusals import MINIMAL, write
@@ -69,6 +70,7 @@ def test_the_identity_holds_what_can_change_a_sample(tmp_path):
         {"output": "x"},
         {"audit": False},
         {"primary": "mless - wo", "contrasts": ["mless - wo"]},
+        {"baseline": None},
     ):
         assert load_config(write(tmp_path, {**MINIMAL, **same})).identity() == identity
     for change in ({"replicates": 2}, {"prompt_null": 20}, {"seed": 7}):
@@ -85,6 +87,8 @@ def test_the_identity_holds_what_can_change_a_sample(tmp_path):
         ({"contrasts": []}, None, []),
         ({"conditions": ["wo", "mful"]}, None, ["mful - wo"]),
         ({"conditions": ["mless"]}, None, ["mless - wo"]),
+        ({"conditions": ["random", "mless"]}, "mless - random", ["mless - random"]),
+        ({"baseline": "mful", "replicates": 2}, "mless - mful", ["wo - mful", "mless - mful", "random - mful"]),
     ],
 )
 def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, change, primary, contrasts):
@@ -92,6 +96,21 @@ def test_the_contrasts_are_of_all_conditions_unless_named(tmp_path, change, prim
     config = load_config(write(tmp_path, values))
     assert [contrast_name(*pair) for pair in config.tested] == contrasts
     assert (config.primary_contrast and contrast_name(*config.primary_contrast)) == primary
+
+
+def test_contrasts_of_a_file_whose_conditions_the_user_did_not_ask_are_left_out(tmp_path):
+    registered = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - random"}
+    path = write(tmp_path, {**MINIMAL, "conditions": ["wo", "mless", "random"], **registered})
+    for conditions, contrasts, primary in (
+        ("[wo, mless]", ("mless - wo",), None),
+        ("[wo, mful]", None, None),
+        ("[mless, random]", ("mless - random",), "mless - random"),
+    ):
+        config = load_config(path, [f"conditions={conditions}"])
+        assert (config.contrasts, config.primary) == (contrasts, primary)
+    for own in ("contrasts=[mless - random]", "primary=mless - random"):
+        with pytest.raises(ConfigError, match="mless - random"):
+            load_config(path, ["conditions=[wo, mless]", own])
 
 
 @pytest.mark.parametrize("given", [{}, {"max_num_batched_tokens": 512}])

@@ -32,7 +32,7 @@ CONFIGS = [
     ({"contrasts": ["mless"]}, "got 'mless'"),
     ({"contrasts": ["mless - mful"]}, "contrasts: expected pairs of wo, mless, each once, got mless - mful"),
     ({"contrasts": ["mless - wo", "wo - mless"]}, "each once, got mless - wo, wo - mless"),
-    ({"contrasts": ["mless - mful"], "conditions": ["mless", "mful"]}, "conditions lack the baseline wo"),
+    ({"baseline": "mful"}, "conditions lack the baseline mful"),
     ({"prompt_null": 1, "layouts": ["as_published"]}, "the layout as_published"),
     ({"prompt_null": 1, "instruction": "Hi"}, "prompt_null rewords the standard instruction"),
     ({"filler_null": 3, "conditions": ["wo"]}, "filler_null: expected a filler with a count, got none"),
@@ -61,7 +61,7 @@ CONFIGS = [
         "samples_per_problem is 4, and the sampling is greedy",
     ),
     ({"sweep": {"unit": ["/", "/"], "count": 5}}, "names must differ"),
-    ({"sweep": {"count": [10]}}, "condition '10': count goes with unit, token_ids, sentence, got none"),
+    ({"sweep": {"count": [10]}}, "condition '10': count goes with unit, token_ids, sentence, text, got none"),
 ]
 CONDITIONS = [
     ({}, "condition 'x' changes nothing: expected one of unit, token_ids, "),
@@ -73,7 +73,7 @@ CONDITIONS = [
     ({"unit": "/", "count": 10**9}, "got 1000000000"),
     ({"unit": "/", "fresh": True}, "fresh goes with random_ids, got unit."),
     ({"token_ids": [-1]}, "got -1"),
-    ({"text": "a", "count": 3}, "count goes with unit, token_ids, sentence, got text."),
+    ({"random_ids": 5, "count": 3}, "count goes with unit, token_ids, sentence, text, got random_ids."),
     ({"count_to": 5, "separator": ","}, "separator goes with unit, token_ids, got text."),
     ({"cue": "A:", "label": "F:"}, "label goes with unit, token_ids, "),
 ]

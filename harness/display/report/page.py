@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from harness.analysis.comparison import compare
 from harness.analysis.leaderboard import Leaderboard, make_leaderboard
-from harness.constants import BASELINE
 from harness.display import comparison_tables as shown
 from harness.display.figures import style
 from harness.display.figures.dots import draw_forest
@@ -65,7 +64,7 @@ def write_report(
     output: Path,
     *,
     attention: Sequence[AttentionFile] = (),
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
 ) -> int:
@@ -75,7 +74,7 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample log.
         output: The HTML file. Its folder is made if it is missing.
         attention: Attention curves of prompts of these runs.
-        baseline: The condition that the others are compared with.
+        baseline: The condition that the others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that tells right from wrong in logs of other tasks.
 
