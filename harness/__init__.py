@@ -6,12 +6,10 @@ from typing import Any
 PLACES = {
     "RunConfig": "experiment.config",
     "load_config": "experiment.config",
-    "make_plan": "experiment.plan",
     "grade": "grading",
     "load_run": "runs.frame",
     "Run": "runs.read",
     "compare": "analysis.comparison",
-    "execute": "execution.run",
     "run": "execution.run_in_subprocess",
 }
 """The public names, each with its module, which is imported when the name is first used: `mless --help` needs none."""

@@ -20,9 +20,7 @@ from harness.engines.vllm import Finished, VLLMEngine, engine_arguments
 from harness.errors import ConfigError, ModelError, list_near
 from harness.experiment.config import RunConfig
 from harness.experiment.plan import Request
-from harness.experiment.prompt import Layout
 from harness.experiment.sampling import sample_seed
-from harness.experiment.tokenizer import template_switches
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -35,8 +33,7 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         The number of engines, or `auto`.
 
     Raises:
-        ConfigError: no such backend, an argument that it must not get, switches of a chat template without a chat, or
-            an impossible number of engines.
+        ConfigError: no such backend, an argument that it must not get, or an impossible number of engines.
         MissingDependencyError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
@@ -57,9 +54,6 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
         names = sorted({"vllm", *served.PATHS, *model_registry.keys()})
         if backend not in names:
             raise ConfigError(f"There is no model.backend {backend!r}. Expected vllm, or: {list_near(backend, names)}.")
-    if (switches := template_switches(arguments)) and Layout.CHAT not in (config.layouts or [Layout.CHAT]):
-        got = ", ".join(config.layouts)
-        raise ConfigError(f"model.arguments sets {', '.join(switches)} of the chat template, but no layout of [{got}].")
     return wanted
 
 

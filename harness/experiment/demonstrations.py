@@ -55,6 +55,13 @@ class Demonstrations(Strict):
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
     """How an example and the question are written. In the layout `chat` they are turns."""
 
+    @property
+    def frame(self) -> tuple[str, str, str]:
+        """The format's text before the problem, between problem and answer, and behind the answer."""
+        before, _, rest = self.format.partition("{problem}")
+        between, _, behind = rest.partition("{answer}")
+        return before, between, behind
+
     def split(self, problems: Sequence[Problem]) -> tuple[Sequence[Problem], list[Draw]]:
         """The problems that are asked, and the draws of examples.
 
@@ -64,13 +71,11 @@ class Demonstrations(Strict):
             ConfigError: there are too few problems.
             DataError: the file of examples cannot be read, or an example has no answer.
         """
-        before, _, rest = self.format.partition("{problem}")
-        between, _, behind = rest.partition("{answer}")
-        frame = (before, between, behind)
         if self.path is not None:
             fixed = open_dataset(DatasetConfig(path=self.path, id=None)).problems
             shown = {one.problem for one in fixed}
-            return [one for one in problems if one.problem not in shown], [Draw(number=0, examples=fixed, frame=frame)]
+            whole = Draw(number=0, examples=fixed, frame=self.frame)
+            return [one for one in problems if one.problem not in shown], [whole]
         clusters: dict[str, list[Problem]] = {}
         for one in problems:
             clusters.setdefault(one.counts_with, []).append(one)
@@ -82,5 +87,6 @@ class Demonstrations(Strict):
         draw.shuffle(order)
         aside = [draw.choice(clusters[order.pop()]) for _ in range(needed)]
         dealt = [tuple(aside[place :: self.draws]) for place in range(self.draws)]
-        drawn = [Draw(number=n if self.draws > 1 else 0, examples=one, frame=frame) for n, one in enumerate(dealt, 1)]
+        one_draw = self.draws == 1
+        drawn = [Draw(number=0 if one_draw else n, examples=one, frame=self.frame) for n, one in enumerate(dealt, 1)]
         return [one for one in problems if one.counts_with in order], drawn

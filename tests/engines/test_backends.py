@@ -96,7 +96,6 @@ def test_lm_evals_own_backends_open_although_ours_was_registered_before_them(tmp
         (["sampling=model_default"], "`sampling: model_default`"),
         (["model.backend=local-chat-completions", "layouts=[raw]"], r"expected `layouts: \[chat\]`, .* got \[raw\]"),
         (["model.backend=vlm"], r"no model\.backend 'vlm'\. Expected vllm, or: vllm, vllm-vlm, "),
-        (["layouts=[raw]", "model.arguments.enable_thinking=true"], r"sets enable_thinking of the chat .*\[raw\]"),
         (["model.backend=vllm"], "name no model: expected `pretrained`"),
         (["model.backend=vllm", "model.arguments={pretrained: m, add_bos_token: true}"], "'add_bos_token' changes pro"),
     ],

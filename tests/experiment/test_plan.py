@@ -6,7 +6,7 @@ import pytest
 from harness import resources
 from harness.display.dry_run import describe_plan
 from harness.engines.vllm import engine_arguments
-from harness.errors import DataError
+from harness.errors import ConfigError, DataError
 from harness.experiment.config import load_config
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.tokenizer import encode
@@ -55,6 +55,14 @@ def test_an_answer_of_two_lines_is_refused_where_one_is_read(tmp_path):
         planned("demo.yaml", f"dataset={{path: {tmp_path / 'two.jsonl'}}}", "answer=line", limit=None)
 
 
+def test_a_line_without_examples_is_begun_by_the_prompt_as_with_them():
+    plan, requests = planned("demo.yaml", "answer=line", "layouts=[raw, chat]", limit=1)
+    asked = plan.dataset.problems[0].problem
+    raw = [one.prompt for one in requests if "_chat" not in one.task]
+    assert len(raw) == 4 and all(one.endswith(f"Q: {asked}\nA:") for one in raw)
+    assert not any("Q: " in one.prompt for one in requests if "_chat" in one.task)
+
+
 def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dry_run(demo_tokenizer, tmp_path):
     tokenizer = copy.copy(demo_tokenizer)
     tokenizer.chat_template = (
@@ -70,6 +78,11 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     assert changed.config.identity()["model"]["arguments"]["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(changed).splitlines()
     assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})
+    served = {"model": "m", "base_url": "http://x", "max_length": 99, "enable_thinking": True}
+    unknown = ("layouts=[]", f"model={{backend: local-completions, arguments: {json.dumps(served)}}}")
+    for raw in (("layouts=[raw]", own[1], "model.arguments.enable_thinking=true"), unknown):
+        with pytest.raises(ConfigError, match="sets enable_thinking of the chat template, and the layout is raw"):
+            planned("demo.yaml", *raw, limit=1)
 
 
 def test_without_layouts_a_model_with_a_chat_template_is_asked_through_it(demo_tokenizer, tmp_path):
